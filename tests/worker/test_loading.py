@@ -63,7 +63,8 @@ def test_segments_beyond_what_the_owner_gives_are_refused_with_the_bytes() -> No
     made = plan_graph(graph, 2, 2, ["a"])
     training = Training(steps=1, microbatches=2, microbatch_size=2, optimizer=AdamW(lr=1e-3))
     sizes = {e.name: made.segments[0].values[e.value].bytes(2) for e in graph.inputs_of("parameter")}
-    job = Load("job-1", 1, made.plan, training, [SegmentProgram(0, made.programs[0], sizes)], {}, "desk")
+    program = SegmentProgram(0, made.programs[0], sizes, list(sizes))
+    job = Load("job-1", 1, made.plan, training, [program], {}, "desk")
     receiver = StateReceiver(job, [0], 10**9, fresh)
     with pytest.raises(GraphError) as refused:
         load_segments("a", job, receiver, receiver.size, TorchBackend())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.frameworks import backend_called
 from farflung.runtime.optimizer import SGD, STEP, AdamW, Optimizer
-from farflung.runtime.state import StateKey
+from farflung.runtime.state import CODERS, StateKey, trained_names
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.compute import ComputeThread, Outcome
 from farflung.worker.loading import load_segments
@@ -42,13 +43,21 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def load_of(run: ByHand, updated: list[str]) -> Load:
-    """All segments of the run's model on one worker."""
+def load_of(run: ByHand, unit: int, trained: list[str] | None = None) -> Load:
+    """All segments of the run's model on one worker, from `unit` on; each is said to train `trained`."""
     placements = [msgspec.structs.replace(p, workers=["w"]) for p in run.planned.plan.placements]
     plan = msgspec.structs.replace(run.planned.plan, placements=placements)
     segments = run.planned.segments
-    programs = [SegmentProgram(s.number, wire.dump(s), _sizes(run, s.owned)) for s in segments]
-    return Load("job-1", 1, plan, run.training, programs, {}, "desk", updated=updated)
+    programs = [
+        SegmentProgram(
+            s.number,
+            wire.dump(s),
+            _sizes(run, s.owned),
+            trained_names(s) if trained is None else trained,
+        )
+        for s in segments
+    ]
+    return Load("job-1", 1, plan, run.training, programs, {}, "desk", unit)
 
 
 def _sizes(run: ByHand, owned: list[str]) -> dict[str, int]:
@@ -106,7 +115,7 @@ def test_segments_go_on_from_slots_that_came_with_the_state(
     undisturbed, other = (ByHand(name, backend, 2, declared) for _ in range(2))
     undisturbed.steps(0, 2)
     state = undisturbed.state()
-    load = load_of(undisturbed, sorted({key.name for key in state if key.slot}))
+    load = load_of(undisturbed, 2)
     numbers = list(range(len(undisturbed.runners)))
     receiver = StateReceiver(load, numbers, 10**9, backend.allocate)
     assert receiver.size == sum(map(len, state.values()))
@@ -129,7 +138,7 @@ def test_a_count_below_one_ends_the_attempt_with_the_parameters_name() -> None:
     run = ByHand("chain", backend, 1, ADAMW)
     run.step(0)
     state = run.state() | {StateKey("layers.0.bias", STEP): bytes(8)}
-    load = load_of(run, sorted({key.name for key in state if key.slot}))
+    load = load_of(run, 1)
     receiver = StateReceiver(load, [0], 10**9, backend.allocate)
     fill(receiver, run, state)
     with compute(backend, load, receiver) as (thread, outcomes):
@@ -142,16 +151,18 @@ def test_a_count_below_one_ends_the_attempt_with_the_parameters_name() -> None:
 def test_slots_of_what_is_not_trained_are_refused_before_they_come() -> None:
     backend = backend_called("torch")
     run = ByHand("frozen", backend, 1, ADAMW)
-    load = load_of(run, ["layers.0.weight"])
+    load = load_of(run, 1, ["layers.0.weight"])
     receiver = StateReceiver(load, [0], 10**9, backend.allocate)
-    with pytest.raises(GraphError, match=r"'layers\.0\.weight' is not trained"):
+    with pytest.raises(
+        GraphError, match=r"'layers\.0\.\w+' is not trained by its program, the job says it is"
+    ):
         load_segments("w", load, receiver, 10**9, backend)
 
 
 def test_slots_come_only_for_parameters_that_the_load_names() -> None:
     backend = backend_called("torch")
     run = ByHand("chain", backend, 1, ADAMW)
-    receiver = StateReceiver(load_of(run, ["layers.1.weight"]), [0], 10**9, backend.allocate)
+    receiver = StateReceiver(load_of(run, 1, ["layers.1.weight"]), [0], 10**9, backend.allocate)
     size = run.tensors["layers.0.weight"].nbytes
 
     def header(name: str, slot: str, total: int = size) -> SliceHeader:
@@ -173,6 +184,58 @@ def test_slots_count_against_what_the_owner_gives() -> None:
     run = ByHand("chain", backend, 1, ADAMW)
     state = sum(tensor.nbytes for tensor in run.tensors.values())
     slots = sum(2 * tensor.nbytes + 8 for tensor in run.tensors.values())
-    load = load_of(run, list(run.tensors))
+    load = load_of(run, 1)
     with pytest.raises(GraphError, match=f"state takes {state + slots} bytes, this worker offers"):
         StateReceiver(load, [0], state + slots - 1, backend.allocate)
+
+
+def test_no_slots_are_expected_before_the_first_step() -> None:
+    backend = backend_called("torch")
+    run = ByHand("chain", backend, 1, ADAMW)
+    receiver = StateReceiver(load_of(run, 0), [0], 10**9, backend.allocate)
+    assert receiver.size == sum(tensor.nbytes for tensor in run.tensors.values())
+    assert receiver.take_coders() is None
+
+
+def coded_receiver(unit: int = 1, room: int = 100) -> StateReceiver:
+    """The receiver of a job with codecs, with `room` bytes beside parameters and slots."""
+    backend = backend_called("torch")
+    run = ByHand("chain", backend, 1, ADAMW)
+    load = load_of(run, unit)
+    coded = msgspec.structs.replace(load, training=load.training.with_codecs(("int8",)))
+    size = StateReceiver(coded, [0], 10**9, backend.allocate).size
+    return StateReceiver(coded, [0], size + room, backend.allocate)
+
+
+def of_coders(data: bytes, **changes: object) -> SliceHeader:
+    digest = hashlib.sha256(data).digest()
+    header = SliceHeader("job-1", 1, 0, CODERS.name, 0, len(data), len(data), digest, CODERS.slot)
+    return msgspec.structs.replace(header, **changes)
+
+
+def test_the_coders_state_comes_with_the_state_of_a_coded_job() -> None:
+    receiver = coded_receiver()
+    receiver._missing.clear()  # parameters and slots have come
+    assert not receiver.full
+    header = of_coders(b"learned")
+    memory = receiver.opening("desk", header)
+    assert memory is not None and not receiver.full
+    memory[:] = b"learned"
+    receiver.complete(header)
+    assert receiver.full
+    assert bytes(receiver.take_coders() or b"") == b"learned"
+
+
+def test_the_coders_state_must_fit_and_come_from_the_submitter() -> None:
+    receiver = coded_receiver(room=6)
+    with pytest.raises(ProtocolError, match="the state of the coders takes 7 bytes, this worker has 6 left"):
+        receiver.opening("desk", of_coders(b"learned"))
+    with pytest.raises(ProtocolError, match="which the plan does not expect"):
+        receiver.opening("other", of_coders(b"taught"))
+    with pytest.raises(ProtocolError, match="which the plan does not expect"):
+        receiver.opening("desk", of_coders(b"", total=0))
+
+
+def test_no_coders_state_is_expected_at_the_first_unit() -> None:
+    with pytest.raises(ProtocolError, match="which the plan does not expect"):
+        coded_receiver(unit=0).opening("desk", of_coders(b"learned"))

@@ -78,7 +78,7 @@ def live_nodes(graph: Graph) -> list[bool]:
 
 def changed_by_training(document: Graph | Segment) -> set[str]:
     """Names of the parameters and buffers that a step changes."""
-    return {entry.name for entry in document.inputs if entry.kind == "parameter"} | set(document.mutations)
+    return {entry.name for entry in document.inputs if entry.trainable} | set(document.mutations)
 
 
 class Join(NamedTuple):

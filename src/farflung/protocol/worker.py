@@ -89,21 +89,23 @@ class PeerMoved(Message, frozen=True):
 class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One segment of the job in the OP-DAG wire format.
 
-    `owned` maps the parameters and buffers that it owns to their sizes in bytes, so that a worker can receive
-    the state while it still verifies the program (and refuse both if they disagree).
+    `owned` maps the parameters and buffers that it owns to their sizes in bytes, and `trained` names those
+    that it updates, so that a worker can receive the state while it still verifies the program (and refuse
+    both if they disagree).
     """
 
     segment: Count
     program: bytes
     owned: dict[Name, Count] = {}
+    trained: Annotated[list[Name], Meta(max_length=100_000)] = []
 
 
 class Load(Message, frozen=True):
     """Load these segments, to begin at unit `unit` with the state that the submitter sends.
 
-    `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id. `updated` names the
-    parameters, of these and other segments, that go on from an earlier update: the submitter sends their
-    optimizer slots beside the state.
+    `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id. If steps were applied before
+    `unit`, the submitter also sends the optimizer slots of each trained parameter; if `unit` is not the first
+    one and the job has codecs, also the state of this worker's coders.
     """
 
     job: Id
@@ -114,7 +116,6 @@ class Load(Message, frozen=True):
     addresses: dict[Id, Addresses]
     submitter: Id
     unit: Count = 0
-    updated: Annotated[list[Name], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 class Loaded(Message, frozen=True):

@@ -70,6 +70,12 @@ class LinkCoding(Protocol):
     def restart(self) -> None:
         """Forget what the current unit taught the codecs: it runs again."""
 
+    def snapshot(self) -> bytes:
+        """The coders' state as of the last decided unit, never empty."""
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go on from a `snapshot`; CodecError if it is not of this worker's part in this job."""
+
     def take_sent(self) -> list[Sent]:
         """Return and reset the counts of what was encoded for each worker."""
 

@@ -1,5 +1,7 @@
 """The state of a segment as bytes: parameters, buffers, and what the optimizer keeps of each parameter.
 
+Once a step is applied, each trained parameter has all slots of its optimizer; before the first, none has any.
+
 `SegmentRunner.snapshot` gives it out and `SegmentRunner.restore` takes it, on every backend in the same form:
 row-major and little endian, with optimizer slots as declared in `runtime.optimizer`.
 """
@@ -23,8 +25,16 @@ class StateKey(NamedTuple):
     slot: str = ""
 
     def __str__(self) -> str:
+        if self == CODERS:
+            return "the state of the coders"
         return f"{self.slot[:60]} of {self.name[:60]!r}" if self.slot else repr(self.name[:60])
 
+
+CODERS = StateKey("", "coders")
+"""The state of a worker's coders (`runtime.coding.Coding.snapshot`), which has no fixed size."""
+
+NO_CODERS = b"\x90"
+"""The state of coders that have learned nothing: an empty list in msgpack."""
 
 Snapshot = dict[StateKey, memoryview]
 """State by its key, as flat bytes."""

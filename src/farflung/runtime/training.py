@@ -30,7 +30,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state never changes and it has no losses. `precision` says how the graph was captured; its casts are
     nodes, so it does not change how the graph runs. `codecs` are all that links may use at any step; a frame
     names its codec by number, in the format `codec_format`. With `sample_codecs`, workers report what the
-    codecs do to some of the job's own tensors (`runtime.sample`).
+    codecs do to some of the job's own tensors (`runtime.sample`). Workers have memory for `copies` whole
+    copies of their state beside the current one, which checkpoints take while training goes on.
     """
 
     steps: Whole
@@ -47,10 +48,19 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codecs: Codebook = ()
     codec_format: Annotated[int, Meta(ge=1, le=10**6)] = 1
     sample_codecs: bool = False
+    copies: Annotated[int, Meta(ge=0, le=2)] = 0
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be a positive number, found {self.clip}")
+
+    @property
+    def kept(self) -> int:
+        """Numbers that workers keep for each trained number, beside the number itself and its gradient.
+
+        Copies of buffers are not counted: a buffer that training changes is small beside the parameters.
+        """
+        return self.optimizer.moments + self.copies * (1 + self.optimizer.moments)
 
     def with_codecs(self, codecs: Codebook, sample: bool = False) -> Training:
         """A copy whose links may use these codecs, in this version's format."""

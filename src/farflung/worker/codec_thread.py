@@ -89,6 +89,14 @@ class CodedLinks:
         """Forget parcels that wait, and what the current unit taught the codecs: it runs again."""
         self._post(self._restart)
 
+    def snapshot(self, taken: Callable[[bytes], None]) -> None:
+        """Call `taken` with the coders' state as of the last decided unit."""
+        self._post(lambda: taken(self._coding.snapshot()))
+
+    def restore(self, snapshot: bytes) -> None:
+        """Go on from this state of the coders."""
+        self._post(lambda: self._coding.restore(snapshot))
+
     def close(self) -> None:
         """Drop all queued work."""
         self._is_closed = True

@@ -29,7 +29,7 @@ from farflung.runtime.backend import AnyBackend, Array, Backend
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.link_book import LinkBook, PlainLinks
 from farflung.runtime.parcel import Coded, Parcel, Sent
-from farflung.runtime.state import StateKey
+from farflung.runtime.state import CODERS, StateKey
 from farflung.schedule import Unit
 from farflung.worker.codec_thread import CodecThread, CodedLinks
 from farflung.worker.loading import load_segments, require_compiled_to_fit, restore_slots
@@ -49,18 +49,23 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class OutgoingState:
-    """One piece of a segment's state for the submitter; its bytes do not change until they are sent."""
+    """One piece of a segment's state for the submitter; its bytes do not change until they are sent.
+
+    `unit` is that of a copy made while training goes on: the one that it follows. The coders of the whole
+    worker count to its first segment.
+    """
 
     attempt: Attempt
     segment: int
     key: StateKey
     buffer: memoryview
     sha256: bytes
+    unit: int | None = None
 
 
 @dataclass(frozen=True)
 class StateGiven:
-    """Every owned tensor has been emitted as `OutgoingState`."""
+    """The whole state has been emitted as `OutgoingState`."""
 
     attempt: Attempt
 
@@ -184,22 +189,48 @@ class _Job(Generic[Array]):
         self._links.decided(unit, codecs)
         self.executor.decide(unit, scale)
 
-    def give_state(self) -> None:
+    def restore(self, receiver: StateReceiver) -> None:
+        """Go on from the optimizer slots and the coders' state that were received, whole and verified."""
+        restore_slots(self.segments, receiver)
+        if (coders := receiver.take_coders()) is not None:
+            assert isinstance(self._links, CodedLinks)
+            self._links.restore(bytes(coders))
+
+    def give_state(self, whole: bool) -> None:
         """Emit copies of all owned tensors that training changes, as the last applied step left them.
 
-        The unit in flight goes on. The copies take memory beside it, which `needs_of` counts only after
-        `ComputeThread.end_training`.
+        If `whole`, with optimizer slots and the coders' state. The unit in flight goes on. The copies take
+        memory beside it, which `needs_of` counts only after `ComputeThread.end_training`.
         """
-        self.copy_state()
-        self._emit(StateGiven(self._attempt))
 
-    def copy_state(self) -> None:
-        """Emit copies of all owned tensors that training changes; the unit in flight goes on."""
+        def end(coders: bytes) -> None:
+            self._emit_coders(coders, None)
+            self._emit(StateGiven(self._attempt))
+
+        self._copy_tensors(whole, None)
+        if whole and isinstance(self._links, CodedLinks):
+            self._links.snapshot(end)
+        else:
+            self._emit(StateGiven(self._attempt))
+
+    def keep_state(self, unit: int) -> None:
+        """Emit a whole copy of the state right after `unit`, which has just been decided."""
+        self._copy_tensors(True, unit)
+        if isinstance(self._links, CodedLinks):
+            self._links.snapshot(lambda coders: self._emit_coders(coders, unit))
+
+    def _copy_tensors(self, slots: bool, unit: int | None) -> None:
         for number, segment in self.segments.items():
             changed = changed_by_training(segment.segment)
-            for key, buffer in segment.snapshot(changed).items():
-                digest = hashlib.sha256(buffer).digest()
-                self._emit(OutgoingState(self._attempt, number, key, buffer, digest))
+            for key, buffer in segment.snapshot(changed, slots).items():
+                self._emit_piece(number, key, buffer, unit)
+
+    def _emit_coders(self, coders: bytes, unit: int | None) -> None:
+        self._emit_piece(min(self.segments), CODERS, memoryview(coders), unit)
+
+    def _emit_piece(self, segment: int, key: StateKey, buffer: memoryview, unit: int | None) -> None:
+        digest = hashlib.sha256(buffer).digest()
+        self._emit(OutgoingState(self._attempt, segment, key, buffer, digest, unit))
 
 
 _ENDING = "ending a job"
@@ -263,16 +294,20 @@ class ComputeThread(threading.Thread):
         """Run no further task, and free the memory of the unit in flight; the state stays."""
         self._post(attempt, "dropping a step", lambda: self._current.executor.end())
 
-    def give_state(self, attempt: Attempt) -> None:
+    def give_state(self, attempt: Attempt, whole: bool = False) -> None:
         """Copy all owned tensors for the submitter; answers `OutgoingState`s and `StateGiven`.
 
-        The unit in flight goes on, unless `end_training` came before.
+        If `whole`, with optimizer slots and the coders' state. The unit in flight goes on, unless
+        `end_training` came before.
         """
-        self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state())
+        self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state(whole))
 
-    def keep_state(self, attempt: Attempt) -> None:
-        """Copy all owned tensors for the submitter while training goes on; answers `OutgoingState`s."""
-        self._post(attempt, self._of_state("copying"), lambda: self._current.copy_state())
+    def keep_state(self, attempt: Attempt, unit: int) -> None:
+        """Copy the whole state after `unit` for the submitter, while training goes on.
+
+        Call it right after `decide` of that unit; answers `OutgoingState`s.
+        """
+        self._post(attempt, self._of_state("copying"), lambda: self._current.keep_state(unit))
 
     def drop(self) -> None:
         """Drop the job and free its memory."""
@@ -364,7 +399,7 @@ class ComputeThread(threading.Thread):
         if problem := receiver.verify():
             self._emit(ComputeFailed(attempt, problem))
             return
-        restore_slots(self._current.segments, receiver)
+        self._current.restore(receiver)
         self._current.compile(self.stopwatch)
         self._emit(Filled(attempt))
 

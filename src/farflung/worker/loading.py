@@ -47,8 +47,7 @@ def load_segments(
         check_edges(load, segment)
     again = {p.segment: p.recompute for p in load.plan.placements}
     window = load.plan.window
-    moments = load.training.optimizer.moments
-    needed = worker_bytes(segments.values(), batch, window, again, moments)
+    needed = worker_bytes(segments.values(), batch, window, again, load.training.kept)
     coding = coding_bytes(worker, load.plan, load.training, segments.values())
     _require_memory("the segments need", needed + coding, memory_bytes)
     if emulated:
@@ -159,11 +158,15 @@ def check_edges(load: Load, segment: Segment) -> None:
 
 
 def _require_trained(load: Load, segments: Iterable[Segment]) -> None:
-    """Refuse optimizer slots of what is not trained."""
+    """Check that the load names exactly the parameters that the programs update."""
+    named = {program.segment: set(program.trained) for program in load.programs}
     for segment in segments:
-        others = set(segment.owned) - set(trained_names(segment))
-        if found := sorted(others.intersection(load.updated)):
-            raise GraphError(f"{found[0][:60]!r} is not trained, so no optimizer state of it can exist")
+        if found := sorted(named[segment.number] ^ set(trained_names(segment))):
+            is_trained = found[0] in trained_names(segment)
+            raise GraphError(
+                f"{found[0][:60]!r} is {'' if is_trained else 'not '}trained by its program, the job says"
+                f" {'not' if is_trained else 'it is'}"
+            )
 
 
 def _programs(worker: str, load: Load) -> dict[int, Segment]:

@@ -204,13 +204,15 @@ class Peers:
             self._admission.on_sent(header)
         session.post(header, buffer)
 
-    def send_state(self, segment: int, key: StateKey, whole: memoryview, sha256: bytes) -> None:
-        """Queue one piece of a segment's state for the submitter, in slices."""
+    def send_state(
+        self, segment: int, key: StateKey, whole: memoryview, sha256: bytes, unit: int | None = None
+    ) -> None:
+        """Queue one piece of a segment's state for the submitter, in slices; `unit` as in `SliceHeader`."""
         if (load := self._load) is None or (session := self._sessions.get(load.submitter)) is None:
             return
         for offset, size in slices(len(whole)):
             header = SliceHeader(
-                load.job, load.attempt, segment, key.name, offset, size, len(whole), sha256, key.slot
+                load.job, load.attempt, segment, key.name, offset, size, len(whole), sha256, key.slot, unit
             )
             session.post(header, whole[offset : offset + size])
 

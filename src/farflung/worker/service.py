@@ -305,9 +305,9 @@ class WorkerService:
         elif isinstance(command, machine.EndTraining):
             self._compute.end_training(attempt)
         elif isinstance(command, machine.KeepState):
-            self._compute.keep_state(attempt)
+            self._compute.keep_state(attempt, command.unit)
         else:
-            self._compute.give_state(attempt)
+            self._compute.give_state(attempt, command.whole)
 
     def _prepare(self, command: machine.Prepare) -> None:
         load = command.load
@@ -350,7 +350,7 @@ class WorkerService:
         if load is None or outcome.attempt != (load.job, load.attempt):
             return
         if isinstance(outcome, OutgoingState):
-            self._peers.send_state(outcome.segment, outcome.key, outcome.buffer, outcome.sha256)
+            self._peers.send_state(outcome.segment, outcome.key, outcome.buffer, outcome.sha256, outcome.unit)
         elif isinstance(outcome, StateGiven):
             log.info("job %s: the state was handed to the submitter", load.job)
         else:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from farflung.errors import GraphError, ProtocolError
 from farflung.protocol.messages import Load
 from farflung.runtime.optimizer import slot_bytes
-from farflung.runtime.state import Snapshot, StateKey
+from farflung.runtime.state import CODERS, Snapshot, StateKey
 from farflung.transport.wire.headers import SliceHeader
 
 Key = tuple[int, str]  # segment, name
@@ -26,13 +26,15 @@ class _Place(NamedTuple):
 
 def _sizes(load: Load, segments: list[int]) -> dict[_Place, int]:
     """Bytes of everything that the segments own."""
-    updated, optimizer = set(load.updated), load.training.optimizer
+    first = load.training.units().at(load.unit)
+    is_updated = first is not None and first.step > 0
     found: dict[_Place, int] = {}
     for program in load.programs:
         if program.segment not in segments:
             continue
+        trained = set(program.trained) if is_updated else set()
         for name, size in program.owned.items():
-            slots = slot_bytes(optimizer, size) if name in updated else {}
+            slots = slot_bytes(load.training.optimizer, size) if name in trained else {}
             for slot, bytes_of_one in {"": size, **slots}.items():
                 found[_Place(program.segment, StateKey(name, slot))] = bytes_of_one
     return found
@@ -41,8 +43,9 @@ def _sizes(load: Load, segments: list[int]) -> dict[_Place, int]:
 class StateReceiver:
     """Memory for everything that this worker's segments own, filled by slices.
 
-    Tensors arrive in any order, slices of one tensor in theirs. Use `buffers` and `take_slots` only after
-    `verify` has passed. `allocate` returns the memory for a tensor; `memory_bytes` is the limit for all.
+    Pieces arrive in any order, slices of one piece in theirs. Use `buffers`, `take_slots` and `take_coders`
+    only after `verify` has passed. `allocate` returns the memory for a piece; `memory_bytes` is the limit for
+    all.
     """
 
     def __init__(
@@ -56,10 +59,13 @@ class StateReceiver:
                 "raise `farflung join --memory` or use more workers"
             )
         self._load = load
+        self._allocate = allocate
+        self._room = memory_bytes - total
         self._memory = {place: allocate(size) if size else EMPTY for place, size in sizes.items()}
         self._expected = dict.fromkeys(sizes, 0)
         self._retracted: dict[_Place, set[int]] = {place: set() for place in sizes}
         self._missing = {place: size for place, size in sizes.items() if size}
+        self._coders = _Place(min(segments), CODERS) if load.training.codecs and load.unit else None
         self._digests: dict[_Place, bytes] = {}
         self.size = total
         """Bytes of all tensors together."""
@@ -71,7 +77,7 @@ class StateReceiver:
     @property
     def full(self) -> bool:
         """Whether every byte has been received."""
-        return not self._missing
+        return not self._missing and (self._coders is None or self._coders in self._memory)
 
     def opening(self, peer: str, header: SliceHeader) -> memoryview | None:
         """The memory for one slice; None if it is of another attempt.
@@ -85,6 +91,8 @@ class StateReceiver:
         if header.job != load.job or header.attempt < load.attempt:
             return None
         place = _place_of(header)
+        if place == self._coders and peer == load.submitter:
+            self._expect_coders(place, header.total)
         buffer = self._memory.get(place)
         if peer != load.submitter or buffer is None or header.total != len(buffer) or not header.bytes:
             raise ProtocolError(f"{peer} sent a slice of {place.key}, which the plan does not expect")
@@ -96,6 +104,16 @@ class StateReceiver:
         self._retracted[place].discard(header.offset)
         self._expected[place] = max(self._expected[place], header.offset + header.bytes)
         return buffer[header.offset : header.offset + header.bytes]
+
+    def _expect_coders(self, place: _Place, size: int) -> None:
+        """Allocate the memory of the coders' state, whose size the first slice names."""
+        if place in self._memory:
+            return
+        if size > self._room:
+            raise ProtocolError(f"{place.key} takes {size} bytes, this worker has {self._room} left for it")
+        self._memory[place] = self._allocate(size)
+        self._expected[place], self._retracted[place] = 0, set()
+        self._missing[place] = size
 
     def retract(self, header: SliceHeader) -> None:
         """Undo `opening` for a slice that was cut off by a lost link: it will be sent again."""
@@ -117,8 +135,12 @@ class StateReceiver:
 
     def take_slots(self, segment: int) -> Snapshot:
         """The optimizer slots of a segment, whose memory is the caller's from now on."""
-        places = [place for place in self._memory if place.segment == segment and place.key.slot]
+        places = [p for p in self._memory if p.segment == segment and p.key.slot and p != self._coders]
         return {place.key: self._memory.pop(place) for place in places}
+
+    def take_coders(self) -> memoryview | None:
+        """The state of the worker's coders; None if the attempt begins without one."""
+        return None if self._coders is None else self._memory.pop(self._coders)
 
 
 def _place_of(header: SliceHeader) -> _Place:

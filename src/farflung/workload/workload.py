@@ -132,7 +132,7 @@ class Workload:
         Values that are recomputed, unless they are sent because the model inputs that make them are larger:
         for each need but the first the position of the one before, its own, and bytes.
     moments
-        Numbers that the optimizer keeps for each trained one.
+        Numbers that a worker keeps for each trained one beside it and its gradient (`Training.kept`).
     codecs, most_receivers
         What writes the values that cross between workers, if anything does; no value goes to more of them.
     """

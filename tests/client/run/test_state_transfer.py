@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -13,9 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from farflung.client.run.state_transfer import StateCollector, send_state
+from farflung.client.run.state_collector import (
+    MOST_CODERS_BYTES,
+    ReceivedState,
+    StateCollector,
+    StateCollectors,
+    with_slots,
+)
+from farflung.client.run.state_transfer import send_coders, send_state
 from farflung.errors import ProtocolError, RunFailed
+from farflung.opdag.form import Form
 from farflung.plans import Placement, Plan
+from farflung.runtime.optimizer import AdamW
 from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.transport.wire.headers import SLICE_BYTES, SliceHeader, slices
@@ -44,8 +54,14 @@ def state() -> State:
     }
 
 
-def collector(values: State) -> StateCollector:
-    return StateCollector("j", 1, PLAN, OWNED, values, lambda received, total: None)
+def forms(values: State, owned: list[list[str]] = OWNED) -> list[dict[StateKey, Form]]:
+    """What each segment sends."""
+    kinds = {key: Form(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for key, t in values.items()}
+    return [{key: form for key, form in kinds.items() if key.name in names} for names in owned]
+
+
+def collector(values: State, coders: Sequence[int] = ()) -> StateCollector:
+    return StateCollector("j", 1, PLAN, forms(values), lambda received, total: None, coders)
 
 
 def sent_by(segment: int, values: State) -> list[tuple[SliceHeader, bytes]]:
@@ -64,7 +80,7 @@ def deliver(target: StateCollector, worker: str, sent: list[tuple[SliceHeader, b
 
 def test_what_comes_before_it_is_waited_for_is_told_then() -> None:
     values, told = state(), list[tuple[int, int]]()
-    target = StateCollector("j", 1, PLAN, OWNED, values, lambda came, total: told.append((came, total)))
+    target = StateCollector("j", 1, PLAN, forms(values), lambda came, total: told.append((came, total)))
     total = sum(tensor.nbytes for tensor in values.values())
     deliver(target, "a", sent_by(0, values))
     assert told == []
@@ -106,7 +122,7 @@ def test_a_round_trip_is_bit_equal_and_leaves_the_original_alone() -> None:
         target = collector(values)
         for worker, part in (("b", parts[1]), ("a", parts[0])):
             deliver(target, worker, part)
-        return await target.state()
+        return (await target.state()).tensors
 
     values = state()
     parts = [sent_by(segment, values) for segment in (0, 1)]
@@ -122,7 +138,7 @@ def test_optimizer_slots_travel_beside_their_parameter() -> None:
         target = collector(values)
         for worker, part in (("b", parts[1]), ("a", parts[0])):
             deliver(target, worker, part)
-        return await target.state()
+        return (await target.state()).tensors
 
     mean = StateKey("norm", "exp_avg")
     values = state() | {mean: torch.randn(3, 2).bfloat16(), StateKey("norm", "step"): torch.tensor(7)}
@@ -136,7 +152,7 @@ def test_optimizer_slots_travel_beside_their_parameter() -> None:
 
 def test_slots_that_nobody_asked_for_are_refused() -> None:
     header = msgspec.structs.replace(sent_by(0, state())[2][0], slot="exp_avg")
-    with pytest.raises(ProtocolError, match="exp_avg of 'norm', which the plan does not give it"):
+    with pytest.raises(ProtocolError, match="exp_avg of 'norm' of segment 0, which the plan does not give it"):
         collector(state()).opening("a", header)
 
 
@@ -147,7 +163,8 @@ def test_an_empty_tensor_is_there_without_a_slice() -> None:
         link = RememberingLink()
         await send_state("j", 1, {0: ["a"]}, values, link, lambda size: None)
         assert not link.sent
-        return await StateCollector("j", 1, plan, [["a"]], values, lambda received, total: None).state()
+        target = StateCollector("j", 1, plan, forms(values, [["a"]]), lambda received, total: None)
+        return (await target.state()).tensors
 
     assert asyncio.run(scenario())[StateKey("a")].shape == (0, 3)
 
@@ -206,9 +223,98 @@ def test_any_sizes_come_home(sizes: list[int]) -> None:
         plan = Plan([Placement(0, ["w"], 1, 1, 1)], [], 1, 1)
         link = RememberingLink()
         await send_state("j", 1, {0: names}, values, link, lambda size: None)
-        target = StateCollector("j", 1, plan, [names], values, lambda received, total: None)
+        target = StateCollector("j", 1, plan, forms(values, [names]), lambda received, total: None)
         deliver(target, "w", link.sent)
-        home = await target.state()
+        home = (await target.state()).tensors
         assert all(torch.equal(home[key], values[key]) for key in values)
 
     asyncio.run(scenario())
+
+
+def test_slots_are_not_awaited_before_the_first_step() -> None:
+    async def scenario() -> State:
+        target = collector(values)
+        for worker, part in (("b", parts[1]), ("a", parts[0])):
+            deliver(target, worker, part)
+        return (await target.state(updated=False)).tensors
+
+    parameters = state()
+    values = parameters | {StateKey("norm", "exp_avg"): torch.randn(3, 2).bfloat16()}
+    parts = [sent_by(segment, parameters) for segment in (0, 1)]
+    assert asyncio.run(scenario()).keys() == parameters.keys()
+
+
+def coders_from(segment: int, coders: bytes) -> list[tuple[SliceHeader, bytes]]:
+    link = RememberingLink()
+    asyncio.run(send_coders("j", 1, segment, coders, link))
+    return link.sent
+
+
+def test_the_state_of_coders_comes_with_a_size_of_its_own() -> None:
+    async def scenario() -> ReceivedState:
+        target = collector(values, coders=[0, 1])
+        for worker, segment in (("a", 0), ("b", 1)):
+            deliver(target, worker, parts[segment])
+            deliver(target, worker, coders[segment])
+        return await target.state()
+
+    values = state()
+    parts = [sent_by(segment, values) for segment in (0, 1)]
+    coders = [coders_from(0, b"learned"), coders_from(1, bytes(SLICE_BYTES + 1))]
+    assert asyncio.run(scenario()).coders == {0: b"learned", 1: bytes(SLICE_BYTES + 1)}
+
+
+@pytest.mark.parametrize("total", [0, MOST_CODERS_BYTES + 1])
+def test_coders_of_an_impossible_size_are_refused(total: int) -> None:
+    header = msgspec.structs.replace(coders_from(0, b"learned")[0][0], total=total)
+    with pytest.raises(ProtocolError, match="expected at most"):
+        collector(state(), coders=[0]).opening("a", header)
+
+
+def test_coders_that_nobody_asked_for_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="coders of segment 0, which the plan does not give it"):
+        collector(state()).opening("a", coders_from(0, b"learned")[0][0])
+
+
+def copy_of(unit: int, sent: list[tuple[SliceHeader, bytes]]) -> list[tuple[SliceHeader, bytes]]:
+    return [(msgspec.structs.replace(header, unit=unit), content) for header, content in sent]
+
+
+def test_copies_come_one_after_the_other_beside_the_state_at_the_end() -> None:
+    async def scenario() -> list[State]:
+        target = StateCollectors(collector(values), lambda: collector(values))
+        found = []
+        for unit in (3, 5):
+            for segment, worker in enumerate(("a", "b")):
+                for header, content in copy_of(unit, parts[segment]):
+                    target.opening(worker, header)[:] = content
+                    target.complete(header)
+            found.append((await target.copy(unit).state()).tensors)
+            target.drop()
+        assert not target.end._received
+        return found
+
+    values = state()
+    parts = [sent_by(segment, values) for segment in (0, 1)]
+    for home in asyncio.run(scenario()):
+        assert all(torch.equal(home[key], values[key]) for key in values)
+
+
+def test_a_second_copy_is_refused_while_one_is_under_way() -> None:
+    values = state()
+    target = StateCollectors(collector(values), lambda: collector(values))
+    (first, _), (second, _), _ = sent_by(0, values)
+    target.opening("a", msgspec.structs.replace(first, unit=3))
+    with pytest.raises(ProtocolError, match="after unit 4 came while that after 3"):
+        target.opening("a", msgspec.structs.replace(second, unit=4))
+
+
+def test_the_forms_of_slots_are_those_of_their_parameters() -> None:
+    kinds = {"a": Form("float32", (2, 3)), "b": Form("float32", (4,))}
+    assert with_slots(kinds, ["a"], AdamW(lr=0.1)) == {
+        StateKey("a"): kinds["a"],
+        StateKey("b"): kinds["b"],
+        StateKey("a", "step"): Form("int64", ()),
+        StateKey("a", "exp_avg"): kinds["a"],
+        StateKey("a", "exp_avg_sq"): kinds["a"],
+    }

@@ -46,6 +46,7 @@ from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, subtopology
 from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
+from farflung.runtime.state import trained_names
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions
 from farflung.simulator.simulation import brief_notes
@@ -125,7 +126,9 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     else:
         made, prediction = _scheduled(question, graph, watch)
     programs = [
-        SegmentProgram(segment.number, program, _owned_sizes(segment, training))
+        SegmentProgram(
+            segment.number, program, _owned_sizes(segment, training), _trained_names(segment, training)
+        )
         for segment, program in zip(made.segments, made.programs, strict=True)
     ]
     _check_size(sum(len(program.program) for program in programs))
@@ -174,8 +177,7 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
 def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction]:
     """Plan with the scheduler that the job asks for, on a topology."""
     training = question.training
-    moments = training.optimizer.moments
-    workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=moments)
+    workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=training.kept)
     topology = _topology_of(question)
     options = Options(
         workers=question.count or None,
@@ -233,6 +235,11 @@ def _trained(segment: Segment, training: Training) -> list[int]:
     """The value ids of the parameters that the segment updates; an emulated device updates none."""
     owned = set() if training.emulated else set(segment.owned)
     return [entry.value for entry in segment.inputs if entry.trainable and entry.name in owned]
+
+
+def _trained_names(segment: Segment, training: Training) -> list[str]:
+    """The names of the parameters that the segment updates."""
+    return [] if training.emulated else trained_names(segment)
 
 
 def _owned_sizes(segment: Segment, training: Training) -> dict[str, int]:

@@ -69,6 +69,9 @@ class Observer:
     def validated(self, step: int, loss: float | None) -> None:
         """The model was evaluated after `step` steps; on emulated devices `loss` is None."""
 
+    def checkpointed(self, step: int, place: str) -> None:
+        """The state after `step` steps is saved in that folder or at that URL."""
+
     def warned(self, words: str) -> None:
         """Something happened that the user should know of; the run goes on."""
 

@@ -194,12 +194,17 @@ class Outcome:
 
 
 class Recorder:
-    """Writes a run's files on a thread, one at a time; each method may raise `RunFailed` (disk full)."""
+    """Writes a run's files on a thread, one at a time; each method may raise `RunFailed` (disk full).
 
-    def __init__(self, job: Job, folder: RunFolder, observer: Observer, emulated: bool = False) -> None:
+    The run begins at unit `first`.
+    """
+
+    def __init__(
+        self, job: Job, folder: RunFolder, observer: Observer, emulated: bool = False, first: int = 0
+    ) -> None:
         self.folder = folder
         self.observer = observer
-        self.metrics = RunMetrics(job, time.monotonic(), emulated)
+        self.metrics = RunMetrics(job, time.monotonic(), emulated, first)
         self._emulated = emulated
         self._job_id = ""
         self._state = ""
@@ -208,6 +213,10 @@ class Recorder:
     async def submitted(self, name: str, broker: str) -> None:
         """The job has been submitted to the broker."""
         await self._record("submitted", name=name, broker=broker)
+
+    async def resumed(self, step: int, place: str) -> None:
+        """The run goes on from the checkpoint of a step."""
+        await self._record("resumed", step=step, place=place)
 
     async def accepted(self, message: Accepted) -> None:
         """The broker has reported the job's state."""
@@ -262,6 +271,17 @@ class Recorder:
         """The codec pairs of some links change from some unit on."""
         self.observer.codecs_chosen(message)
         await self._record("codecs", step=message.step, changes=message.changes, words=message.words)
+
+    async def checkpointed(self, step: int, place: str) -> None:
+        """The state after a step is saved."""
+        self.metrics.checkpoint_step = step
+        self.observer.checkpointed(step, place)
+        await self._record("checkpoint", step=step, place=place)
+
+    async def checkpoint_failed(self, step: int, reason: str) -> None:
+        """The state after a step could not be saved; the run goes on."""
+        self.observer.warned(f"the checkpoint of step {step} was not saved: {reason}")
+        await self._record("checkpoint failed", step=step, reason=reason)
 
     async def collecting(self, message: Collecting) -> None:
         """The workers are sending the trained weights."""

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.feeder import Feeder
 from farflung.client.run.microbatches import Microbatches
-from farflung.client.run.state_transfer import StateCollector, send_state
+from farflung.client.run.start import Start, first_segments
+from farflung.client.run.state_collector import ReceivedState, StateCollector, StateCollectors, with_slots
+from farflung.client.run.state_transfer import send_coders, send_state
 from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
 from farflung.errors import ConnectionFailed
 from farflung.opdag.analysis import changed_by_training
+from farflung.opdag.form import Form
 from farflung.protocol.messages import Planned, Welcome
 from farflung.runtime.state import StateKey
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Attempt:
     """Dials the workers of a plan, loads them, feeds them and collects the trained state.
 
-    `hear` is called when a link is lost, until `close`.
+    `start` is the state with which it begins; with `whole` the state at the end has optimizer slots and
+    coders. `hear` is called when a link is lost, until `close`.
     """
 
     def __init__(
-        self, prepared: Prepared, planned: Planned, observer: Observer, hear: Callable[[Lost], None]
+        self,
+        prepared: Prepared,
+        planned: Planned,
+        start: Start,
+        whole: bool,
+        observer: Observer,
+        hear: Callable[[Lost], None],
     ) -> None:
         self._prepared = prepared
         self.planned = planned
+        self._start = start
         self._observer = observer
         self._hear = hear
         self._sessions: dict[str, WorkerSession] = {}
@@ -42,12 +49,8 @@ class Attempt:
         self._feeder = Feeder(
             planned.job, planned.attempt, planned.plan, prepared.graph, self._sessions, observer.working
         )
-        changed = changed_by_training(prepared.graph)
-        coming = [[name for name in names if name in changed] for names in planned.owned]
-        self._state = _ByKey(prepared.state)
-        self._collector = StateCollector(
-            planned.job, planned.attempt, planned.plan, coming, self._state, observer.collecting
-        )
+        end = self._collector(whole, observer.collecting)
+        self._collectors = StateCollectors(end, lambda: self._collector(True, lambda received, total: None))
 
     @property
     def bytes_sent(self) -> int:
@@ -70,7 +73,8 @@ class Attempt:
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""
         await self._linked.wait()  # a worker without state can be ready before its welcome comes
-        async with aclosing(Microbatches(self._prepared.job, self._prepared.graph).stream()) as stream:
+        microbatches = Microbatches(self._prepared.job, self._prepared.graph)
+        async with aclosing(microbatches.stream(self._start.unit)) as stream:
             await self._feeder.run(stream)
 
     def moved(self, worker: str, addresses: Sequence[str]) -> None:
@@ -78,11 +82,16 @@ class Attempt:
         if session := self._sessions.get(worker):
             session.moved(addresses)
 
-    async def trained_state(self) -> dict[str, Tensor]:
-        """Wait for the tensors that training changed; returns all owned ones. See `StateCollector.state`."""
-        trained = {key.name: tensor for key, tensor in (await self._collector.state()).items()}
-        kept = {name for names in self.planned.owned for name in names} - trained.keys()
-        return trained | {name: self._prepared.state[name] for name in kept}
+    async def trained_state(self, updated: bool) -> ReceivedState:
+        """Wait for the state at the end; returns all owned tensors. See `StateCollector.state`."""
+        return self._completed(await self._collectors.end.state(updated))
+
+    async def copied_state(self, unit: int) -> ReceivedState:
+        """Wait for the whole copy of the state after `unit`; returns all owned tensors."""
+        try:
+            return self._completed(await self._collectors.copy(unit).state())
+        finally:
+            self._collectors.drop()
 
     async def close(self, reason: str) -> None:
         """Close every link."""
@@ -91,7 +100,7 @@ class Attempt:
     async def _load_worker(self, worker: str, routes: WorkerRoutes, progress: _Progress) -> None:
         planned = self.planned
         welcome = Welcome(planned.job, planned.attempt)
-        session = WorkerSession(worker, welcome, self._feeder, self._collector, self._hear)
+        session = WorkerSession(worker, welcome, self._feeder, self._collectors, self._hear)
         self._sessions[worker] = session
         await session.connect(routes, planned)
         self._connected.add(worker)
@@ -99,26 +108,48 @@ class Attempt:
             self._linked.set()
         segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         with suppress(ConnectionFailed):  # the lost link has been reported
-            await send_state(planned.job, planned.attempt, segments, self._state, session, progress.add)
+            await send_state(planned.job, planned.attempt, segments, self._start.state, session, progress.add)
+            if self._has_coders and self._start.unit:
+                first = min(segments)
+                coders = self._start.coders_of(planned.plan, first)
+                await send_coders(planned.job, planned.attempt, first, coders, session)
+
+    @property
+    def _has_coders(self) -> bool:
+        return bool(self._start.training.codecs)
+
+    def _collector(self, whole: bool, progress: Callable[[int, int], None]) -> StateCollector:
+        """A collector for one version of the state, if `whole` with optimizer slots and coders."""
+        planned, training, graph = self.planned, self._start.training, self._prepared.graph
+        changed = changed_by_training(graph)
+        entries = [e for e in graph.inputs if e.name in changed]
+        batch = training.microbatch_size
+        forms = {e.name: Form.of(graph.values[e.value], batch) for e in entries}
+        trained = {e.name for e in entries if e.trainable and whole}
+        expected = [
+            with_slots(
+                {name: forms[name] for name in owned if name in forms},
+                trained.intersection(owned),
+                training.optimizer,
+            )
+            for owned in planned.owned
+        ]
+        coders = first_segments(planned.plan) if whole and self._has_coders else []
+        return StateCollector(planned.job, planned.attempt, planned.plan, expected, progress, coders)
+
+    def _completed(self, received: ReceivedState) -> ReceivedState:
+        """The received state with the tensors that training does not change."""
+        kept = {
+            key: self._start.state[key]
+            for names in self.planned.owned
+            for key in map(StateKey, names)
+            if key not in received.tensors
+        }
+        return ReceivedState(kept | received.tensors, received.coders)
 
     def _total_bytes(self) -> int:
-        return sum(self._prepared.state[name].nbytes for names in self.planned.owned for name in names)
-
-
-class _ByKey(Mapping[StateKey, "Tensor"]):
-    """Parameters and buffers by their keys; each is read on access."""
-
-    def __init__(self, state: Mapping[str, Tensor]) -> None:
-        self._state = state
-
-    def __getitem__(self, key: StateKey) -> Tensor:
-        return self._state[key.name]
-
-    def __iter__(self) -> Iterator[StateKey]:
-        return map(StateKey, self._state)
-
-    def __len__(self) -> int:
-        return len(self._state)
+        names = {name for owned in self.planned.owned for name in owned}
+        return sum(tensor.nbytes for key, tensor in self._start.state.items() if key.name in names)
 
 
 class _Progress:

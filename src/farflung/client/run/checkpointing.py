@@ -16,6 +16,14 @@ class CheckpointPolicy:
     seconds: float = 0.0
     end: bool = True
 
+    @property
+    def copies(self) -> int:
+        """Copies of their state that workers need memory for while training goes on."""
+        return 1 if self.steps or self.seconds else 0
+
+
+NEVER = CheckpointPolicy(end=False)
+
 
 @dataclass(frozen=True)
 class Checkpointing:

@@ -18,12 +18,14 @@ from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.weights import save_weights
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.broker_client import Lost, open_broker_session
-from farflung.client.run.checkpointing import Checkpointing
+from farflung.client.run.checkpointing import NEVER, Checkpointing, CheckpointPolicy
+from farflung.client.run.checkpoints import RunCheckpoints, Version
 from farflung.client.run.events import BackgroundTasks, Event, FleetLost, Stop, TaskFailed, WeightsSaved
 from farflung.client.run.worker_session import WorkerRoutes
 from farflung.errors import FarflungError, RunFailed
 from farflung.plans import NO_WISHES, Wishes
 from farflung.plans.codec_policy import is_auto
+from farflung.plans.wishes import CodecWishes
 from farflung.protocol.broker_session import BrokerSession, Renewal
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import (
@@ -45,6 +47,7 @@ from farflung.protocol.messages import (
     UnitDone,
     encode,
 )
+from farflung.runtime.training import Training
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
@@ -106,9 +109,12 @@ class Submitter:
         self._on = list(on)
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
         self._closed = closed
-        self._checkpointing = checkpointing
+        policy = NEVER if checkpointing is None else checkpointing.policy
+        self._training = training_of(prepared, codecs, policy)
+        self._checkpoints = RunCheckpoints(checkpointing, prepared, self._training, self._send)
+        self._start = self._checkpoints.start
         self._timeouts = Timeouts()
-        self.recorder = Recorder(prepared.job, run, observer, prepared.emulated)
+        self.recorder = Recorder(prepared.job, run, observer, prepared.emulated, self._start.unit)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks = BackgroundTasks(self._events.put_nowait)
         self._broker: BrokerSession | None = None
@@ -135,6 +141,8 @@ class Submitter:
             outcome = Outcome(CANCELLED, STOPPED_AT_ONCE)
             raise
         finally:
+            await self._checkpoints.close()
+            self.recorder.metrics.checkpoint_step = self._checkpoints.saved
             summary = self.recorder.close(outcome)
             await self._close(outcome)
         return summary
@@ -157,14 +165,25 @@ class Submitter:
 
     async def _submit(self) -> None:
         """Send the job: the captured program, the training settings, and how to plan it."""
-        name, codecs = self._prepared.job.name or "job", self._wishes.codecs
-        training = self._prepared.training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))
+        name, checkpoints = self._prepared.job.name or "job", self._checkpoints
         submit = Submit(
-            name, self._prepared.program, training, self._workers, self._on, self._wishes, Opset.own()
+            name,
+            self._prepared.program,
+            self._training,
+            self._workers,
+            self._on,
+            self._wishes,
+            Opset.own(),
+            unit=self._start.unit,
+            attempts=checkpoints.attempts,
+            checkpoint_every=checkpoints.policy.steps,
+            checkpoint_end=checkpoints.policy.end,
         )
         _require_short(submit)
         self._send(submit)
         await self.recorder.submitted(name, self._identity.broker)
+        if self._start.unit:
+            await self.recorder.resumed(self._start.step, checkpoints.place)
 
     async def _handle_events(self) -> Outcome:
         while True:
@@ -186,8 +205,11 @@ class Submitter:
                 attempt = self._require_attempt()
                 await self.recorder.running(attempt.bytes_sent)
                 self._tasks.begin(attempt.feed, collect=True)
+                self._checkpoints.ask_later(attempt.planned)
             case UnitDone():
                 await self.recorder.unit_done(event, self._require_attempt().bytes_sent)
+                if event.keep:
+                    self._save_copy(event.unit)
             case CodecsChosen():
                 await self.recorder.codecs_chosen(event)
             case Collecting():
@@ -233,25 +255,47 @@ class Submitter:
     async def _begin_attempt(self, planned: Planned) -> None:
         """Connect to the workers of the plan, and send them their parameters."""
         await self.recorder.planned(planned)
-        self._attempt = Attempt(self._prepared, planned, self.recorder.observer, self._events.put_nowait)
+        self._attempt = Attempt(
+            self._prepared,
+            planned,
+            self._start,
+            self._checkpoints.policy.end,
+            self.recorder.observer,
+            self._events.put_nowait,
+        )
         self._tasks.begin(partial(self._attempt.load, self._require_routes()), collect=False)
 
     async def _begin_collecting(self, message: Collecting) -> None:
         if self._is_collecting:  # the broker repeats it if a job that is collecting is cancelled
             return
         self._is_collecting = True
+        self._checkpoints.stop_asking()
         await self.recorder.collecting(message)
         self._tasks.stop()
         self._tasks.begin(partial(self._collect_weights, message.step), collect=False)
 
     async def _collect_weights(self, step: int) -> None:
-        trained = await self._require_attempt().trained_state()
+        version = self._version()
+        state = await self._require_attempt().trained_state(updated=step > 0)
         job, ties = self._prepared.job, self._prepared.graph.ties
         if not self._prepared.emulated:
             path = self.recorder.folder.model_path
-            await asyncio.to_thread(save_weights, path, job.model, trained, ties, step)
+            weights = {key.name: tensor for key, tensor in state.tensors.items() if not key.slot}
+            await asyncio.to_thread(save_weights, path, job.model, weights, ties, step)
             self.recorder.metrics.weights_step = step
+        if self._checkpoints.policy.end and step > self._start.step:
+            await self._checkpoints.save(version, state, self.recorder)
         self._events.put_nowait(WeightsSaved())
+
+    def _save_copy(self, unit: int) -> None:
+        attempt, version = self._require_attempt(), self._version()
+        save = partial(self._checkpoints.save_copy, attempt, unit, version, self.recorder)
+        self._tasks.begin(save, collect=True)
+
+    def _version(self) -> Version:
+        """The version of the state after the newest applied step."""
+        metrics = self.recorder.metrics
+        return Version(metrics.steps, metrics.train_loss, self._require_attempt().planned)
 
     def _ended(self, ended: Ended) -> Outcome:
         self._job = ""
@@ -333,6 +377,12 @@ class Submitter:
                 while not isinstance(event := await self._events.get(), Ended):
                     if isinstance(event, Lost) and event.peer == BROKER_ID:
                         return
+
+
+def training_of(prepared: Prepared, codecs: CodecWishes, policy: CheckpointPolicy = NEVER) -> Training:
+    """The training settings of a job whose links are coded as `codecs` ask, and that is saved by `policy`."""
+    training = prepared.training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))
+    return msgspec.structs.replace(training, copies=policy.copies)
 
 
 def _require_short(submit: Submit) -> None:

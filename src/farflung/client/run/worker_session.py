@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.feeder import Feeder
-from farflung.client.run.state_transfer import StateCollector
+from farflung.client.run.state_collector import StateCollectors
 from farflung.connectivity.connector import Connector, ConnectRequest
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.fields import TEXT_LENGTH, Message
@@ -132,13 +132,13 @@ class WorkerSession:
         worker: str,
         attempt: Welcome,
         feeder: Feeder,
-        collector: StateCollector,
+        collectors: StateCollectors,
         hear: Callable[[Lost], None],
     ) -> None:
         self._worker = worker
         self._attempt = attempt
         self._feeder = feeder
-        self._collector = collector
+        self._collectors = collectors
         self._hear = hear
         self._session = Session(secrets.token_hex(16))
         self._addresses: Sequence[str] = ()
@@ -219,7 +219,7 @@ class WorkerSession:
         if link is not self._link:
             raise ProtocolError(f"worker {self._worker} sent data before it welcomed the link")
         if isinstance(header, SliceHeader):
-            return self._collector.opening(self._worker, header)
+            return self._collectors.opening(self._worker, header)
         if not isinstance(header, ValueHeader):
             raise ProtocolError(f"worker {self._worker} sent a probe's bytes on a link for data")
         self._feeder.finished(self._worker, header)
@@ -227,7 +227,7 @@ class WorkerSession:
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
         if isinstance(header, SliceHeader):
-            self._collector.complete(header)
+            self._collectors.complete(header)
 
     def closed(self, link: Link, reason: str) -> None:
         if self._claimed is not None and self._claimed[0] is link:
@@ -249,7 +249,7 @@ class WorkerSession:
         self._session.on_link_lost()
         for header in link.unfinished:
             if isinstance(header, SliceHeader):
-                self._collector.retract(header)
+                self._collectors.retract(header)
 
     def _lose(self, reason: str) -> None:
         self._session.close()

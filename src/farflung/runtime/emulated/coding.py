@@ -11,6 +11,7 @@ from farflung.plans import FP32_BYTES, LinkCodec, Plan
 from farflung.runtime.emulated.backend import EmulatedDevice
 from farflung.runtime.link_book import LinkBook, edge_key
 from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.state import NO_CODERS
 from farflung.runtime.training import Training
 
 HEADER_BYTES = 8
@@ -62,6 +63,12 @@ class EmulatedCoding:
 
     def restart(self) -> None:
         self._book.restart()
+
+    def snapshot(self) -> bytes:
+        return NO_CODERS
+
+    def restore(self, snapshot: bytes) -> None:
+        """Do nothing: codecs keep no state here."""
 
     def take_sent(self) -> list[Sent]:
         return self._book.take_sent()

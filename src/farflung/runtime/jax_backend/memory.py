@@ -57,7 +57,7 @@ def compiled_needs(
     segment: Segment, training: Training, passes: Passes, evaluation: ProgramMemory, update: ProgramMemory
 ) -> Needs[float]:
     """The memory that a worker needs for the segment's programs; other parts are estimated from shapes."""
-    by_shapes = needs_of(segment, training.microbatch_size, training.optimizer.moments)
+    by_shapes = needs_of(segment, training.microbatch_size, training.kept)
     returned = by_shapes.returned
     left = max(returned, float(passes.left))
     waiting = max(passes.forward.made + returned, left)

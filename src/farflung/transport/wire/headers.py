@@ -40,10 +40,11 @@ class ValueHeader(msgspec.Struct, frozen=True, tag="value", array_like=True, for
 
 
 class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, forbid_unknown_fields=True):
-    """A byte range of one piece of a segment's state: a parameter or buffer, or the `slot` that an optimizer
-    keeps of a parameter.
+    """A byte range of one piece of state: a parameter or buffer of a segment, the `slot` that an optimizer
+    keeps of a parameter, or a worker's coders (`runtime.state.CODERS`).
 
-    `total` is the size of the whole in bytes, `sha256` its digest.
+    `total` is the size of the piece in bytes, `sha256` its digest. `unit` is that of a copy made while
+    training goes on: the unit that it follows. None: the state with which an attempt begins or ends.
     """
 
     job: Name
@@ -55,6 +56,7 @@ class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, for
     total: Count
     sha256: Digest
     slot: Slot = ""
+    unit: Count | None = None
 
 
 SLICE_BYTES = 4 * 2**20

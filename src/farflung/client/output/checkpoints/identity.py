@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SAMPLED_ITEMS = 8
 
 MAY_CHANGE = frozenset(
-    ("steps", "validate_every", "validation_microbatches", "validate_twice", "sample_codecs")
+    ("steps", "validate_every", "validation_microbatches", "validate_twice", "sample_codecs", "copies")
 )
 """Training settings that change nothing in the steps that a checkpoint holds, or in how they go on."""
 

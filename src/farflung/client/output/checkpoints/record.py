@@ -86,7 +86,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `run` is a random name that a run keeps when it is resumed, `job` the job's name. The checkpoint holds the
     state after `step` steps, the last of which was applied in `attempt` and had `loss`. The state of
-    coders is that of the segments in `cut`. `files` gives sizes and digests.
+    coders fits plans whose cut has the digest `cut_sha256`. `files` gives sizes and digests.
     """
 
     format: int = FORMAT
@@ -98,6 +98,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     identity: RunIdentity
     versions: Versions
     cut: list[CutSegment] = []
+    cut_sha256: str = ""
     files: dict[str, StoredFile] = {}
 
 

@@ -1,0 +1,138 @@
+"""The checkpoints of one run: ask for copies of the state, receive and save them, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from farflung.client.capture.prepared import Prepared
+from farflung.client.output.checkpoints.contents import Contents
+from farflung.client.output.checkpoints.identity import identity_of
+from farflung.client.output.checkpoints.record import CheckpointRecord, CutSegment, RunIdentity, Versions
+from farflung.client.output.recorder import Recorder
+from farflung.client.run.attempt import Attempt
+from farflung.client.run.checkpointing import NEVER, Checkpointing
+from farflung.client.run.start import Start, cut_digest
+from farflung.client.run.state_collector import ReceivedState
+from farflung.errors import CheckpointError, JobError, RunFailed
+from farflung.protocol.messages import Keep, Kept, Message, Planned
+from farflung.runtime.training import Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Version:
+    """The state after `step` steps, the last of which had `loss`, in the attempt of `planned`."""
+
+    step: int
+    loss: float | None
+    planned: Planned
+
+
+class RunCheckpoints:
+    """Saves the checkpoints that a run asks for, if it asks for any; `send` sends a message to the broker.
+
+    A checkpoint that cannot be saved costs a warning, and the run goes on.
+
+    Raises
+    ------
+    CheckpointError
+        The run cannot go on from the checkpoint that it was given; see `Start.of`.
+    """
+
+    def __init__(
+        self,
+        checkpointing: Checkpointing | None,
+        prepared: Prepared,
+        training: Training,
+        send: Callable[[Message], None],
+    ) -> None:
+        self._checkpointing = checkpointing
+        self._prepared = prepared
+        self._training = training
+        self._send = send
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="farflung-checkpoint")
+        self._asking: asyncio.TimerHandle | None = None
+        resumed = checkpointing.resumed if checkpointing is not None else None
+        self.policy = NEVER if checkpointing is None else checkpointing.policy
+        self.attempts = 0 if checkpointing is None else checkpointing.attempts
+        self.place = "" if checkpointing is None else checkpointing.store.name
+        self.start = (
+            Start.fresh(prepared, training) if resumed is None else Start.of(prepared, training, resumed)
+        )
+        self.saved = None if resumed is None else resumed.record.step
+        """The step of the newest checkpoint, None if there is none."""
+
+    def ask_later(self, planned: Planned) -> None:
+        """Ask for a copy of the state once the seconds between two checkpoints have passed."""
+        self.stop_asking()
+        if self.policy.seconds:
+            wish = Keep(planned.job, planned.attempt)
+            self._asking = asyncio.get_running_loop().call_later(self.policy.seconds, self._send, wish)
+
+    def stop_asking(self) -> None:
+        """Ask for no further copy."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def save_copy(self, attempt: Attempt, unit: int, version: Version, recorder: Recorder) -> None:
+        """Receive the copy of the state after `unit`, save it, and let the next one be made."""
+        try:
+            await self.save(version, await attempt.copied_state(unit), recorder)
+        except RunFailed as error:
+            await recorder.checkpoint_failed(version.step, str(error))
+        self._send(Kept(version.planned.job, version.planned.attempt, unit))
+        self.ask_later(version.planned)
+
+    async def save(self, version: Version, state: ReceivedState, recorder: Recorder) -> None:
+        """Save a version of the state; an earlier one that is being saved is finished first."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, self._write, version, state)
+        except (CheckpointError, JobError) as error:
+            await recorder.checkpoint_failed(version.step, str(error))
+        else:
+            await recorder.checkpointed(version.step, self.place)
+
+    async def close(self) -> None:
+        """Wait until what is being saved is saved."""
+        self.stop_asking()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    @cached_property
+    def _identity(self) -> RunIdentity:
+        return identity_of(self._prepared, self._training)
+
+    def _write(self, version: Version, state: ReceivedState) -> None:
+        assert self._checkpointing is not None
+        job, plan, owned = self._prepared.job, version.planned.plan, version.planned.owned
+        record = CheckpointRecord(
+            run=self._checkpointing.run,
+            job=job.name or "job",
+            step=version.step,
+            attempt=version.planned.attempt,
+            loss=version.loss,
+            identity=self._identity,
+            versions=Versions.own(),
+            cut=[CutSegment(p.segment, list(p.workers), owned[p.segment]) for p in plan.placements],
+            cut_sha256=cut_digest(plan),
+        )
+        self._checkpointing.store.save(record, self._contents(state))
+        self.saved = version.step
+
+    def _contents(self, state: ReceivedState) -> Contents:
+        weights: dict[str, Tensor] = {}
+        slots: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in state.tensors.items():
+            if key.slot:
+                slots.setdefault(key.name, {})[key.slot] = tensor
+            else:
+                weights[key.name] = tensor
+        coders = {str(segment): kept for segment, kept in state.coders.items()}
+        return Contents(self._prepared.job.model, weights, self._prepared.graph.ties, slots, coders)

@@ -15,6 +15,7 @@ from farflung.client.output.progress import Observer
 from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.weights import load_weights
+from farflung.client.run.checkpointing import Checkpointing
 from farflung.client.run.submitter import train
 from farflung.local.fleet import LocalFleet
 from farflung.plans import NO_WISHES, Wishes
@@ -38,13 +39,14 @@ class Fleet:
         wishes: Wishes = NO_WISHES,
         on: Sequence[str] = (),
         observer: Observer | None = None,
+        checkpointing: Checkpointing | None = None,
     ) -> tuple[Summary, list[dict[str, float]], Path]:
         """Train `job` on so many workers, or on those that `on` names: summary, rows and run folder."""
         self._runs += 1
         folder = self._folder / f"run-{self._runs}"
         run = RunFolder.create(folder)
         try:
-            work = train(job, self._identity, run, observer, workers, wishes, on)
+            work = train(job, self._identity, run, observer, workers, wishes, on, checkpointing)
             summary = self._runner.run(work)
         finally:
             run.close()

@@ -152,7 +152,9 @@ def test_optimizer_slots_travel_beside_their_parameter() -> None:
 
 def test_slots_that_nobody_asked_for_are_refused() -> None:
     header = msgspec.structs.replace(sent_by(0, state())[2][0], slot="exp_avg")
-    with pytest.raises(ProtocolError, match="exp_avg of 'norm' of segment 0, which the plan does not give it"):
+    with pytest.raises(
+        ProtocolError, match="exp_avg of 'norm' of segment 0, which the plan does not give it"
+    ):
         collector(state()).opening("a", header)
 
 

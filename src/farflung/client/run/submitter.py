@@ -66,20 +66,24 @@ async def train(
     workers: int = 0,
     wishes: Wishes = NO_WISHES,
     on: Sequence[str] = (),
+    checkpointing: Checkpointing | None = None,
 ) -> Summary:
     """Train a job on workers of the broker that `identity` joined.
 
     `workers` is how many, 0 if the planner chooses; `on` names the workers to take them from, by default all
-    idle ones.
+    idle ones. `checkpointing` is as in `Submitter`.
 
     Raises
     ------
     FarflungError
-        The job cannot be captured, cut or read. Later failures are reported in the summary.
+        The job cannot be captured, cut, read or resumed. Later failures are reported in the summary.
     """
     prepared = await asyncio.to_thread(prepare, job, workers)
     watching = observer or Observer()
-    return await Submitter(prepared, identity, run, watching, workers, on=on, wishes=wishes).run()
+    submitter = Submitter(
+        prepared, identity, run, watching, workers, on=on, wishes=wishes, checkpointing=checkpointing
+    )
+    return await submitter.run()
 
 
 class Submitter:

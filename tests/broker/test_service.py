@@ -34,12 +34,14 @@ from farflung.protocol.messages import (
     Decide,
     Denied,
     Ended,
+    Load,
     Loaded,
     Planned,
     Register,
     Registered,
     Renew,
     Renewed,
+    RolledBack,
     Running,
     SendState,
     Status,
@@ -195,22 +197,25 @@ def test_a_plan_that_fails_is_told_to_the_submitter(tmp_path: Path) -> None:
     story(tmp_path, scene)
 
 
-def test_a_worker_whose_link_drops_mid_run_ends_the_job(tmp_path: Path) -> None:
+def test_a_worker_whose_link_drops_mid_run_ends_the_attempt(tmp_path: Path) -> None:
     async def scene(service: BrokerService, folder: Path) -> None:
         ana, (first, second) = await running(service, folder)
         first.ready(0)
         second.drop()
-        end = await ana.hear(Ended)
-        assert end.state == "failed"
-        assert "worker lab-2 was lost at step 1" in end.reason
-        assert (await first.hear(Stop)).reason == end.reason
+        back = await ana.hear(RolledBack)
+        assert back.unit == 0 and "worker lab-2 was lost at step 1" in back.reason
+        assert (await first.hear(Stop)).reason == back.reason
         found = await status(service, folder)
         assert {worker.worker: worker.state for worker in found.workers} == {"lab-1": "idle", "lab-2": "lost"}
-        assert found.jobs[0].reason == end.reason
+        assert back.reason in found.jobs[0].reason and "waiting for 1 more worker" in found.jobs[0].reason
         # The survivor serves again, and so does the lost worker's next process.
-        await PretendedWorker.join(service, folder, "lab-2", "boot-2")
-        ana.say(job())
-        assert "job-2" in (await ana.hear(Accepted)).job
+        again = await PretendedWorker.join(service, folder, "lab-2", "boot-2")
+        await again.hear(Registered)
+        for worker in (first, again):
+            assert (await worker.hear(Load)).attempt == 2
+        for words in ("waiting for 1 more worker", "planning for 2 workers"):
+            assert words in (await ana.hear(Accepted)).state
+        assert (await ana.hear(Planned)).attempt == 2
 
     story(tmp_path, scene)
 
@@ -259,7 +264,7 @@ def test_a_worker_that_breaks_the_protocol_is_cut_off_and_told_why(tmp_path: Pat
         ana, (first, second) = await running(service, folder)
         second.ready(1)
         assert "expected unit 0" in await second.lost()
-        assert "worker lab-2 was lost" in (await ana.hear(Ended)).reason
+        assert "worker lab-2 was lost" in (await ana.hear(RolledBack)).reason
         await first.hear(Stop)
 
     story(tmp_path, scene)
@@ -466,7 +471,7 @@ def test_a_worker_that_falls_silent_is_lost_when_its_lease_is_over(tmp_path: Pat
         async with broker(folder, Timeouts(3.0)) as service:
             ana, (first, second) = await running(service, folder)
             second.freeze()
-            reason = (await ana.hear(Ended)).reason
+            reason = (await ana.hear(RolledBack)).reason
             assert "worker lab-2 was lost at step 1: nothing heard from worker lab-2 for 3 s" in reason
             assert (await first.hear(Stop)).reason == reason
             second.drop()

@@ -44,7 +44,7 @@ def test_a_worker_that_was_told_to_stop_has_left_and_was_not_lost() -> None:
     story.leave("b", f"worker b closed the link: {shutting_down('b')}")
     assert [worker.state for worker in status(story).workers] == ["idle", "left"]
     lines = [log_lines.log_line(fact) for fact in story.facts]
-    assert "worker b left" in lines and "job-1 is failed: worker b left at step 1: " in lines[-1]
+    assert lines[-3] == "worker b left" and "job-1 goes back to unit 0: worker b left at step 1" in lines[-2]
 
 
 def test_where_a_worker_has_moved_to_is_logged_in_one_line_even_if_it_only_claims_it() -> None:
@@ -70,7 +70,7 @@ def test_a_running_job_shows_its_step_loss_and_speed() -> None:
     assert job.workers == ["a"]
     story.leave("a")
     (job,) = status(story).jobs
-    assert job.state == "failed" and "worker a was lost" in job.reason
+    assert job.state == "queued" and "worker a was lost" in job.reason
     assert job.samples_per_second is None
 
 
@@ -103,5 +103,7 @@ def test_each_event_of_a_job_is_one_line() -> None:
         "job-1 is loading on a, b",
         "job-1 runs",
         "worker b was lost: connection reset",
-        "job-1 is failed: worker b was lost at step 2: connection reset; 1 of 3 steps were applied",
+        "job-1 goes back to unit 0: worker b was lost at step 2: connection reset",
+        "job-1: worker b was lost at step 2: connection reset; waiting for 1 more worker (have 1, the job"
+        " needs 2)",
     ]

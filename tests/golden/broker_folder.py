@@ -102,6 +102,11 @@ def _history() -> Iterator[Any]:
         yield fact(facts.CopyAsked, job=job)
         yield fact(facts.CopyStored, job=job, unit=1)
         yield fact(facts.CodecsDecided, job=job, attempt=2, unit=3)
+        yield fact(facts.JobRolledBack, job=job, attempt=2, unit=2)
+        yield fact(facts.JobPlanning, job=job, attempt=3, workers=["w-1", "w-2", "w-3", "w-4"])
+        yield fact(facts.JobLoading, job=job, programs={1: digest_of(_BLOBS[1])}, steering=None)
+        yield fact(facts.JobRunning, job=job)
+        yield fact(facts.UnitDecided, job=job, attempt=3, unit=2, keep=False)
         if job == "job-1":
             yield fact(facts.JobCollecting, job=job, state="done")
             yield fact(facts.JobEnded, job=job, state="done", reason="")

@@ -159,7 +159,7 @@ def test_a_lost_link_breaks_the_attempt_once(peer: str, named: str) -> None:
     state, done = run(*READY, FromBroker(Begin(JOB, ATTEMPT)), lost, PeerLost("c", "too"))
     assert state.phase == "broken"
     reason = f"lost the link to {named}: connection reset"
-    assert [c for c in done if isinstance(c, Tell)][1:] == [Tell(Broken(JOB, ATTEMPT, reason))]
+    assert [c for c in done if isinstance(c, Tell)][1:] == [Tell(Broken(JOB, ATTEMPT, reason, peer))]
     assert run(*READY, FromBroker(Begin(JOB, ATTEMPT)), lost, FromBroker(Stop(JOB, ATTEMPT, "over")))[0] == (
         State("b")
     )

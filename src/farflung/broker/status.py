@@ -80,7 +80,7 @@ def _job_status(job: Job) -> JobStatus:
         job=job.job,
         name=job.name,
         state=job.state,
-        reason=job.reason or job.words,
+        reason=job.words or job.reason,
         step=job.step,
         steps=job.training.steps,
         loss=None if job.training.emulated else job.loss,

@@ -34,6 +34,7 @@ from farflung.protocol.submitter import (
     Keep,
     Kept,
     Planned,
+    RolledBack,
     Running,
     Submit,
     UnitDone,
@@ -101,6 +102,7 @@ ToSubmitter = (
     | Running
     | UnitDone
     | CodecsChosen
+    | RolledBack
     | Collecting
     | Ended
     | Circuit

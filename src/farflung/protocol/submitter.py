@@ -124,11 +124,29 @@ class Keep(Message, frozen=True):
 
 
 class Kept(Message, frozen=True):
-    """The submitter has stored the copy of the state after `unit`, so the next copy may be made."""
+    """The submitter is through with the copy of the state after `unit`, so the next copy may be made.
+
+    If it is `stored`, the job begins there again after a failure (`RolledBack`).
+    """
 
     job: Id
     attempt: Count
     unit: Count
+    stored: bool = True
+
+
+class RolledBack(Message, frozen=True):
+    """The attempt ended for this reason: another one will begin at `unit`, after `step` steps.
+
+    The submitter then sends the state of that unit: of the copy that it stored last, else the state with
+    which it submitted the job.
+    """
+
+    job: Id
+    attempt: Count
+    unit: Count
+    step: Count
+    reason: Text
 
 
 class CodecChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

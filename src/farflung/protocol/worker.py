@@ -251,11 +251,12 @@ class SendState(Message, frozen=True):
 
 
 class Broken(Message, frozen=True):
-    """The worker cannot go on with the job (a peer was lost, an error in a segment)."""
+    """The worker cannot go on with the job: it lost the link to `peer`, or (without one) a segment failed."""
 
     job: Id
     attempt: Count
     reason: Text
+    peer: Id | None = None
 
 
 class Stop(Message, frozen=True):

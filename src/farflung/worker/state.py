@@ -314,7 +314,7 @@ def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
     if state.phase == "collecting" and not is_submitter:
         return state, []
     who = "the submitter" if is_submitter else f"worker {event.peer}"
-    return _break(state, f"lost the link to {who}: {event.reason}")
+    return _break(state, f"lost the link to {who}: {event.reason}", event.peer)
 
 
 def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Command]]:
@@ -360,12 +360,12 @@ def _refuse(state: State, problem: str) -> tuple[State, list[Command]]:
     return State(state.worker), [Tell(refused), Drop(problem), note]
 
 
-def _break(state: State, reason: str) -> tuple[State, list[Command]]:
+def _break(state: State, reason: str, peer: str | None = None) -> tuple[State, list[Command]]:
     """End the attempt here because it cannot go on; memory is freed when the broker says so."""
     assert state.load is not None
     if state.phase not in ("loading", "running", "collecting"):
         return state, []
-    broken = Broken(state.load.job, state.load.attempt, reason)
+    broken = Broken(state.load.job, state.load.attempt, reason, peer)
     note = Note(f"job {state.load.job}: {reason}; waiting for the broker's decision")
     return replace(state, phase="broken"), [Tell(broken), note]
 

@@ -262,8 +262,9 @@ def test_what_is_said_of_copies_is_no_progress_of_the_job() -> None:
     stored(story, 0)
     story.say(Keep("job-1", 1))
     assert job_of(story).pace == pace
-    story.feed(events.Tick(story.now, 900.0))
-    assert "step 2 is not complete on a, b after 50" in job_of(story).reason
+    (fact, *_) = story.feed(events.Tick(story.now, 900.0)).facts
+    assert isinstance(fact, facts.JobRolledBack)
+    assert "step 2 is not complete on a, b after 50" in fact.reason
 
 
 def test_no_copy_makes_a_job_overdue_that_trains() -> None:
@@ -289,7 +290,7 @@ def test_a_wait_may_be_longer_by_the_copy_that_shares_its_lines() -> None:
         return next(now for now in moments if overdue(job, now, 900.0)) - job.pace.moved_at
 
     copied = dataclasses.replace(job_of(story), plan=slow)
-    alone = dataclasses.replace(copied, copies=copied.copies.stored())
+    alone = dataclasses.replace(copied, copies=copied.copies.failed())
     assert longest(copied) - longest(alone) == 300.0  # the weights and two moments
     for state, whole, seconds in (("loading", True, 300.0), ("collecting", True, 300.0)):
         job = dataclasses.replace(alone, state=state, checkpoint_end=whole)

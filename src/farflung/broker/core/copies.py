@@ -13,12 +13,14 @@ class Copies:
 
     The state is to be copied after each `every` steps (0: never), and after the next step if `due`: the
     submitter asked for it, or an earlier copy was under way when it was its turn. `under_way` is the unit
-    whose copy the submitter has not stored yet.
+    whose copy the submitter has not stored yet. `stable` is the newest unit at which the job can begin with a
+    state that the submitter has.
     """
 
     every: int = 0
     due: bool = False
     under_way: int | None = None
+    stable: int = 0
 
     def takes(self, unit: Unit) -> bool:
         """Whether the state right after `unit` is to be copied."""
@@ -34,8 +36,12 @@ class Copies:
         """The copies once the submitter asks for one."""
         return replace(self, due=True)
 
-    def stored(self) -> Copies:
-        """The copies once the submitter has stored the one under way."""
+    def stored(self, unit: int) -> Copies:
+        """The copies once the submitter has stored the one under way, after `unit`."""
+        return replace(self, under_way=None, stable=unit + 1)
+
+    def failed(self) -> Copies:
+        """The copies once the submitter could not store the one under way."""
         return replace(self, under_way=None)
 
     def interrupted(self) -> Copies:

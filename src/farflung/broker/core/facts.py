@@ -94,12 +94,14 @@ class JobPlanning(Decision, frozen=True):
 class JobRequeued(Decision, frozen=True):
     """The attempt ended before any worker received a message about it: the job is queued again.
 
-    `unable` maps workers that lack ops of its model to what they lack.
+    `unable` maps workers that lack ops of its model to what they lack. If a job that ran before cannot be
+    planned on the workers that there are, `unfit` names them: it waits for others.
     """
 
     job: str
     reason: str
     unable: dict[str, str] = {}
+    unfit: list[str] = []
 
 
 class JobLoading(Decision, frozen=True):
@@ -151,10 +153,24 @@ class CopyAsked(Decision, frozen=True):
 
 
 class CopyStored(Decision, frozen=True):
-    """The submitter has stored the copy of the state after `unit`: none is under way any more."""
+    """No copy is under way any more; if `stored`, the submitter has the state after `unit`."""
 
     job: str
     unit: int
+    stored: bool = True
+
+
+class JobRolledBack(Decision, frozen=True):
+    """The attempt ended before the job did. Another one begins at `unit`; what was decided since is void.
+
+    `over` says that every unit had been decided: the submitter may have the whole state all the same.
+    """
+
+    job: str
+    attempt: int
+    unit: int
+    reason: str
+    over: bool = False
 
 
 class CodecsDecided(Decision, frozen=True):
@@ -234,6 +250,7 @@ AnyDecision = (
     | UnitDecided
     | CopyAsked
     | CopyStored
+    | JobRolledBack
     | CodecsDecided
     | JobCollecting
     | JobEnded

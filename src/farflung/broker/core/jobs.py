@@ -13,7 +13,6 @@ from farflung.broker.core.records import (
     CANCELLED,
     COLLECTING,
     DONE,
-    FAILED,
     LOADING,
     PLANNING,
     QUEUED,
@@ -98,7 +97,10 @@ def start_queued(turn: Transition) -> None:
         idle = turn.state.idle_for(job)
         usable = [name for name in job.on if name in idle] if job.on else idle
         needs = len(job.on) or job.asked or 1
-        if len(usable) >= needs:
+        if job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
+            _explain(turn, job, waiting_for("1 more worker"))
+            blocked = job
+        elif len(usable) >= needs:
             _plan(turn, job, usable)
         else:
             present = turn.state.same_kind_as(job)
@@ -189,13 +191,16 @@ def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
 
 
 def on_collected(turn: Transition, job: Job, message: Collected) -> None:
-    """End a job whose submitter has received the state.
+    """End a job whose submitter has received the state, also if a worker was lost only after that.
 
     Raises
     ------
     ProtocolError
         The job is not being collected.
     """
+    if message.attempt == job.recovery.over:
+        end(turn, job, DONE, "")
+        return
     if message.attempt < job.attempt:
         return
     if job.state != COLLECTING or message.attempt > job.attempt:
@@ -227,14 +232,14 @@ def on_kept(turn: Transition, job: Job, message: Kept) -> None:
     ProtocolError
         No copy of this unit is under way.
     """
-    if message.attempt < job.attempt:
-        return
+    if message.attempt < job.attempt or job.state == QUEUED:
+        return  # of an attempt that has failed
     if message.attempt > job.attempt or message.unit != job.copies.under_way:
         raise ProtocolError(
             f"the submitter says it stored the copy of unit {message.unit} of {job.job}, "
             "which is not under way"
         )
-    turn.emit(facts.CopyStored(turn.now, job.job, message.unit))
+    turn.emit(facts.CopyStored(turn.now, job.job, message.unit, message.stored))
 
 
 def cancel(turn: Transition, job: Job, message: Cancel) -> None:
@@ -247,17 +252,6 @@ def cancel(turn: Transition, job: Job, message: Cancel) -> None:
         turn.do(Reply(Collecting(job.job, job.attempt, job.step, job.ending, job.reason)))
     else:
         end(turn, job, CANCELLED, message.reason)
-
-
-def give_up(turn: Transition, job: Job, reason: str) -> None:
-    """Stop an attempt that cannot go on: while planning, the job is queued again; later, it fails."""
-    if job.state == PLANNING:
-        turn.emit(facts.JobRequeued(turn.now, job.job, one_line(reason)))
-    elif job.state == COLLECTING and job.ending != DONE:
-        end(turn, job, job.ending, f"{job.reason}; its weights are not complete: {reason}")
-    else:
-        kept = f"; {job.step} of {job.training.steps} steps were applied" if job.step else ""
-        end(turn, job, FAILED, reason + kept)
 
 
 def end(turn: Transition, job: Job, state: str, reason: str) -> None:

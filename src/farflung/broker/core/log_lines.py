@@ -39,7 +39,7 @@ def _describe_job_submitted(fact: facts.JobSubmitted) -> str:
 
 @log_line.register
 def _describe_wait_explained(fact: facts.WaitExplained) -> str:
-    return f"{fact.job} is {fact.words}"
+    return f"{fact.job}: {fact.words}"
 
 
 @log_line.register
@@ -51,6 +51,11 @@ def _describe_job_planning(fact: facts.JobPlanning) -> str:
 def _describe_job_requeued(fact: facts.JobRequeued) -> str:
     lacking = "; ".join(f"{worker} cannot run it: {why}" for worker, why in fact.unable.items())
     return f"{fact.job} went back to the queue{_because(fact.reason or lacking)}"
+
+
+@log_line.register
+def _describe_job_rolled_back(fact: facts.JobRolledBack) -> str:
+    return f"{fact.job} goes back to unit {fact.unit}: {fact.reason}"
 
 
 @log_line.register
@@ -66,7 +71,8 @@ def _describe_job_running(fact: facts.JobRunning) -> str:
 
 @log_line.register
 def _describe_copy_stored(fact: facts.CopyStored) -> str:
-    return f"{fact.job}: the submitter has stored the copy of the state after unit {fact.unit}"
+    what = "has stored" if fact.stored else "could not store"
+    return f"{fact.job}: the submitter {what} the copy of the state after unit {fact.unit}"
 
 
 @log_line.register

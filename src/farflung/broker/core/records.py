@@ -68,6 +68,22 @@ class Pace:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """The attempts of a job that have failed.
+
+    `failed` counts them. `reached` is the furthest unit that any attempt began, and `fruitless` how many in a
+    row failed without getting further. `over` is the newest attempt that had decided every unit (0: none).
+    `unfit` are the workers on which the job was found impossible to plan.
+    """
+
+    failed: int = 0
+    reached: int = 0
+    fruitless: int = 0
+    over: int = 0
+    unfit: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Job:
     """One job. `unit` runs, or runs next, in whichever attempt; it is None once every unit is decided. `step`
     counts applied training steps.
@@ -78,7 +94,7 @@ class Job:
     again. `trained` are the value ids of the parameters that each segment updates. `codecs` are the current
     codecs of its links. `decisions` are those that may have to be sent again,
     the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end` workers
-    send it whole at the end.
+    send it whole at the end. `recovery` counts what failures have cost it.
 
     `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits) and `tuning` (codec
     tuning) are observed, and empty after a replay.
@@ -114,6 +130,7 @@ class Job:
     tuning: TuningState | None = None
     copies: Copies = field(default_factory=Copies)
     checkpoint_end: bool = False
+    recovery: Recovery = field(default_factory=Recovery)
 
     @property
     def over(self) -> bool:

@@ -20,11 +20,13 @@ from farflung.broker.core.records import (
     RUNNING,
     Job,
     Pace,
+    Recovery,
     State,
     Worker,
 )
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES
+from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.worker import Decide
 
 
@@ -100,7 +102,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         attempt=fact.attempts,
         unit=unit,
         step=0 if unit is None else unit.step,
-        copies=Copies(fact.checkpoint_every),
+        copies=Copies(fact.checkpoint_every, stable=fact.unit),
         checkpoint_end=fact.checkpoint_end,
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
@@ -130,7 +132,41 @@ def _apply_job_requeued(fact: facts.JobRequeued, state: State) -> State:
     job = state.jobs[fact.job]
     unable = {**job.unable, **fact.unable}
     queued = replace(
-        job, state=QUEUED, reason=fact.reason, unable=unable, members=(), words="", pace=Pace(fact.at)
+        job,
+        state=QUEUED,
+        reason=fact.reason,
+        unable=unable,
+        members=(),
+        words="",
+        pace=Pace(fact.at),
+        recovery=replace(job.recovery, unfit=tuple(fact.unfit)),
+    )
+    return _assign_workers(state, job, ()).with_job(queued)
+
+
+@_evolve.register
+def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
+    job, unit = state.jobs[fact.job], state.jobs[fact.job].training.units().at(fact.unit)
+    assert unit is not None
+    queued = replace(
+        job,
+        state=QUEUED,
+        reason=fact.reason,
+        members=(),
+        words="",
+        pace=Pace(fact.at),
+        blobs=JobBlobs(job.blobs.graph),
+        plan=None,
+        unit=unit,
+        step=unit.step,
+        ending="",
+        loaded=frozenset(),
+        group=None,
+        codecs=(),
+        decisions=(),
+        tuning=None,
+        copies=job.copies.interrupted(),
+        recovery=_after_attempt(job, fact),
     )
     return _assign_workers(state, job, ()).with_job(queued)
 
@@ -187,7 +223,8 @@ def _apply_copy_asked(fact: facts.CopyAsked, state: State) -> State:
 @_evolve.register
 def _apply_copy_stored(fact: facts.CopyStored, state: State) -> State:
     job = state.jobs[fact.job]
-    return state.with_job(replace(job, copies=job.copies.stored()))
+    copies = job.copies.stored(fact.unit) if fact.stored else job.copies.failed()
+    return state.with_job(replace(job, copies=copies))
 
 
 @_evolve.register
@@ -233,6 +270,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         codecs=(),
         decisions=(),
         copies=Copies(),
+        recovery=Recovery(),
         tuning=None,
         words="",
     )
@@ -277,6 +315,14 @@ def _assign_workers(state: State, job: Job, keep: Collection[str]) -> State:
         elif worker.job == job.job:
             state = state.with_worker(replace(worker, job=None))
     return state
+
+
+def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
+    began = MOST_COUNT if job.unit is None else job.unit.number
+    before = job.recovery
+    fruitless = 0 if began > before.reached else before.fruitless + 1
+    over = fact.attempt if fact.over else before.over
+    return Recovery(before.failed + 1, max(began, before.reached), fruitless, over)
 
 
 def _next_pace(job: Job, at: float) -> Pace:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from farflung.broker.codecs import tuning
-from farflung.broker.core import events, facts, jobs, units
+from farflung.broker.core import events, facts, jobs, recovery, units
 from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
@@ -110,7 +110,7 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
             if job.state == PLANNING:  # `give_up` would only plan it again
                 jobs.end(turn, job, FAILED, reason)
             else:
-                jobs.give_up(turn, job, reason)
+                recovery.give_up(turn, job, reason)
 
 
 @_decide.register
@@ -211,9 +211,12 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
             reachability.not_reached(turn, job, event.worker, message)
         case UnitReady():
             units.add_shares(turn, job, event.worker, message)
-        case Refused() | Broken():
-            verb = "refused the job" if isinstance(message, Refused) else "could not go on"
-            jobs.give_up(turn, job, f"worker {event.worker} {verb} {jobs.moment(job)}: {message.reason}")
+        case Refused():
+            why = f"worker {event.worker} refused the job {jobs.moment(job)}: {message.reason}"
+            recovery.fail(turn, job, why)
+        case Broken():
+            why = f"worker {event.worker} could not go on {jobs.moment(job)}: {message.reason}"
+            (recovery.give_up if message.peer else recovery.fail)(turn, job, why)
 
 
 @_decide.register
@@ -264,7 +267,7 @@ def _on_plan_made(event: events.PlanMade, turn: Transition) -> None:
 def _on_plan_failed(event: events.PlanFailed, turn: Transition) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
-        jobs.end(turn, job, FAILED, event.reason)
+        recovery.cannot_be_planned(turn, job, event.reason)
 
 
 @_decide.register
@@ -286,7 +289,7 @@ def _lose(turn: Transition, name: str, reason: str) -> None:
     if job is not None:
         lost_job = turn.state.jobs[job]
         verb = "left" if has_left(name, reason) else "was lost"
-        jobs.give_up(turn, lost_job, f"worker {name} {verb} {jobs.moment(lost_job)}: {reason}")
+        recovery.give_up(turn, lost_job, f"worker {name} {verb} {jobs.moment(lost_job)}: {reason}")
 
 
 def _job_of(turn: Transition, event: events.WorkerMessage) -> Job | None:

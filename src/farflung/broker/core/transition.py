@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from farflung.broker.core.blobs import Digest, digest_of
 from farflung.broker.core.events import Command, Send, SendToSubmitter
-from farflung.broker.core.facts import Fact, JobEnded, JobLoading, JobPlanning
+from farflung.broker.core.facts import Fact, JobEnded, JobLoading, JobPlanning, JobRolledBack
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.reducer import reduce_fact
 from farflung.protocol.messages import Message
+
+_CHANGES_BLOBS = (JobPlanning, JobLoading, JobRolledBack, JobEnded)
 
 
 class Transition:
@@ -34,7 +36,7 @@ class Transition:
 
     def unneeded_blobs(self) -> frozenset[Digest]:
         """The blobs that jobs needed before and no job needs now."""
-        jobs = {fact.job for fact in self.facts if isinstance(fact, JobPlanning | JobLoading | JobEnded)}
+        jobs = {fact.job for fact in self.facts if isinstance(fact, _CHANGES_BLOBS)}
         held = [self._before.jobs[job].blobs.digests() for job in jobs & self._before.jobs.keys()]
         return frozenset[Digest]().union(*held) - self.state.blobs() if held else frozenset()
 

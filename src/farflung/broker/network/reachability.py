@@ -82,7 +82,8 @@ def byte_quota(plan: Plan, training: Training, a: str, b: str, submitter: str) -
     if submitter in (a, b):
         mine = set(plan.segments_of(b if a == submitter else a))
         fed = sum(edge.bytes for edge in plan.edges if edge.source == FEEDER and edge.target in mine)
-        state = sum(part.parameter_bytes for part in plan.placements if part.segment in mine)
+        weights = sum(part.parameter_bytes for part in plan.placements if part.segment in mine)
+        state = (1 + training.optimizer.moments) * weights  # more copies of it take more circuits
         expected = fed * microbatches + 2 * state
     else:
         crossing = [

@@ -21,10 +21,18 @@ from farflung.client.output.run_folder import RunFolder
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError, RunFailed
 from farflung.plans import Prediction
-from farflung.protocol.messages import Accepted, CodecsChosen, Collecting, Planned, UnitDone
+from farflung.protocol.messages import (
+    Accepted,
+    CodecsChosen,
+    Collecting,
+    Planned,
+    RolledBack,
+    UnitDone,
+)
 from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.optimizer import learning_rate
 from farflung.schedule import Unit
+from farflung.text import count_of
 
 TYPICAL_OF = 1000  # steps
 
@@ -72,6 +80,12 @@ class RunMetrics:
         self.loading_seconds = now - self._loading_since
         self.loading_bytes = self._counted_bytes = sent_bytes
         self._last = now
+
+    def rolled_back(self, unit: int) -> None:
+        """Go back to `unit`, which runs again."""
+        self.current = self._units.at(unit)
+        self.steps = self._steps_before = self.current.step if self.current else self._training.steps
+        self._recent.clear()
 
     def finished(self, done: UnitDone, now: float, sent_bytes: int) -> StepRow | None:
         """Count a decided unit.
@@ -272,6 +286,21 @@ class Recorder:
         self.observer.codecs_chosen(message)
         await self._record("codecs", step=message.step, changes=message.changes, words=message.words)
 
+    async def rolled_back(self, message: RolledBack) -> None:
+        """The attempt has ended; the job goes on from an earlier unit."""
+        done = self.metrics.steps
+        self.metrics.rolled_back(message.unit)
+        again = f", and does {count_of(done - message.step, 'step')} again" if done > message.step else ""
+        self.observer.warned(f"{message.reason}. The run goes on from step {message.step}{again}")
+        await self._record(
+            "rolled back",
+            attempt=message.attempt,
+            unit=message.unit,
+            step=message.step,
+            done=done,
+            reason=message.reason,
+        )
+
     async def checkpointed(self, step: int, place: str) -> None:
         """The state after a step is saved."""
         self.metrics.checkpoint_step = step
@@ -299,10 +328,12 @@ class Recorder:
         """What a failed run has stored, as the end of a sentence."""
         if not self.metrics.steps:
             return ""
-        step = self.metrics.weights_step
+        step, saved = self.metrics.weights_step, self.metrics.checkpoint_step
         weights = "" if step is None else f" and the weights of step {step}"
         steps = "1 step" if self.metrics.steps == 1 else f"{self.metrics.steps} steps"
         note = f"; the metrics of {steps}{weights} are in {self.folder.path}"
+        if saved is not None:
+            return f"{note}, and the checkpoint of step {saved} with all that the run needs to go on"
         if step is not None or self._emulated:
             return note
         return f"{note}, but the weights were with the workers and are lost: the run must start again"

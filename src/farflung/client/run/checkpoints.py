@@ -69,6 +69,19 @@ class RunCheckpoints:
         self.saved = None if resumed is None else resumed.record.step
         """The step of the newest checkpoint, None if there is none."""
 
+    def start_at(self, unit: int, step: int) -> Start:
+        """The state at `unit`, after `step` steps: that of a checkpoint, or the one that the run began with.
+
+        Raises
+        ------
+        CheckpointError
+            The checkpoint of that step cannot be read.
+        """
+        if unit == self.start.unit or self._checkpointing is None:
+            return self.start
+        checkpoint = self._checkpointing.store.load(step)
+        return Start.of(self._prepared, self._training, checkpoint, unit)
+
     def ask_later(self, planned: Planned) -> None:
         """Ask for a copy of the state once the seconds between two checkpoints have passed."""
         self.stop_asking()
@@ -84,21 +97,23 @@ class RunCheckpoints:
     async def save_copy(self, attempt: Attempt, unit: int, version: Version, recorder: Recorder) -> None:
         """Receive the copy of the state after `unit`, save it, and let the next one be made."""
         try:
-            await self.save(version, await attempt.copied_state(unit), recorder)
+            is_saved = await self.save(version, await attempt.copied_state(unit), recorder)
         except RunFailed as error:
+            is_saved = False
             await recorder.checkpoint_failed(version.step, str(error))
-        self._send(Kept(version.planned.job, version.planned.attempt, unit))
+        self._send(Kept(version.planned.job, version.planned.attempt, unit, is_saved))
         self.ask_later(version.planned)
 
-    async def save(self, version: Version, state: ReceivedState, recorder: Recorder) -> None:
-        """Save a version of the state; an earlier one that is being saved is finished first."""
+    async def save(self, version: Version, state: ReceivedState, recorder: Recorder) -> bool:
+        """Save a version of the state, after any earlier one; returns whether it could be saved."""
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._thread, self._write, version, state)
         except (CheckpointError, JobError) as error:
             await recorder.checkpoint_failed(version.step, str(error))
-        else:
-            await recorder.checkpointed(version.step, self.place)
+            return False
+        await recorder.checkpointed(version.step, self.place)
+        return True
 
     async def close(self) -> None:
         """Wait until what is being saved is saved."""

@@ -29,6 +29,14 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class AttemptLost:
+    """An attempt lost a worker, or cannot reach one."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class FleetLost:
     """A worker or process that the job depends on is gone."""
 
@@ -40,7 +48,7 @@ class WeightsSaved:
     """The trained weights are in the run folder."""
 
 
-Event = Message | Lost | TaskFailed | Stop | FleetLost | WeightsSaved
+Event = Message | Lost | AttemptLost | TaskFailed | Stop | FleetLost | WeightsSaved
 
 
 BackgroundTask = Callable[[], Coroutine[None, None, None]]
@@ -73,9 +81,9 @@ class BackgroundTasks:
         try:
             await task()
         except Exception as error:
-            self._on_failure(TaskFailed(_first(error), collect))
+            self._on_failure(TaskFailed(first_error(error), collect))
 
 
-def _first(error: BaseException) -> BaseException:
+def first_error(error: BaseException) -> BaseException:
     """The first error of an exception group, or the error itself."""
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+    return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -44,8 +44,12 @@ class Start:
         return cls(training, StateByKey(prepared.state))
 
     @classmethod
-    def of(cls, prepared: Prepared, training: Training, checkpoint: Checkpoint) -> Start:
+    def of(
+        cls, prepared: Prepared, training: Training, checkpoint: Checkpoint, unit: int | None = None
+    ) -> Start:
         """The state of a checkpoint of the same run; see `require_same_run`.
+
+        The attempt begins at `unit`, by default at the first training unit after the checkpoint's step.
 
         Raises
         ------
@@ -53,8 +57,8 @@ class Start:
             The run is done, or the checkpoint lacks a tensor or has one of another type or shape.
         """
         record = checkpoint.record
-        unit = training.units().after(record.step)
-        if unit is None:
+        first = training.units().after(record.step) if unit is None else unit
+        if first is None:
             raise CheckpointError(
                 f"nothing is left to do: {record.step} of {training.steps} steps are done; ask for more with"
                 " --steps"
@@ -70,7 +74,7 @@ class Start:
         own = {name: tensor for name, tensor in named.items() if tensor is not None}
         coders = {int(at): state for at, state in checkpoint.coders.items() if at.isdecimal()}
         state = StateByKey(_Over(own, prepared.state), slots)
-        return cls(training, state, unit, record.step, coders, record.cut_sha256)
+        return cls(training, state, first, record.step, coders, record.cut_sha256)
 
     def coders_of(self, plan: Plan, segment: int) -> bytes:
         """The state for the coders of the worker whose first segment is `segment`."""

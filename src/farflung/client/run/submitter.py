@@ -20,9 +20,18 @@ from farflung.client.run.attempt import Attempt
 from farflung.client.run.broker_client import Lost, open_broker_session
 from farflung.client.run.checkpointing import NEVER, Checkpointing, CheckpointPolicy
 from farflung.client.run.checkpoints import RunCheckpoints, Version
-from farflung.client.run.events import BackgroundTasks, Event, FleetLost, Stop, TaskFailed, WeightsSaved
+from farflung.client.run.events import (
+    AttemptLost,
+    BackgroundTasks,
+    Event,
+    FleetLost,
+    Stop,
+    TaskFailed,
+    WeightsSaved,
+    first_error,
+)
 from farflung.client.run.worker_session import WorkerRoutes
-from farflung.errors import FarflungError, RunFailed
+from farflung.errors import ConnectionFailed, FarflungError, RunFailed
 from farflung.plans import NO_WISHES, Wishes
 from farflung.plans.codec_policy import is_auto
 from farflung.plans.wishes import CodecWishes
@@ -42,11 +51,13 @@ from farflung.protocol.messages import (
     PeerMoved,
     Planned,
     Renewed,
+    RolledBack,
     Running,
     Submit,
     UnitDone,
     encode,
 )
+from farflung.protocol.submitter import waits_for_more
 from farflung.runtime.training import Training
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.names import BROKER_ID
@@ -128,7 +139,7 @@ class Submitter:
         self._job = ""  # empty before the broker accepts the job and after it has ended
         self._failure = ""
         self._stop_reason = ""
-        self._is_failing = False
+        self._failing: asyncio.TimerHandle | None = None
         self._is_collecting = False
         self._has_weights = False
 
@@ -216,6 +227,8 @@ class Submitter:
                     self._save_copy(event.unit)
             case CodecsChosen():
                 await self.recorder.codecs_chosen(event)
+            case RolledBack():
+                await self._roll_back(event)
             case Collecting():
                 await self._begin_collecting(event)
             case WeightsSaved():
@@ -239,10 +252,11 @@ class Submitter:
                 return self._task_failed(event)
             case Denied():
                 return Outcome(FAILED, f"the broker refused: {event.reason}")
-            case Lost(peer=peer, reason=reason) if peer == BROKER_ID:
-                return self._broker_lost(reason)
-            case Lost(peer=peer, reason=reason):
-                self._fleet_lost(f"worker {peer} was lost: {reason}")
+            case Lost():
+                return self._broker_lost(event.reason)
+            case AttemptLost():
+                if self._attempt is not None and event.attempt == self._attempt.planned.attempt:
+                    self._fleet_lost(event.reason)
             case FleetLost():
                 self._fleet_lost(event.reason)
         return None
@@ -252,7 +266,7 @@ class Submitter:
         await self.recorder.accepted(message)
         if self._stop_reason:
             self._cancel(self._stop_reason)
-        if message.lacking and self._closed:
+        if self._closed and (message.lacking or waits_for_more(message.state)):
             return Outcome(FAILED, f"no other workers will join here: {message.state}")
         return None
 
@@ -265,9 +279,32 @@ class Submitter:
             self._start,
             self._checkpoints.policy.end,
             self.recorder.observer,
-            self._events.put_nowait,
+            lambda lost: self._attempt_lost(planned, f"worker {lost.peer} was lost: {lost.reason}"),
         )
-        self._tasks.begin(partial(self._attempt.load, self._require_routes()), collect=False)
+        self._tasks.begin(partial(self._load, self._attempt), collect=False)
+
+    async def _load(self, attempt: Attempt) -> None:
+        try:
+            await attempt.load(self._require_routes())
+        except* ConnectionFailed as group:
+            self._attempt_lost(attempt.planned, str(first_error(group)))
+
+    def _attempt_lost(self, planned: Planned, reason: str) -> None:
+        self._events.put_nowait(AttemptLost(planned.attempt, reason))
+
+    async def _roll_back(self, message: RolledBack) -> None:
+        """End the attempt here, and wait for the plan of the next one, which begins at an earlier unit."""
+        if self._has_weights:  # the broker ends the job once it hears of that
+            return
+        ended, self._attempt = self._require_attempt(), None
+        self._is_collecting = False
+        self._checkpoints.stop_asking()
+        self._stop_failing()
+        self._tasks.stop()
+        self._tasks.begin(partial(ended.close, message.reason), collect=False)
+        await self.recorder.rolled_back(message)
+        start = partial(self._checkpoints.start_at, message.unit, message.step)
+        self._start = await asyncio.to_thread(start)
 
     async def _begin_collecting(self, message: Collecting) -> None:
         if self._is_collecting:  # the broker repeats it if a job that is collecting is cancelled
@@ -330,13 +367,17 @@ class Submitter:
         return Outcome(FAILED, self._failure or f"{broker}{self.recorder.stored_note()}")
 
     def _fleet_lost(self, reason: str) -> None:
-        """Fail, unless the broker, which knows more, gives its own reason within the lease."""
-        if self._has_weights or self._is_failing:
+        """Fail, unless the broker, which knows more, ends the attempt or the job within the lease."""
+        if self._has_weights or self._failing is not None:
             return
-        self._is_failing = True
         overdue = TaskFailed(RunFailed(f"{reason}{self.recorder.stored_note()}"), collect=False)
         loop = asyncio.get_running_loop()
-        loop.call_later(self._timeouts.lease_seconds, self._events.put_nowait, overdue)
+        self._failing = loop.call_later(self._timeouts.lease_seconds, self._events.put_nowait, overdue)
+
+    def _stop_failing(self) -> None:
+        if self._failing is not None:
+            self._failing.cancel()
+            self._failing = None
 
     def _require_routes(self) -> WorkerRoutes:
         assert self._routes is not None

@@ -20,6 +20,7 @@ from farflung.client.output.checkpoints.record import (
 )
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary
+from farflung.client.output.run_record import RunOptions, RunRecord
 from farflung.lab.run.emulation import Emulation
 from farflung.lab.run.report import LabReport
 from farflung.lab.switch.stats import LinkStats, Stats
@@ -31,6 +32,7 @@ FILES = {
     "metrics.jsonl": [StepRow, LinkRow],
     "summary.json": [Summary, CorpusRecord],
     "events.jsonl": [Prediction],
+    "run.json": [RunRecord, RunOptions],
     "plan.json": [Plan, Placement, Edge, LinkCodec, LaterCodecs],
     "checkpoint.json": [
         CheckpointRecord,

@@ -19,6 +19,7 @@ from farflung.broker.security.tokens import KnownToken
 from farflung.broker.survey.measurements import Measurement, read_row, row
 from farflung.client.capture.report import CaptureReport, Refusal
 from farflung.client.output.records import StepRow, Summary
+from farflung.client.output.run_record import RunRecord
 from farflung.lab.measure.calibration import Calibration
 from farflung.lab.registry import Record as LabRecord
 from farflung.lab.run.report import LabReport
@@ -118,6 +119,7 @@ FORMATS: Mapping[str, Format] = {
     "lab.json": _document(LabReport),
     "metrics.jsonl": _document(StepRow),
     "summary.json": _document(Summary),
+    "run.json": _document(RunRecord),
     "device profile": _document(DeviceProfile),
     "losses.json": Format(dict[str, ladder.Loss], ladder.written, ladder.read, True),
     # What commands print with --json.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farflung.cli.options.target import parse_target
+from farflung.client.output.run_record import RunOptions
 from farflung.plans import CodecWishes
 
 
@@ -12,6 +13,6 @@ from farflung.plans import CodecWishes
 def test_a_scheduler_that_local_workers_leave_nothing_to_ask_is_told(
     scheduler: str, is_said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = parse_target(2, None, None, 0, None, None, None, scheduler, None, "auto", CodecWishes())
+    target = parse_target(RunOptions(local=2, scheduler=scheduler), None, CodecWishes())
     assert target.local == 2
     assert (f"--scheduler {scheduler} is ignored" in capsys.readouterr().err) == is_said

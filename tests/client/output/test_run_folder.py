@@ -8,10 +8,12 @@ import sys
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from farflung.client.output.records import StepRow, Summary
 from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.run_record import RunOptions, RunRecord, read_record
 from farflung.errors import JobError, RunFailed
 from farflung.plans import Placement, Plan
 
@@ -154,3 +156,83 @@ def test_a_document_that_does_not_fit_leaves_the_old_one(
         "metrics.jsonl",
         "summary.json",
     ]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_that_is_opened_again_keeps_its_rows_and_files(tmp_path: Path) -> None:
+    first = RunFolder.create(tmp_path / "run")
+    first.add_step(row(1))
+    first.add_event(1.0, "planned", attempt=1)
+    first.write_record(RunRecord(run="r1", farflung="0.1", job="/job.py", options=RunOptions(steps=3)))
+    first.close()
+    before = contents(tmp_path)
+    again = RunFolder.reopen(tmp_path / "run")
+    assert contents(tmp_path) == before
+    assert again.previous is None and not again.restore_previous()
+    again.add_step(row(2))
+    again.close()
+    assert [entry["step"] for entry in lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+    assert len(lines(tmp_path / "run" / "events.jsonl")) == 1
+    assert read_record(tmp_path / "run").options.steps == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("torn", [b'{"step":2,"lo', b"x" * 200_000, b'{"step":2}'])
+def test_a_part_of_a_row_goes_when_the_next_one_comes(tmp_path: Path, torn: bytes) -> None:
+    first = RunFolder.create(tmp_path / "run")
+    first.add_step(row(1))
+    first.close()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    with metrics.open("ab") as file:
+        file.write(torn)
+    before = contents(tmp_path)
+    again = RunFolder.reopen(tmp_path / "run")
+    assert contents(tmp_path) == before
+    again.add_step(row(2))
+    again.add_step(row(3))
+    again.close()
+    assert [entry["step"] for entry in lines(metrics)] == [1, 2, 3]
+
+
+def test_a_file_with_only_a_part_of_a_row_begins_anew(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run").close()
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(b'{"step":')
+    again = RunFolder.reopen(tmp_path / "run")
+    again.add_step(row(1))
+    again.close()
+    assert [entry["step"] for entry in lines(tmp_path / "run" / "metrics.jsonl")] == [1]
+
+
+def test_a_run_that_goes_on_is_not_opened_again(tmp_path: Path) -> None:
+    first = RunFolder.create(tmp_path / "run")
+    for refuse in (RunFolder.check_earlier, RunFolder.reopen):
+        with pytest.raises(JobError, match=r"another run is writing to .*: wait for it, or stop it first"):
+            refuse(tmp_path / "run")
+    first.close()
+    second = RunFolder.reopen(tmp_path / "run")
+    with pytest.raises(JobError, match="another run is writing"):
+        RunFolder.reopen(tmp_path / "run")
+    second.close()
+
+
+def test_what_is_no_run_is_not_opened_again(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    for path, found in [("nowhere", "nothing"), ("thesis.tex", "a file"), ("", "another folder")]:
+        with pytest.raises(JobError, match=f"expected the folder of a run at .*, found {found}"):
+            RunFolder.reopen(tmp_path / path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_knows_whether_a_checkpoint_was_saved(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    assert not run.has_checkpoint()
+    for step in (None, 3):
+        run.write_summary(msgspec.structs.replace(summary("cancelled"), checkpoint_step=step))
+        assert run.has_checkpoint() is (step is not None)
+    (tmp_path / "run" / "summary.json").write_text("{")
+    assert not run.has_checkpoint()
+    run.close()

@@ -6,6 +6,8 @@ codecs
     `--codec`.
 planning
     Topology, scheduler and the efficiency of devices.
+checkpoints
+    When and where checkpoints are saved, and which run to resume.
 target
     Where `farflung train` trains: on local workers or on a broker's.
 """

@@ -27,21 +27,23 @@ EfficiencyOption = Annotated[
         "--efficiency", help="Fraction of rated TFLOP/s that devices sustain. [default: 0.4; 0.7 if measured]"
     ),
 ]
-SchedulerOption = Annotated[
-    str,
-    typer.Option(
-        "--scheduler",
-        help="auto, equal-count, equal-compute, op-fence, op-fence-plus, evolutionary or exact.",
-    ),
-]
-RecomputeOption = Annotated[
-    str,
-    typer.Option(
-        "--recompute",
-        metavar="WHEN",
-        help="Recompute activations instead of storing them: auto (where memory is short), always or never.",
-    ),
-]
+_SCHEDULER = typer.Option(
+    "--scheduler",
+    help="auto, equal-count, equal-compute, op-fence, op-fence-plus, evolutionary or exact. [default: auto]",
+    show_default=False,
+)
+SchedulerOption = Annotated[str, _SCHEDULER]
+GivenSchedulerOption = Annotated[str | None, _SCHEDULER]
+"""As above, but None where it is not given."""
+_RECOMPUTE = typer.Option(
+    "--recompute",
+    metavar="WHEN",
+    help="Recompute activations instead of storing them: auto (where memory is short), always or never."
+    " [default: auto]",
+    show_default=False,
+)
+RecomputeOption = Annotated[str, _RECOMPUTE]
+GivenRecomputeOption = Annotated[str | None, _RECOMPUTE]
 PictureOption = Annotated[
     Path | None,
     typer.Option(

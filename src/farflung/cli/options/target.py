@@ -14,6 +14,7 @@ from farflung.errors import JobError
 from farflung.plans.wishes import AUTO
 
 if TYPE_CHECKING:
+    from farflung.client.output.run_record import RunOptions
     from farflung.plans import CodecWishes, Wishes
 
 MOST_LOCAL = 256
@@ -24,7 +25,10 @@ LocalOption = Annotated[
 BrokerOption = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Train on the workers of this broker.")
 ]
-WorkersOption = Annotated[int, typer.Option(help="Number of workers to train on; 0: the planner chooses.")]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Number of workers to train on; 0: the planner chooses. [default: 0]"),
+]
 BackendsOption = Annotated[
     str | None,
     typer.Option(
@@ -58,21 +62,11 @@ class Target:
     wishes: Wishes
 
 
-def parse_target(
-    local: int | None,
-    broker: str | None,
-    token: str | None,
-    workers: int,
-    backends: str | None,
-    on: str | None,
-    topology: str | None,
-    scheduler: str,
-    efficiency: float | None,
-    recompute: str,
-    codecs: CodecWishes,
-) -> Target:
+def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) -> Target:
     """The target that the options describe; raises JobError if they contradict each other."""
-    if local is not None and (broker is not None or token is not None or workers or on or topology):
+    local, workers, on = options.local, options.workers or 0, options.on
+    at_broker = options.broker is not None or token is not None
+    if local is not None and (at_broker or workers or on or options.topology):
         raise JobError(
             "--local starts its own broker and workers, all alike:"
             " leave --broker, --token, --workers, --on and --topology out"
@@ -83,13 +77,13 @@ def parse_target(
         raise JobError(f"--local takes 1 to {MOST_LOCAL} workers, found {local}")
     if workers < 0:
         raise JobError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
-    frameworks, chosen = _frameworks(local, backends), _chosen(on)
-    wishes = _wishes(topology, scheduler, efficiency, chosen, recompute, codecs)
+    frameworks, chosen = _frameworks(local, options.backends), _chosen(on)
+    wishes = _wishes(options, chosen, codecs)
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
     if known := local_ids(local or 0) or pool:
         codecs.require_ends(known)
-    if local is not None and scheduler != AUTO:
-        note(f"--scheduler {scheduler} is ignored: --local workers are not measured before a run")
+    if local is not None and wishes.scheduler != AUTO:
+        note(f"--scheduler {wishes.scheduler} is ignored: --local workers are not measured before a run")
     asked_by = "--local" if local else "--on" if chosen else "--workers"
     return Target(local or 0, local or workers or len(chosen), asked_by, pool, frameworks, wishes)
 
@@ -126,21 +120,15 @@ def _chosen(on: str | None) -> list[str]:
     return ids
 
 
-def _wishes(
-    topology: str | None,
-    scheduler: str,
-    efficiency: float | None,
-    chosen: Sequence[str],
-    recompute: str,
-    codecs: CodecWishes,
-) -> Wishes:
+def _wishes(options: RunOptions, chosen: Sequence[str], codecs: CodecWishes) -> Wishes:
     from farflung.planner.registry import scheduler as scheduler_called
     from farflung.plans import Wishes
 
+    scheduler, recompute = options.scheduler or AUTO, options.recompute or AUTO
     scheduler_called(scheduler)
-    parse_efficiency(efficiency)
-    found = None if topology is None else load_topology(topology)
+    parse_efficiency(options.efficiency)
+    found = None if options.topology is None else load_topology(options.topology)
     unknown = [id for id in chosen if found is not None and id not in found.ids]
     if unknown:
         raise JobError(f"--on names {unknown[0]}, which the topology does not have")
-    return Wishes(scheduler, found, efficiency, parse_recompute(recompute), codecs)
+    return Wishes(scheduler, found, options.efficiency, parse_recompute(recompute), codecs)

@@ -44,19 +44,33 @@ def _weights_on_stop(metrics: RunMetrics) -> str:
     return ": collecting the weights of the last applied step first"
 
 
-def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool) -> None:
+def resume_note(command: str) -> str:
+    """The line that says how to go on with a run that did not reach its last step."""
+    return f"to go on from the newest checkpoint: {command}"
+
+
+def report_run(
+    summary: Summary, prepared: Prepared, run: RunFolder, as_json: bool, resume_command: str
+) -> None:
     """Print the outcome of a run; raises typer.Exit if it was not completed.
+
+    If it left a checkpoint, `resume_command` goes on from there.
 
     Raises
     ------
     JobError
         The run is done, but the job's `sample` failed.
     """
+    is_done, has_checkpoint = summary.state == "done", summary.checkpoint_step is not None
+    resume = resume_command if has_checkpoint and not is_done else None
     if as_json:
-        print_json(summary if summary.state == "done" else {"error": summary.reason, **_fields(summary)})
-    if summary.state != "done":
+        error = {} if is_done else {"error": summary.reason}
+        print_json({**error, **_fields(summary), "resume": resume})
+    if not is_done:
         if summary.weights_step is not None and str(run.path) not in summary.reason:
             note(f"the weights of step {summary.weights_step} are in {run.model_path}")
+        if resume is not None:
+            note(resume_note(resume))
         if summary.state == "cancelled":  # the user asked for it, so it is not an error
             note(f"{summary.reason} after {count_of(summary.steps, 'step')}")
             raise typer.Exit(INTERRUPTED)
@@ -76,6 +90,8 @@ def report_run(summary: Summary, prepared: Prepared, run: RunFolder, as_json: bo
             f"links carried {summary.ratio:.1f} times fewer bytes than in fp32, frames included; the least on"
             f" {least.source} -> {least.target}: {least.ratio or 0.0:.1f} times"
         )
+    if has_checkpoint:
+        note(f"to train on: {resume_command} --steps {2 * summary.steps}")
     if not summary.emulated:
         _print_sample(prepared, run, as_json)
 

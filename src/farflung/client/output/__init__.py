@@ -8,6 +8,10 @@ records
     Rows and summary of a run, as scripts read them.
 run_folder
     The run folder, which stays valid on a full disk and after a kill.
+run_record
+    `run.json`: the name of a run, and the options that it keeps when it is resumed.
+history
+    The rows of a run that count, and how many attempts it has had.
 weights
     Save and load `model.safetensors`.
 tensor_file

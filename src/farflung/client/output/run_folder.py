@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from farflung.client.output.records import StepRow, Summary
+from farflung.client.output.run_record import RUN, RunRecord
 from farflung.errors import JobError, RunFailed
 from farflung.files import write_atomically
 from farflung.plans import Plan
@@ -19,19 +20,24 @@ from farflung.plans.plan_file import NAME as PLAN
 
 
 class JsonLines:
-    """Appends JSON rows to a new or empty file, which holds whole rows even after a failed append.
+    """Appends JSON rows to a file, which holds whole rows even after a failed append.
 
-    A row has left this process when `append` returns.
+    A row has left this process when `append` returns. If a killed process has left a part of a row, the first
+    `append` removes it; until then the file is as it was.
     """
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._size = os.fstat(self.descriptor).st_size
+        self._size = _whole_lines(self.descriptor)
+        self._is_torn = self._size < os.fstat(self.descriptor).st_size
 
     def append(self, row: bytes) -> None:
         """Write one row and its line end, or raise `OSError` and leave the file as it was."""
         line = row + b"\n"
         written = 0
+        if self._is_torn:
+            os.ftruncate(self.descriptor, self._size)
+            self._is_torn = False
         try:
             while written < len(line):
                 written += os.write(self.descriptor, line[written:])
@@ -48,6 +54,19 @@ class JsonLines:
             self.descriptor = -1
 
 
+def _whole_lines(descriptor: int) -> int:
+    """The size of a file up to its last line end."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - PIECE_BYTES)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+PIECE_BYTES = 65_536
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
@@ -98,6 +117,33 @@ class RunFolder:
             raise _cannot_be_made(path, error) from None
         return cls(path, previous)
 
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """Open the folder of an earlier run to go on with it.
+
+        Nothing in it changes before something is written: rows are appended, other files replaced.
+
+        Raises
+        ------
+        JobError
+            There is no run at that path, or one is writing to it now.
+        """
+        cls.check_earlier(path)
+        return cls(path.resolve(), None)
+
+    @staticmethod
+    def check_earlier(path: Path) -> None:
+        """Raise what `reopen` would raise, without changing anything."""
+        if not (path / EVENTS).is_file():
+            found = "nothing" if not path.exists() else "another folder" if path.is_dir() else "a file"
+            raise JobError(f"expected the folder of a run at {path}, found {found}: check --resume")
+        try:
+            _require_unlocked(path, "wait for it, or stop it first")
+        except OSError as error:
+            raise JobError(
+                f"the run in {path} cannot be resumed here: its files cannot be written ({error.strerror})"
+            ) from None
+
     @staticmethod
     def check(path: Path) -> None:
         """Raise what `create` would raise, without changing anything."""
@@ -134,6 +180,18 @@ class RunFolder:
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`."""
         self._write(SUMMARY, summary)
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write `run.json`."""
+        self._write(RUN, record)
+
+    def has_checkpoint(self) -> bool:
+        """Whether `summary.json` says that there is a checkpoint; false if it cannot be read."""
+        try:
+            found = msgspec.json.decode((self.path / SUMMARY).read_bytes(), type=Summary)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return False
+        return found.checkpoint_step is not None
 
     def restore_previous(self) -> bool:
         """Give an older run its name back, unless this run has a step; returns whether it did."""
@@ -205,13 +263,13 @@ def _free_beside(path: Path) -> Path:
     return target
 
 
-def _require_unlocked(path: Path) -> None:
+def _require_unlocked(path: Path, cure: str = "wait, or choose another --out") -> None:
     if not (path / EVENTS).exists():
         return
     descriptor = os.open(path / EVENTS, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise JobError(f"another run is writing to {path}: wait, or choose another --out") from None
+        raise JobError(f"another run is writing to {path}: {cure}") from None
     finally:
         os.close(descriptor)

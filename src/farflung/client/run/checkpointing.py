@@ -17,6 +17,11 @@ class CheckpointPolicy:
     end: bool = True
 
     @property
+    def saves(self) -> bool:
+        """Whether a run ever saves a checkpoint."""
+        return self.end or self.steps > 0 or self.seconds > 0
+
+    @property
     def copies(self) -> int:
         """Copies of their state that workers need memory for while training goes on."""
         return 1 if self.steps or self.seconds else 0

@@ -425,8 +425,10 @@ class Submitter:
 
 
 def training_of(prepared: Prepared, codecs: CodecWishes, policy: CheckpointPolicy = NEVER) -> Training:
-    """The training settings of a job whose links are coded as `codecs` ask, and that is saved by `policy`."""
-    training = prepared.training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))
+    """The training settings of a job that is saved by `policy`; its links are coded as `codecs` or it asks."""
+    codecs = codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
+    training = prepared.written_by(codecs.every).training
+    training = training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))
     return msgspec.structs.replace(training, copies=policy.copies)
 
 

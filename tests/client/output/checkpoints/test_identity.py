@@ -45,6 +45,15 @@ def test_the_same_run_is_taken_also_with_more_steps_or_another_validation() -> N
     assert not require_same_run(record_of(40), current(validate_every=7, validation_microbatches=3))
 
 
+def test_other_codecs_are_taken_with_a_warning() -> None:
+    (warning,) = require_same_run(record_of(40), current(codecs=("int8", "eden4"), codec_format=7))
+    assert warning == "codecs: dense there, int8, eden4 here; the run goes on with the latter from step 41"
+    coded = record_of(40, identity=current(codecs=("int8",)))
+    assert not require_same_run(coded, current(codecs=("int8",)))
+    (warning,) = require_same_run(coded, current(codecs=("int8",), codec_format=7))
+    assert warning.startswith("codecs: format 1 there, 7 here")
+
+
 OTHERS: dict[str, tuple[RunIdentity, str]] = {
     "learning rate": (current(optimizer=AdamW(lr=0.0003)), "optimizer: lr 0.001 there, 0.0003 here"),
     "betas": (
@@ -64,7 +73,6 @@ OTHERS: dict[str, tuple[RunIdentity, str]] = {
     "seed": (current(seed=3), "seed: 0 there, 3 here"),
     "clip": (current(clip=1.0), "clip: none there, 1.0 here"),
     "precision": (current(precision="bfloat16"), "precision: float32 there, bfloat16 here"),
-    "codecs": (current(codecs=("dense", "int8")), "codecs: none there, dense, int8 here"),
     "steps": (current(steps=39), "steps: 40 are done there, 39 are asked for here"),
     "model": (
         msgspec.structs.replace(IDENTITY, model=ModelIdentity("c" * 64, 30)),

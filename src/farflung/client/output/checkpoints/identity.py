@@ -23,7 +23,9 @@ from farflung.client.run.microbatches import read_batch
 from farflung.data import spread_indices
 from farflung.errors import CheckpointError
 from farflung.opdag.graph import Graph
+from farflung.plans.codec_pair import DENSE
 from farflung.runtime.training import Training
+from farflung.text import and_more
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +39,9 @@ MAY_CHANGE = frozenset(
     ("steps", "validate_every", "validation_microbatches", "validate_twice", "sample_codecs", "copies")
 )
 """Training settings that change nothing in the steps that a checkpoint holds, or in how they go on."""
+
+CODECS = frozenset(("codecs", "codec_format"))
+"""Settings of links. They may change when a run is resumed, with a warning: later steps have other bits."""
 
 
 def identity_of(prepared: Prepared, training: Training) -> RunIdentity:
@@ -72,7 +77,7 @@ def data_identity(job: Job) -> DataIdentity:
 def require_same_run(record: CheckpointRecord, current: RunIdentity) -> tuple[str, ...]:
     """Check that a checkpoint is of the run with this identity, which may have other `steps`.
 
-    Returns warnings: what could not be compared, or differs in a few sampled items only.
+    Returns warnings: other codecs, what could not be compared, or differs in a few sampled items only.
 
     Raises
     ------
@@ -86,7 +91,8 @@ def require_same_run(record: CheckpointRecord, current: RunIdentity) -> tuple[st
             f"the checkpoint of step {record.step} is of another run: {'; '.join(found)}. Resume with the job"
             " as it was, or start a new run"
         )
-    return tuple(_data_warnings(record.identity.data, current.data))
+    codecs = _codec_warnings(record, current.training)
+    return (*codecs, *_data_warnings(record.identity.data, current.data))
 
 
 def differences(record: CheckpointRecord, current: RunIdentity) -> list[str]:
@@ -120,12 +126,30 @@ def _setting_differences(path: str, there: msgspec.Struct, here: msgspec.Struct)
         return
     for field in there.__struct_fields__:
         old, new = getattr(there, field), getattr(here, field)
-        if field in MAY_CHANGE or old == new:
+        if field in MAY_CHANGE | CODECS or old == new:
             continue
         if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
             yield from _setting_differences(f"{path}{field}: ", old, new)
         else:
             yield f"{path}{field}{' ' if path else ': '}{_word(old)} there, {_word(new)} here"
+
+
+def _codec_warnings(record: CheckpointRecord, here: Training) -> Iterator[str]:
+    there = record.identity.training
+    if there.codecs != here.codecs:
+        yield (
+            f"codecs: {_named(there.codecs)} there, {_named(here.codecs)} here; the run goes on with the"
+            f" latter from step {record.step + 1}"
+        )
+    elif there.codecs and there.codec_format != here.codec_format:
+        yield (
+            f"codecs: format {there.codec_format} there, {here.codec_format} here; steps from"
+            f" {record.step + 1} on may have other bits"
+        )
+
+
+def _named(codecs: Sequence[str]) -> str:
+    return and_more(codecs) or DENSE
 
 
 def _word(value: object) -> str:

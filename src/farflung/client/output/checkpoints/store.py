@@ -92,7 +92,7 @@ class CheckpointStore:
             deletion failed, the message says that this checkpoint is written.
         """
         try:
-            self._require_own(record)
+            self._require_own(record.run)
             complete = self._write(record, contents)
             self._whole(record.step)
         except (CheckpointError, OSError) as error:
@@ -109,6 +109,20 @@ class CheckpointStore:
                 f" deleted: {_reason(error)}"
             ) from error
         return complete
+
+    def require_run(self, run: str) -> None:
+        """Check that there are no checkpoints of another run than this one.
+
+        Raises
+        ------
+        CheckpointError
+            There are, or the place cannot be read.
+        """
+        with self._readable():
+            try:
+                self._require_own(run)
+            except CheckpointError as error:
+                raise CheckpointError(f"checkpoints cannot be kept in {self.name}: {error}") from None
 
     def newest(self) -> Found:
         """The newest whole checkpoint: its record is valid, and each file has the size that it should have.
@@ -206,9 +220,9 @@ class CheckpointStore:
             with suppress(CheckpointError, FileNotFoundError):
                 yield decode_record(self._place.read_record(step), self._place.at(step), step)
 
-    def _require_own(self, record: CheckpointRecord) -> None:
+    def _require_own(self, run: str) -> None:
         for other in self._records():
-            if other.run != record.run:
+            if other.run != run:
                 raise CheckpointError(
                     f"it has checkpoints of another run ({printable(other.job)}, step {other.step}): resume"
                     " that run, or choose another place"

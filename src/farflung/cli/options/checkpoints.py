@@ -1,0 +1,89 @@
+"""Options of `farflung train` that say when and where checkpoints are saved, and which run to resume."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.errors import JobError
+
+if TYPE_CHECKING:
+    from farflung.client.output.run_record import RunOptions
+    from farflung.client.run.checkpointing import CheckpointPolicy
+
+END, NEVER = "end", "never"
+MOST_STEPS = 10**9
+MOST_SECONDS = 365 * 24 * 3600.0
+
+CheckpointEveryOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|TIME|end|never",
+        help="Save a checkpoint after every N steps, or every 30s, 10m or 2h, and when the run ends or is"
+        " stopped; end: only then; never: none. [default: end]",
+    ),
+]
+CheckpointToOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER|URL",
+        help="Where checkpoints are kept: a folder, or an object store such as s3://bucket/run."
+        " [default: checkpoints in the run folder]",
+    ),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Go on with the run in this folder, from its newest checkpoint. Options that you leave out are"
+        " as they were.",
+    ),
+]
+
+_STEPS = re.compile("[0-9]{1,18}")
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def parse_policy(given: str | None) -> CheckpointPolicy:
+    """Parse `--checkpoint-every`; raises JobError if it says nothing."""
+    from farflung.client.run.checkpointing import CheckpointPolicy
+
+    if given is None or given == END:
+        return CheckpointPolicy()
+    if given == NEVER:
+        return CheckpointPolicy(end=False)
+    if _STEPS.fullmatch(given) and 1 <= int(given) <= MOST_STEPS:
+        return CheckpointPolicy(steps=int(given))
+    if found := _TIME.fullmatch(given):
+        seconds = float(found[1]) * _SECONDS[found[2]]
+        if 1 <= seconds <= MOST_SECONDS:
+            return CheckpointPolicy(seconds=seconds)
+    raise JobError(
+        "--checkpoint-every takes a number of steps, a time of at least 1s such as 30s, 10m or 2h, end or"
+        f" never, found {given[:40]!r}"
+    )
+
+
+def checkpoint_policy(options: RunOptions, is_resumed: bool, is_emulated: bool) -> CheckpointPolicy:
+    """When a run with these options saves.
+
+    Raises
+    ------
+    JobError
+        The options contradict each other, or ask for checkpoints of emulated devices.
+    """
+    policy = parse_policy(options.checkpoint_every)
+    if is_emulated:
+        if is_resumed or options.checkpoint_to or options.checkpoint_every not in (None, NEVER):
+            raise JobError(
+                "emulated devices have no state to save: leave --checkpoint-every, --checkpoint-to and"
+                " --resume out"
+            )
+        return parse_policy(NEVER)
+    if options.checkpoint_to is not None and not policy.saves and not is_resumed:
+        raise JobError("--checkpoint-to is given, but --checkpoint-every never saves none: leave one out")
+    return policy

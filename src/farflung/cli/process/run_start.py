@@ -1,0 +1,198 @@
+"""How a run begins: in a new folder, or from the newest checkpoint of an earlier run."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farflung.cli.render.output import note
+from farflung.errors import CheckpointError, JobError
+from farflung.text import count_of
+
+if TYPE_CHECKING:
+    from farflung.client.capture.prepared import Prepared
+    from farflung.client.output.checkpoints.contents import Checkpoint
+    from farflung.client.output.checkpoints.store import CheckpointStore
+    from farflung.client.output.run_folder import RunFolder
+    from farflung.client.output.run_record import RunOptions, RunRecord
+    from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
+    from farflung.plans import CodecWishes
+
+
+def find_earlier(resume: Path | None, out: Path | None) -> RunRecord | None:
+    """The record of the run to resume; None for a new run.
+
+    Raises
+    ------
+    JobError
+        There is no run in that folder, one is writing to it now, or `--out` names another folder.
+    CheckpointError
+        Its `run.json` is missing or damaged.
+    """
+    from farflung.client.output.run_folder import RunFolder
+    from farflung.client.output.run_record import read_record
+
+    if resume is None:
+        return None
+    if out is not None and out.resolve() != resume.resolve():
+        raise JobError(f"a resumed run stays in its folder {resume}: leave --out out")
+    RunFolder.check_earlier(resume)
+    return read_record(resume)
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What a run begins with.
+
+    Parameters
+    ----------
+    job, path
+        The job file and the run folder, as they were typed.
+    options
+        Those that were given, and for a run to resume those that it keeps.
+    policy
+        When checkpoints are saved.
+    earlier
+        What `run.json` of the run to resume says; None for a new run.
+    """
+
+    job: Path
+    path: Path
+    options: RunOptions
+    policy: CheckpointPolicy
+    earlier: RunRecord | None = None
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """What `run.json` will say."""
+        from farflung.client.output.run_record import RunRecord
+
+        name = None if self.earlier is None else self.earlier.run
+        return RunRecord.of(self.job, self.options, name)
+
+    @property
+    def command(self) -> str:
+        """The command that resumes this run. What it leaves out comes from `run.json`."""
+        words = shlex.join(["farflung", "train", str(self.job), "--resume", str(self.path)])
+        has_password = self.options.checkpoint_to != self.options.without_password().checkpoint_to
+        return f"{words} --checkpoint-to URL" if has_password else words
+
+    def check(self, steps: int) -> None:
+        """Check what needs no captured model: folder, place of checkpoints, and what there is to go on from.
+
+        Raises
+        ------
+        JobError
+            The folder cannot be used, or the run has done `steps` steps already.
+        CheckpointError
+            The place of checkpoints cannot be used, or there is no checkpoint to go on from.
+        """
+        if self.earlier is None:
+            from farflung.client.output.run_folder import RunFolder
+
+            RunFolder.check(self.path)
+            if self.options.checkpoint_to is not None:
+                self._store().require_run(self.record.run)
+            return
+        found = [store.newest() for store in self._to_load_from()]
+        records = [one.record for one in found if one.record is not None]
+        if not records:
+            raise self._nothing([line for one in found for line in one.skipped])
+        if records[0].step >= steps:
+            done = f"{records[0].step} of {count_of(steps, 'step')}"
+            raise JobError(
+                f"the run in {self.path} is done ({done}): ask for more with --steps, or"
+                f" `{shlex.join(['farflung', 'export', str(self.path)])}`"
+            )
+
+    def open(self) -> RunFolder:
+        """Make the run folder, or open that of the run to resume."""
+        from farflung.client.output.run_folder import RunFolder
+
+        if self.earlier is not None:
+            return RunFolder.reopen(self.path)
+        run = RunFolder.create(self.path)
+        if run.previous is not None:
+            note(f"an older run was in {run.path}; it was moved to {run.previous}")
+        return run
+
+    def begin(self, run: RunFolder, prepared: Prepared, codecs: CodecWishes) -> Checkpointing:
+        """Load the checkpoint to go on from, then write `run.json`.
+
+        Raises
+        ------
+        CheckpointError
+            There is no whole checkpoint, or it is of another run; no file has changed then.
+        JobError
+            An item of the data, which are compared with those of the checkpoint, cannot be read.
+        RunFailed
+            The disk refuses a write.
+        """
+        from farflung.client.output.history import attempts_of
+        from farflung.client.run.checkpointing import Checkpointing
+
+        if self.earlier is None:
+            run.write_record(self.record)
+            return Checkpointing(self.policy, self._store(), self.record.run)
+        resumed, warnings = self._resumed(prepared, codecs)
+        attempts = attempts_of(run.path)
+        run.write_record(self.record)
+        if warnings:
+            run.add_event(time.time(), "warned", words=warnings)
+        return Checkpointing(self.policy, self._store(), self.record.run, resumed, attempts)
+
+    def _resumed(self, prepared: Prepared, codecs: CodecWishes) -> tuple[Checkpoint, list[str]]:
+        """The newest whole checkpoint, which is of this run, and warnings about it, which are printed."""
+        from farflung.client.output.checkpoints.identity import identity_of, require_same_run
+        from farflung.client.run.submitter import training_of
+
+        current = identity_of(prepared, training_of(prepared, codecs))
+        found: Checkpoint | None = None
+        skipped: list[str] = []
+        for store in self._to_load_from():
+            found, more = store.load_newest()
+            skipped += more
+            if found is not None:
+                break
+        if found is None:
+            raise self._nothing(skipped)
+        warnings = [*skipped, *require_same_run(found.record, current)]
+        for line in warnings:
+            note(f"warning: {line}")
+        note(f"going on from the checkpoint of step {found.record.step} in {store.name}")
+        return found, warnings
+
+    def _store(self, options: RunOptions | None = None) -> CheckpointStore:
+        """Where these options keep checkpoints; by default, where this run saves."""
+        from farflung.client.output.checkpoints.store import CheckpointStore
+        from farflung.client.output.run_folder import CHECKPOINTS
+        from farflung.client.output.run_record import absolute
+
+        folder = self.path.resolve()
+        place = (options or self.options).checkpoint_to
+        if place is None:
+            return CheckpointStore.open(folder / CHECKPOINTS)
+        return CheckpointStore.open(place if "://" in place else absolute(place), scratch=folder)
+
+    def _to_load_from(self) -> Iterator[CheckpointStore]:
+        """Where the run to resume may have checkpoints: the place to save to, then the one before."""
+        assert self.earlier is not None
+        stores = [self._store()]
+        if self.earlier.options.checkpoint_to != self.record.options.checkpoint_to:
+            stores.append(self._store(self.earlier.options))
+        for store in stores:
+            store.require_run(self.record.run)
+            yield store
+
+    def _nothing(self, skipped: list[str]) -> CheckpointError:
+        places = " and ".join(store.name for store in self._to_load_from())
+        found = "; ".join(skipped) or "it is empty or missing"
+        return CheckpointError(
+            f"the run in {self.path} has no whole checkpoint to go on from ({places}: {found}): start again"
+            " without --resume"
+        )

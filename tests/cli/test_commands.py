@@ -169,8 +169,9 @@ def test_train_local_ends_with_a_sample_of_the_loaded_weights(machine: Start, tm
     code, out, err = finish(machine("s", "train", "chain.py", "--local", "2", "--out", "run"))
     assert (code, out) == (0, "SAMPLE\n"), err
     assert "segment 0 on worker-" in err and "step 3/3" in err
-    names = {path.name for path in (tmp_path / "run").iterdir()}
+    names = {path.name for path in (tmp_path / "run").iterdir()} - {"checkpoints"}
     assert names == {
+        "run.json",
         "metrics.jsonl",
         "events.jsonl",
         "plan.json",

@@ -17,10 +17,12 @@ import farflung
 from farflung.cli.main import run
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.checkpoints.contents import Contents
-from farflung.client.output.checkpoints.record import CheckpointRecord, Versions
+from farflung.client.output.checkpoints.identity import identity_of
+from farflung.client.output.checkpoints.record import CheckpointRecord, RunIdentity, Versions
 from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
+from farflung.client.run.submitter import training_of
 
 JOB = """
 import torch, farflung
@@ -103,11 +105,15 @@ class Pretending:
     def fail_soon(self, reason: str) -> None:
         """See `Submitter`."""
 
+    @property
+    def identity(self) -> RunIdentity:
+        """What identifies the run."""
+        return identity_of(self.prepared, training_of(self.prepared, self.options["wishes"].codecs))
+
     def _save(self, step: int, attempt: int) -> int:
-        assert self.checkpointing.identity is not None
         record = CheckpointRecord(
             run=self.checkpointing.run, job="chain", step=step, attempt=attempt, loss=1.5,
-            identity=self.checkpointing.identity, versions=Versions.own(),
+            identity=self.identity, versions=Versions.own(),
         )  # fmt: skip
         module, graph = self.prepared.job.model, self.prepared.graph
         self.checkpointing.store.save(record, Contents(module, dict(self.prepared.state), graph.ties, {}))
@@ -163,8 +169,7 @@ def test_a_run_keeps_its_name_and_options(folder: Path) -> None:
     assert (document["farflung"], document["job"]) == (farflung.__version__, str(folder / "chain.py"))
     assert options_of(folder / "run") == {"local": 2, "steps": 3, "codec": ["int8"]}
     assert pretended.checkpointing.policy == CheckpointPolicy()
-    assert pretended.checkpointing.identity is not None
-    assert pretended.checkpointing.identity.training.codecs == ("int8",)
+    assert pretended.identity.training.codecs == ("int8",)
     assert pretended.checkpointing.store.name == str(folder / "run" / "checkpoints")
 
 
@@ -177,10 +182,10 @@ def test_when_and_where_checkpoints_are_saved_is_passed_on(folder: Path) -> None
     assert options_of(folder / "runs" / "chain")["checkpoint_to"] == str(folder / "saved")
 
 
-def test_a_run_that_saves_nothing_reads_no_items_for_it(folder: Path) -> None:
+def test_a_run_can_save_nothing(folder: Path) -> None:
     assert run(["train", "chain.py", "--local", "1", "--checkpoint-every", "never"]) == 0
     (pretended,) = Pretending.seen
-    assert pretended.checkpointing.identity is None and not pretended.checkpointing.policy.saves
+    assert not pretended.checkpointing.policy.saves
 
 
 def test_a_place_with_checkpoints_of_another_run_is_refused_at_once(
@@ -201,7 +206,6 @@ def test_a_run_goes_on_from_its_checkpoint(folder: Path, capsys: pytest.CaptureF
     first, second = Pretending.seen
     assert second.checkpointing.run == first.checkpointing.run
     assert second.checkpointing.policy == first.checkpointing.policy == CheckpointPolicy(steps=2)
-    assert second.checkpointing.identity == first.checkpointing.identity
     assert second.checkpointing.attempts == 1 and first.checkpointing.attempts == 0
     resumed = second.checkpointing.resumed
     assert resumed is not None and resumed.record.step == 4 and "layers.0.weight" in resumed.weights
@@ -209,8 +213,7 @@ def test_a_run_goes_on_from_its_checkpoint(folder: Path, capsys: pytest.CaptureF
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["attempt"]) for row in rows] == [*((n, 1) for n in range(1, 5)), (5, 2), (6, 2)]
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
-    (event,) = (one for one in events if one["event"] == "resumed")
-    assert (event["step"], event["attempts"], event["words"]) == (4, 1, [])
+    assert [(one["event"], one["attempt"]) for one in events] == [("planned", 1), ("planned", 2)]
     assert sorted(path.name for path in (folder).iterdir()) == ["chain.py", "run"]
     assert "going on from the checkpoint of step 4 in" in capsys.readouterr().err
 
@@ -227,7 +230,7 @@ def test_given_options_replace_those_of_the_run(folder: Path, capsys: pytest.Cap
     words = "codecs: int8 there, dense here; the run goes on with the latter from step 5"
     assert f"warning: {words}" in capsys.readouterr().err
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
-    assert [one["words"] for one in events if one["event"] == "resumed"] == [[words]]
+    assert [one["words"] for one in events if one["event"] == "warned"] == [[words]]
 
 
 def test_a_run_can_go_on_in_another_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -425,7 +425,7 @@ class Submitter:
 
 
 def training_of(prepared: Prepared, codecs: CodecWishes, policy: CheckpointPolicy = NEVER) -> Training:
-    """The training settings of a job that is saved by `policy`; its links are coded as `codecs` or it asks."""
+    """The training settings of a job that `policy` saves; its links are coded as `codecs` or the job ask."""
     codecs = codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
     training = prepared.written_by(codecs.every).training
     training = training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))

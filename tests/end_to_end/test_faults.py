@@ -40,9 +40,9 @@ class Place:
         for worker in self.workers.values():
             worker.says("registered", "idle in the backup pool")
 
-    def train(self, name: str, *arguments: str) -> Run:
+    def train(self, name: str, *arguments: str, workers: str = "2") -> Run:
         """Start a run on two of the workers, and see it train."""
-        run = train(self.on, name, "--workers", "2", *self._submitter, *arguments)
+        run = train(self.on, name, "--workers", workers, *self._submitter, *arguments)
         self._submitter = []
         run.reaches(3)
         return run
@@ -74,35 +74,86 @@ def rejoin(place: Place, name: str) -> Command:
     return worker
 
 
-def test_a_killed_worker_ends_the_job_and_the_others_serve_the_next(place: Place) -> None:
-    run = place.train("killed-worker")
+STEPS = 60
+EVERY = 4
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Place) -> Run:
+    """A run without a fault, to which others are compared."""
+    run = place.train("undisturbed", "--steps", str(STEPS))
+    assert run.command.code() == 0
+    return run
+
+
+def assert_same(run: Run, undisturbed: Run) -> None:
+    """The run has ended with the losses and weights of the other, bit for bit."""
+    assert run.command.code() == 0, run.command.err
+    losses = {row["step"]: row["loss"] for row in run.rows}  # of two rows for a step the later one counts
+    assert losses == {row["step"]: row["loss"] for row in undisturbed.rows}
+    ours, theirs = Net(), Net()
+    load_weights(run.folder / "model.safetensors", ours)
+    load_weights(undisturbed.folder / "model.safetensors", theirs)
+    assert all(torch.equal(theirs.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
+
+
+def saved(run: Run) -> None:
+    """Wait for the first checkpoint."""
+    eventually("a checkpoint", lambda: bool(run.events("checkpoint")))
+
+
+def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_undisturbed(
+    place: Place, undisturbed: Run
+) -> None:
+    run = place.train("killed-worker", "--steps", str(STEPS), "--checkpoint-every", str(EVERY))
     killed, survivor = run.workers
+    saved(run)
     place.workers[killed].signal(signal.SIGKILL)
-    reason = run.fails()
-    assert f"worker {killed} was lost at step" in reason and "steps were applied" in reason
+    reason = run.rolls_back()
+    assert f"worker {killed} was lost at step" in reason
     assert "the process at the other end may have died" in reason
-    assert "the weights were with the workers and are lost: the run must start again" in reason
-    assert not (run.folder / "model.safetensors").exists()
-    place.broker.says(f"worker {killed} was lost")
-    place.workers[survivor].says("job job-", f"{killed}", "idle")
+    assert_same(run, undisturbed)
+    (back,) = run.events("rolled back")
+    assert back["step"] >= EVERY and back["step"] % EVERY == 0
+    attempts = [(row["attempt"], row["step"]) for row in run.rows]
+    assert (
+        attempts[-1] == (2, STEPS) and (2, back["step"] + 1) in attempts and (2, back["step"]) not in attempts
+    )
     others = [name for name in WORKERS if name != killed]
+    assert sorted(run.workers) == others
+    assert f"warning: {reason}. The run goes on from step {back['step']}" in run.command.err
+    place.broker.says(f"worker {killed} was lost", "goes back to unit")
+    place.workers[survivor].says("job job-", f"{killed}", "idle")
     place.on.idle(*others)
-    assert job_of(place, "net")["state"] == "failed" and killed in str(job_of(place, "net")["reason"])
-    following = place.train("after-killed-worker", "--steps", "4")
-    assert following.command.code() == 0 and sorted(following.workers) == others
     place.workers[killed].code()
     rejoin(place, killed)
     place.on.idle(*WORKERS)
 
 
-def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place) -> None:
-    run = place.train("frozen-worker")
+def test_a_run_waits_by_name_for_a_worker_that_nobody_can_replace(place: Place, undisturbed: Run) -> None:
+    where = ["--on", "a,b", "--steps", str(STEPS), "--checkpoint-every", str(EVERY)]
+    run = place.train("waiting", *where, workers="0")
+    saved(run)
+    place.workers["b"].signal(signal.SIGKILL)
+    run.rolls_back()
+    eventually("it says so", lambda: "waiting for b" in str(job_of(place, "net")["reason"]))
+    assert job_of(place, "net")["state"] == "queued"
+    place.workers["b"].code()
+    rejoin(place, "b")
+    assert_same(run, undisturbed)
+    place.on.idle(*WORKERS)
+
+
+def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place, undisturbed: Run) -> None:
+    run = place.train("frozen-worker", "--steps", str(STEPS), "--checkpoint-every", str(EVERY))
     frozen, survivor = run.workers
+    saved(run)
     place.workers[frozen].signal(signal.SIGSTOP)
     try:
-        reason = run.fails()
+        reason = run.rolls_back()
         assert "at step" in reason and f"nothing heard from worker {frozen} for {LEASE_SECONDS:g} s" in reason
         place.workers[survivor].says("job job-", frozen, "idle")
+        assert_same(run, undisturbed)
         place.on.idle(*(name for name in WORKERS if name != frozen))
     finally:
         place.workers[frozen].signal(signal.SIGCONT)

@@ -304,8 +304,24 @@ class Run:
         (line,) = self.command.errors
         summary = self.summary
         assert (summary["state"], f"error: {summary['reason']}") == ("failed", line)
-        assert summary["steps"] == len(self.rows)
+        assert summary["steps"] == len(self.rows) or self.events("rolled back")
         return str(summary["reason"])
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The events of that kind in `events.jsonl`."""
+        lines = (self.folder / "events.jsonl").read_bytes().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        return [event for event in found if event["event"] == kind]
+
+    def rolls_back(self) -> str:
+        """Wait until an attempt has ended before the job: the reason."""
+        eventually(f"an attempt ends: {self.command.err}", lambda: bool(self.events("rolled back")))
+        return str(self.events("rolled back")[-1]["reason"])
+
+    def stops(self) -> None:
+        """Stop it as Ctrl-C does."""
+        self.command.signal(signal.SIGINT)
+        assert self.command.code() == 130, self.command.err
 
 
 def train(on: Machines, name: str, *arguments: str, job: str = "net.py", home: str = "desk") -> Run:

@@ -62,12 +62,14 @@ def waits_for_more(state: str) -> bool:
 class Accepted(Message, frozen=True):
     """The job's id, and its state in words ("waiting for 1 more worker (have 1, the job needs 2)").
 
-    `lacking` means that enough workers are connected, but too few of them have the model's ops.
+    `lacking` means that enough workers are connected, but too few of them have the model's ops. `missing` is
+    how many workers the job waits for.
     """
 
     job: Id
     state: Text
     lacking: bool = False
+    missing: Count = 0
 
 
 class Planned(Message, frozen=True):

@@ -69,7 +69,7 @@ def test_no_job_runs_on_real_and_emulated_workers(emulated: bool) -> None:
     story = Scenario("lab-1")
     story.join("fake-1", device=EMULATED_DEVICE)
     kind = "emulated worker" if emulated else "worker"
-    waits = [Accepted("job-1", f"waiting for 1 more {kind} (have 1, the job needs 2)")]
+    waits = [Accepted("job-1", f"waiting for 1 more {kind} (have 1, the job needs 2)", missing=1)]
     assert told(story.submit(2, emulated=emulated).commands) == waits
     outcome = story.join("fake-2", device=EMULATED_DEVICE)
     assert bool(told(outcome.commands)) == emulated
@@ -121,7 +121,7 @@ def test_a_job_waits_for_workers_and_says_for_how_many() -> None:
     story = Scenario("lab-1")
     outcome = story.submit(2)
     assert told(outcome.commands) == [
-        Accepted("job-1", "waiting for 1 more worker (have 1, the job needs 2)")
+        Accepted("job-1", "waiting for 1 more worker (have 1, the job needs 2)", missing=1)
     ]
     assert not told(story.feed(events.Tick(story.now, 900.0)).commands)
     outcome = story.join("lab-2")
@@ -142,7 +142,7 @@ def test_zero_workers_means_every_idle_one_and_at_least_one() -> None:
 def test_a_job_may_name_its_workers_in_order() -> None:
     story = Scenario("a", "b", "c")
     outcome = story.submit(on=["d", "a"])
-    assert told(outcome.commands) == [Accepted("job-1", "waiting for d (have 1, the job needs 2)")]
+    assert told(outcome.commands) == [Accepted("job-1", "waiting for d (have 1, the job needs 2)", missing=1)]
     story.join("d")
     assert story.state.jobs["job-1"].members == ("d", "a")
     crowd = Scenario().submit(on=[f"w-{number}" for number in range(9)])
@@ -159,7 +159,9 @@ def test_named_workers_that_need_not_all_have_a_part_are_awaited_all_the_same() 
     story = Scenario("a")
     topology_of_three = Submit("gpt", b"graph", training(), 0, ["c", "a", "b"])
     outcome = story.feed(events.SubmitterMessage(story.now, "ana", topology_of_three, "192.0.2.9:1"))
-    assert told(outcome.commands) == [Accepted("job-1", "waiting for c, b (have 1, the job needs 3)")]
+    assert told(outcome.commands) == [
+        Accepted("job-1", "waiting for c, b (have 1, the job needs 3)", missing=2)
+    ]
     story.join("b")
     (command,) = [c for c in story.join("c").commands if isinstance(c, RunPlanner)]
     assert (command.workers, command.count) == (("c", "a", "b"), 0)
@@ -317,7 +319,9 @@ def test_a_lost_worker_ends_the_attempt_and_frees_the_survivors() -> None:
     assert not sent(outcome.commands, "lab-2")
     back, waiting = told(outcome.commands)
     assert back == RolledBack("job-1", 1, 0, 0, reason)
-    assert waiting == Accepted("job-1", f"{reason}; waiting for 1 more worker (have 1, the job needs 2)")
+    assert waiting == Accepted(
+        "job-1", f"{reason}; waiting for 1 more worker (have 1, the job needs 2)", missing=1
+    )
     assert story.state.backup_pool() == ["lab-1"]
     assert story.state.workers["lab-2"].trouble == "connection reset"
 
@@ -381,7 +385,7 @@ def test_a_job_waits_for_workers_with_its_ops_as_for_any_other() -> None:
     story.submit(2)
     outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
     words = f"waiting for 1 more worker with the model's ops (have 1, the job needs 2; b: {LACKS})"
-    assert told(outcome.commands) == [Accepted("job-1", words, lacking=True)]
+    assert told(outcome.commands) == [Accepted("job-1", words, lacking=True, missing=1)]
     assert "b cannot run it: its backend has no" in log_lines.log_line(outcome.facts[0])
     assert story.state.backup_pool() == ["a", "b"]
     assert not story.feed(events.Tick(story.now, 900.0)).commands
@@ -394,9 +398,9 @@ def test_a_worker_that_comes_anew_with_what_it_lacked_is_taken() -> None:
     story.submit(on=["b", "a"])
     outcome = story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
     words = f"waiting for b (have 1, the job needs 2; b: {LACKS})"
-    assert told(outcome.commands) == [Accepted("job-1", words, lacking=True)]
+    assert told(outcome.commands) == [Accepted("job-1", words, lacking=True, missing=1)]
     outcome = story.leave("b")
-    assert told(outcome.commands) == [Accepted("job-1", "waiting for b (have 1, the job needs 2)")]
+    assert told(outcome.commands) == [Accepted("job-1", "waiting for b (have 1, the job needs 2)", missing=1)]
     story.join("b", boot="boot-2")
     job = story.state.jobs["job-1"]
     assert (job.state, job.members, dict(job.unable)) == ("planning", ("b", "a"), {})

@@ -98,7 +98,7 @@ def start_queued(turn: Transition) -> None:
         usable = [name for name in job.on if name in idle] if job.on else idle
         needs = len(job.on) or job.asked or 1
         if job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
-            _explain(turn, job, waiting_for("1 more worker"))
+            _explain(turn, job, waiting_for("1 more worker"), missing=1)
             blocked = job
         elif len(usable) >= needs:
             _plan(turn, job, usable)
@@ -106,7 +106,8 @@ def start_queued(turn: Transition) -> None:
             present = turn.state.same_kind_as(job)
             lacking = {name: why for name, why in job.unable.items() if name in present}
             for_ops = _waits_for_ops_alone(turn, job, needs)
-            _explain(turn, job, _waiting(job, needs, usable, lacking), for_ops)
+            words = _waiting(job, needs, usable, lacking)
+            _explain(turn, job, words, for_ops, needs - len(usable))
             if not for_ops:
                 blocked = job
 
@@ -332,8 +333,8 @@ def _waits_for_ops_alone(turn: Transition, job: Job, needs: int) -> bool:
     return len([name for name in kin if name not in job.unable]) < needs <= len(kin)
 
 
-def _explain(turn: Transition, job: Job, words: str, lacking: bool = False) -> None:
+def _explain(turn: Transition, job: Job, words: str, lacking: bool = False, missing: int = 0) -> None:
     words = one_line(f"{job.reason}; {words}") if job.reason else words
     if words != job.words:
         turn.emit(facts.WaitExplained(job.job, words))
-        turn.tell(job.job, Accepted(job.job, words, lacking))
+        turn.tell(job.job, Accepted(job.job, words, lacking, missing))

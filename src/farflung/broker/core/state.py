@@ -18,7 +18,7 @@ from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
 from farflung.broker.core.overdue import overdue
-from farflung.broker.core.records import FAILED, PLANNING, QUEUED, Job, State, durable
+from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, Job, State, durable
 from farflung.broker.core.reducer import reduce_fact
 from farflung.broker.core.transition import Transition
 from farflung.broker.network import reachability
@@ -216,7 +216,10 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
             recovery.fail(turn, job, why)
         case Broken():
             why = f"worker {event.worker} could not go on {jobs.moment(job)}: {message.reason}"
-            (recovery.give_up if message.peer else recovery.fail)(turn, job, why)
+            if message.peer and (job.state != LOADING or job.recovery.failed):
+                recovery.give_up(turn, job, why)
+            else:  # a segment failed, or two workers cannot reach each other
+                recovery.fail(turn, job, why)
 
 
 @_decide.register

@@ -57,7 +57,6 @@ from farflung.protocol.messages import (
     UnitDone,
     encode,
 )
-from farflung.protocol.submitter import waits_for_more
 from farflung.runtime.training import Training
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.names import BROKER_ID
@@ -142,6 +141,7 @@ class Submitter:
         self._failing: asyncio.TimerHandle | None = None
         self._is_collecting = False
         self._has_weights = False
+        self._has_rolled_back = False
 
     async def run(self) -> Summary:
         """Run the job to its end and write `summary.json`; cancelling this ends the job at once."""
@@ -266,8 +266,9 @@ class Submitter:
         await self.recorder.accepted(message)
         if self._stop_reason:
             self._cancel(self._stop_reason)
-        if self._closed and (message.lacking or waits_for_more(message.state)):
-            return Outcome(FAILED, f"no other workers will join here: {message.state}")
+        if self._closed and (message.lacking or (message.missing and self._has_rolled_back)):
+            why = f"no other workers will join here: {message.state}"
+            return Outcome(FAILED, f"{why}{self.recorder.stored_note()}")
         return None
 
     async def _begin_attempt(self, planned: Planned) -> None:
@@ -297,6 +298,7 @@ class Submitter:
         if self._has_weights:  # the broker ends the job once it hears of that
             return
         ended, self._attempt = self._require_attempt(), None
+        self._has_rolled_back = True
         self._is_collecting = False
         self._checkpoints.stop_asking()
         self._stop_failing()

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from farflung.broker.core import facts
+from farflung.broker.core.snapshots import Snapshot
 from farflung.broker.planning import messages as planning_messages
 from farflung.broker.security.tokens import KnownToken
 from farflung.broker.survey.measurements import Measurement, read_row, row
@@ -96,6 +97,7 @@ FORMATS: Mapping[str, Format] = {
     "data header": _packed(DataHeader),
     # What the broker keeps, and asks its planner.
     "fact": Format(facts.AnyDecision, facts.encode, facts.decode),
+    "log snapshot": _packed(Snapshot),
     "measurement": Format(Measurement, lambda one: row(one)[2], read_row),
     "planner question": _packed(planning_messages.Question),
     "planner answer": _packed(planning_messages.Searched | planning_messages.Answer),
@@ -184,7 +186,7 @@ def _structs(info: Any, seen: set[type]) -> Iterator[type]:
 def parts(info: Any) -> Iterator[Any]:
     """The types that a type is directly made of."""
     match info:
-        case inspect.StructType() | inspect.DataclassType():
+        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType():
             yield from (field.type for field in info.fields)
         case inspect.UnionType():
             yield from info.types

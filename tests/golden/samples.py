@@ -75,8 +75,10 @@ class Maker:
 
     def _make(self, info: Any, variant: int) -> Any:
         match info:
-            case inspect.StructType() | inspect.DataclassType():
+            case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType():
                 return self._fields(info, variant)
+            case inspect.FrozenSetType():
+                return frozenset({self._make(info.item_type, variant)})
             case inspect.UnionType():
                 chosen = [part for part in info.types if not _is_nothing(part)]
                 return self._make(chosen[variant % len(chosen)], variant)

@@ -33,7 +33,8 @@ from farflung.broker.core.events import (
     SendLoad,
 )
 from farflung.broker.core.jobs import is_planning, planning_words
-from farflung.broker.core.state import Outcome, State, decide
+from farflung.broker.core.state import Outcome, decide
+from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
 from farflung.broker.network.worker_addresses import WorkerAddresses, worker_addresses
 from farflung.broker.planning.client import Clock, plan
@@ -189,9 +190,10 @@ class Dispatcher:
     """
 
     def __init__(
-        self, state: State, store: Store, timeouts: Timeouts, clock: Clock, circuits: Circuits
+        self, journal: Journal, store: Store, timeouts: Timeouts, clock: Clock, circuits: Circuits
     ) -> None:
-        self.state = state
+        self.state = journal.state
+        self._journal = journal
         self.measurements = Measurements()
         self._planner_lock = FairLock()  # one planner at a time
         self._tuning_thread = ThreadPoolExecutor(1, "farflung-codec-tuning")  # not a thread that stores
@@ -226,7 +228,8 @@ class Dispatcher:
             for arrival in arrivals:
                 self._process(arrival, group)
             if group.records:
-                await _on_thread(partial(self._store.append, group.records, group.blobs, group.unneeded))
+                store = partial(self._journal.append, group.records, self.state)
+                await _on_thread(partial(store, group.blobs, group.unneeded))
             if programs := {digest for load in group.loads if self._is_due(load) for digest in load.programs}:
                 group.read = await _on_thread(partial(self._store.blobs, programs))
             for action in group.actions:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from farflung.broker.address_file import write_address
-from farflung.broker.core import facts
 from farflung.broker.core.events import Restarted, Tick, WorkerVerified
-from farflung.broker.core.state import replay
 from farflung.broker.dispatcher import Arrival, Closed, Dispatcher
+from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
 from farflung.broker.network.reports import Reports
 from farflung.broker.network.verification import AddressVerifier
@@ -90,11 +89,11 @@ class BrokerService:
         self._timeouts = timeouts
         self._started = time.monotonic()
         self._started_at = time.time()
-        state = replay(map(facts.decode, store.events()))
+        self._journal = Journal(store)
         self._relay_mbps = relay_mbps
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
         self._circuits = Circuits(self._relay)
-        self._dispatcher = Dispatcher(state, store, timeouts, self._clock, self._circuits)
+        self._dispatcher = Dispatcher(self._journal, store, timeouts, self._clock, self._circuits)
         measurement_store = MeasurementStore(store, self._dispatcher.spawn)
         self._surveys = SurveyService(self._dispatcher, measurement_store, timeouts, self._clock, surveys)
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
@@ -146,6 +145,7 @@ class BrokerService:
         await self._dispatcher.stop()
         if self._listener is not None:
             await self._listener.close("the broker is shutting down")
+        await asyncio.to_thread(self._journal.close)
 
     # Callbacks of connections (transport.endpoint.Handler)
 

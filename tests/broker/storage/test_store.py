@@ -289,6 +289,7 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> No
     with Store(tmp_path) as store:
         store.append([b"kept"])
     with sqlite3.connect(tmp_path / STORE_FILE) as connection:
+        connection.execute("DROP TABLE snapshots")
         connection.execute("DROP TABLE measurements")
         connection.execute("DROP TABLE blobs")
         connection.execute("ALTER TABLE tokens DROP COLUMN made_at")

@@ -79,9 +79,9 @@ def decide(state: State, event: events.Event) -> Outcome:
     return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands), turn.blobs, turn.unneeded_blobs())
 
 
-def replay(decisions: Iterable[AnyDecision]) -> State:
-    """The durable state after these stored decisions."""
-    state = State.empty()
+def replay(decisions: Iterable[AnyDecision], state: State | None = None) -> State:
+    """The durable state after these stored decisions, which follow on `state` (that of a new broker)."""
+    state = State.empty() if state is None else state
     for fact in decisions:
         state = reduce_fact(state, fact)
     return durable(state)

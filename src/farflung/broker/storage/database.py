@@ -29,7 +29,11 @@ CREATE TABLE measurements (
 """
 _THIRD = "ALTER TABLE tokens ADD COLUMN made_at REAL;"
 _FOURTH = "CREATE TABLE blobs (digest BLOB PRIMARY KEY NOT NULL, body BLOB NOT NULL);"
-_SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH)
+_FIFTH = """
+CREATE TABLE snapshots (
+    sequence INTEGER PRIMARY KEY, at REAL NOT NULL, digest BLOB NOT NULL, body BLOB NOT NULL);
+"""
+_SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
 """The changes that each schema version made to the one before."""
 
 _SCHEMA_VERSION = len(_SCHEMAS)

@@ -2,10 +2,14 @@
 
 Every write is on disk when the call returns (WAL, synchronous=FULL). One broker at a time owns a folder;
 other processes may add tokens meanwhile.
+
+Events are numbered from 1. A log snapshot stands for all events up to its number; the two newest are kept,
+and the events that both cover are deleted.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -21,8 +25,21 @@ from farflung.errors import StoreError
 
 STORE_FILE = "broker.sqlite"
 
+SNAPSHOTS = 2
+"""Log snapshots that are kept: if the newest is damaged, the one before and the events after it count."""
+
 _PAGE_ROWS = 1000
 _TOKEN = "digest, role, uses, used, expires_at, made_at"
+
+_log = logging.getLogger("farflung.broker")
+
+
+@dataclass(frozen=True)
+class LogSnapshot:
+    """What events 1 to `sequence` come to, in bytes that the store does not read."""
+
+    sequence: int
+    body: bytes
 
 
 @dataclass(frozen=True)
@@ -105,23 +122,32 @@ class Store:
                 raise
 
     def append(
-        self, events: Sequence[bytes], blobs: Mapping[bytes, bytes] = {}, unneeded: Iterable[bytes] = ()
+        self,
+        events: Sequence[bytes],
+        blobs: Mapping[bytes, bytes] = {},
+        unneeded: Iterable[bytes] = (),
+        snapshot: bytes | None = None,
     ) -> None:
         """Add events to the log and blobs by their SHA-256, and delete the `unneeded` blobs, all or nothing.
 
-        A blob that is there already stays, and one that is not there need not be deleted.
+        A blob that is there already stays, and one that is not there need not be deleted. `snapshot` stands
+        for all events up to and with these; with it go the events that older snapshots cover as well.
         """
         now = time.time()
         with self.transaction():
             self._connection.executemany(
                 "INSERT OR IGNORE INTO blobs (digest, body) VALUES (?, ?)", blobs.items()
             )
+            last = self._last()
             self._connection.executemany(
-                "INSERT INTO events (at, body) VALUES (?, ?)", [(now, event) for event in events]
+                "INSERT INTO events (sequence, at, body) VALUES (?, ?, ?)",
+                [(number, now, event) for number, event in enumerate(events, last + 1)],
             )
             self._connection.executemany(
                 "DELETE FROM blobs WHERE digest = ?", [(digest,) for digest in unneeded]
             )
+            if snapshot is not None:
+                self._keep(LogSnapshot(last + len(events), snapshot), now)
 
     def blobs(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """The blobs with these digests.
@@ -140,13 +166,29 @@ class Store:
             found[digest] = rows[0][0]
         return found
 
-    def events(self) -> Iterator[bytes]:
-        """All events in the order in which they were appended."""
-        last = 0
+    def snapshot(self) -> LogSnapshot | None:
+        """The newest log snapshot that is not damaged; None if there is none."""
+        for (sequence,) in self._rows("SELECT sequence FROM snapshots ORDER BY sequence DESC"):
+            if found := self._read_snapshot(sequence):
+                return found
+            _log.warning("%s: the log snapshot at event %d is damaged", self._path, sequence)
+        return None
+
+    def events(self, after: int = 0) -> Iterator[bytes]:
+        """All events with a number above `after`, in the order in which they were appended.
+
+        Raises
+        ------
+        StoreError
+            Some of them are not there any more.
+        """
+        self._require_events(after)
         while rows := self._rows(
-            "SELECT sequence, body FROM events WHERE sequence > ? ORDER BY sequence LIMIT ?", last, _PAGE_ROWS
+            "SELECT sequence, body FROM events WHERE sequence > ? ORDER BY sequence LIMIT ?",
+            after,
+            _PAGE_ROWS,
         ):
-            last = rows[-1][0]
+            after = rows[-1][0]
             for _, body in rows:
                 yield body
 
@@ -217,6 +259,45 @@ class Store:
                 (holder.id, holder.role, holder.key_digest, holder.token_digest, holder.certificate),
             )
 
+    def _last(self) -> int:
+        """The number of the newest event that was ever appended."""
+        ((last,),) = self._rows(
+            "SELECT max((SELECT ifnull(max(sequence), 0) FROM events), "
+            "(SELECT ifnull(max(sequence), 0) FROM snapshots))"
+        )
+        return int(last)
+
+    def _require_events(self, after: int) -> None:
+        with self._guard:  # so that no event is appended between the two
+            ((count,),) = self._rows("SELECT count(*) FROM events WHERE sequence > ?", after)
+            missing = self._last() - after - count
+        if missing:
+            raise StoreError(
+                f"{self._path} is damaged ({missing} events after event {after} are missing from its log, "
+                "and no whole log snapshot covers them): restore a backup, or choose another --folder"
+            )
+
+    def _keep(self, snapshot: LogSnapshot, now: float) -> None:
+        """Write a snapshot, and delete what no longer counts: older ones, and the events that both cover."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO snapshots (sequence, at, digest, body) VALUES (?, ?, ?, ?)",
+            (snapshot.sequence, now, _digest(snapshot), snapshot.body),
+        )
+        kept: list[int] = []
+        for (sequence,) in self._rows("SELECT sequence FROM snapshots ORDER BY sequence DESC"):
+            if len(kept) < SNAPSHOTS and self._read_snapshot(sequence):
+                kept.append(sequence)
+            else:
+                self._connection.execute("DELETE FROM snapshots WHERE sequence = ?", (sequence,))
+        if len(kept) == SNAPSHOTS:
+            self._connection.execute("DELETE FROM events WHERE sequence <= ?", (kept[-1],))
+
+    def _read_snapshot(self, sequence: int) -> LogSnapshot | None:
+        """The snapshot at an event; None if it is damaged."""
+        ((digest, body),) = self._rows("SELECT digest, body FROM snapshots WHERE sequence = ?", sequence)
+        found = LogSnapshot(sequence, body)
+        return found if _digest(found) == digest else None
+
     def _rows(self, query: str, *values: object) -> list[tuple]:
         with self._guard, readable_errors(self._path):
             return self._connection.execute(query, values).fetchall()
@@ -225,3 +306,7 @@ class Store:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _digest(snapshot: LogSnapshot) -> bytes:
+    return sha256(snapshot.sequence.to_bytes(8, "big") + snapshot.body).digest()

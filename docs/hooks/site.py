@@ -50,11 +50,19 @@ def cli_reference() -> str:
 
 def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     children = getattr(command, "commands", None)
-    if children is None:
+    if children is None or _runs_alone(command):
         yield name, command
+    if children is None:
         return
     for child_name, child in children.items():
         yield from _leaves(child, f"{name} {child_name}")
+
+
+def _runs_alone(group: Any) -> bool:
+    """Whether a group of commands is a command, too; `farflung` alone prints its help only."""
+    return group.invoke_without_command and any(
+        parameter.name not in ("version", "help") for parameter in group.params
+    )
 
 
 def _section(name: str, command: Any) -> str:

@@ -50,7 +50,7 @@ SHORTER = {
     "plan": ["--budget", "20", "--no-what-if"],
 }
 """What is added to commands, by their first word or words, so that they take seconds."""
-OWN_BROKER = ("README.md", "two-machines.md")
+OWN_BROKER = ("README.md", "two-machines.md", "run-a-broker.md")
 """Pages that start the broker that their other commands use."""
 
 
@@ -82,7 +82,7 @@ class Reader:
         assert words[0] == "farflung", f"{words[0]} cannot run here: say so in a comment before the block"
         began, arguments = time.monotonic(), [self._own(word) for word in words[1:]]
         name = arguments[0]
-        if name == "broker":
+        if name == "broker" and arguments[1:2] not in (["backup"], ["restore"]):
             self._start_broker(arguments, owns_broker)
         elif name == "join":
             self._start_worker(arguments)

@@ -5,6 +5,7 @@ The decisions are a pure state machine (`core`); everything else moves bytes to 
 - `service`: the broker process (`serve`, `BrokerService`); owns the listener, the store and the survey.
 - `dispatcher`: orders what arrives, asks the state machine, stores its decisions, then sends commands.
 - `journal`: recovers the state from the log, and stores decisions and log snapshots.
+- `backup`: a broker in one file, and a folder made of it again.
 - `sessions`: one holder's control session (`HolderSession`) and who owns which (`SessionRegistry`).
 - `status`: what `farflung status` shows.
 - `address_file`: the address at which the broker of a folder listens.

@@ -41,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(broker.app, name="broker")
 app.add_typer(token.app, name="token")
 app.add_typer(lab.app, name="lab")
 app.add_typer(topology.app, name="topology")
@@ -51,7 +52,6 @@ for _command in (
     capture.capture,
     plan.plan,
     simulate.simulate,
-    broker.broker,
     join.join,
     status.status,
     doctor.doctor,

@@ -205,8 +205,9 @@ def test_a_damaged_page_is_found_on_opening(tmp_path: Path) -> None:
     data = bytearray((tmp_path / STORE_FILE).read_bytes())
     data[3 * 4096 :] = b"\xff" * (len(data) - 3 * 4096)
     (tmp_path / STORE_FILE).write_bytes(data)
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(StoreError, match="damaged") as caught:
         Store(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_refused_file_does_not_keep_the_folder_locked(tmp_path: Path) -> None:

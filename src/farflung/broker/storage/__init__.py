@@ -2,6 +2,7 @@
 
 - `store`: `Store`: event log and log snapshots, blobs, measurements, tokens and certificates, in one SQLite
   file.
+- `copies`: a copy of the store with other files in one file: a backup.
 - `database`: opens, checks and migrates the file, and locks its folder.
 
 No SQL leaves this package. Another database can take SQLite's place if its `Store` promises the same:

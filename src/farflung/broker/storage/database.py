@@ -130,4 +130,5 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path, found: str) -> str:
+    found = " ".join(found.split())  # SQLite may write several lines
     return f"{path} is damaged or not a farflung store ({found}): put a copy back, or choose another --folder"

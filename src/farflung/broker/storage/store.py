@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -191,6 +192,13 @@ class Store:
             after = rows[-1][0]
             for _, body in rows:
                 yield body
+
+    def copy_to(self, file: Path) -> None:
+        """Copy all that is stored now to a new file, for its owner only; writers do not wait for it."""
+        with self._guard, readable_errors(file):
+            file.touch(mode=0o600, exist_ok=False)
+            with closing(sqlite3.connect(file)) as copy:
+                self._connection.backup(copy)
 
     def write_measurements(self, rows: Sequence[tuple[str, str, bytes]]) -> None:
         """Store measurements of (subject, object), replacing older ones."""

@@ -1,17 +1,26 @@
-"""`farflung broker`: membership, jobs, plans and step commits, on one port."""
+"""`farflung broker`: membership, jobs, plans and step commits, on one port; its backups."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farflung.cli.process.identity import folder_of
 from farflung.cli.process.service import ExitWithParent, heed_parent, run_service
+from farflung.cli.render.output import JsonOption, note, print_json
+from farflung.text import count_of, format_bytes
+
+if TYPE_CHECKING:
+    from farflung.broker.backup import Contents
+
+app = typer.Typer(rich_markup_mode=None)
 
 
+@app.callback(invoke_without_command=True)
 def broker(
+    context: typer.Context,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "[::]:7700",
     folder: Annotated[
         Path | None,
@@ -38,7 +47,62 @@ def broker(
     exit_with_parent: ExitWithParent = None,
 ) -> None:
     """Run the broker until it is stopped; the first start creates its certificate authority."""
+    if context.invoked_subcommand is not None:
+        return
     heed_parent(exit_with_parent)
     from farflung.broker.service import serve
 
     run_service(serve(folder_of("broker", folder), listen, lease, relay, survey), as_json)
+
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="File of the backup.", dir_okay=False)]
+FolderOption = Annotated[Path | None, typer.Option(help="The broker's folder. [default: ~/.farflung/broker]")]
+
+
+@app.command()
+def backup(
+    context: typer.Context, file: FileArgument, folder: FolderOption = None, as_json: JsonOption = False
+) -> None:
+    """Write all that a broker needs to go on elsewhere to one file; the broker may be running.
+
+    The file is secret: it holds the key of the broker's certificate authority. It replaces an older backup.
+    """
+    from farflung.broker.backup import back_up
+
+    where = _folder(context, folder)
+    found = back_up(where, file.expanduser())
+    if as_json:
+        print_json({"file": str(file), "folder": str(where), "holds": found})
+        return
+    note(f"backed up the broker of {where} to {file} ({_words(found)})")
+    note(f"keep {file} secret: whoever has it can pose as your broker and every member of its fleet")
+
+
+@app.command()
+def restore(
+    context: typer.Context, file: FileArgument, folder: FolderOption = None, as_json: JsonOption = False
+) -> None:
+    """Make a broker's folder from a backup, in a folder that is new or empty.
+
+    Start the broker with this folder then, at the address of the old one, which must never run again.
+    """
+    from farflung.broker import backup as backups
+
+    where = _folder(context, folder)
+    found = backups.restore(file.expanduser(), where)
+    if as_json:
+        print_json({"file": str(file), "folder": str(where), "holds": found})
+        return
+    note(f"restored the broker of {file} to {where} ({_words(found)})")
+    note("never start the broker that it is a backup of again: two would disagree")
+
+
+def _folder(context: typer.Context, given: Path | None) -> Path:
+    """The folder, whether --folder stands behind `backup` or, as for the broker itself, before it."""
+    before: Path | None = None if context.parent is None else context.parent.params.get("folder")
+    return folder_of("broker", given or before)
+
+
+def _words(found: Contents) -> str:
+    counted = count_of(found.workers, "worker"), count_of(found.jobs, "job"), count_of(found.tokens, "token")
+    return f"{', '.join(counted)}, {format_bytes(found.bytes)}"

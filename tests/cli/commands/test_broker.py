@@ -1,0 +1,68 @@
+"""`farflung broker backup` and `restore`: what they say, and where --folder may stand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from farflung.broker.security.authority import create_token
+from farflung.cli.main import run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    create_token(tmp_path / "broker", "worker")
+    return tmp_path / "broker"
+
+
+def test_a_broker_is_backed_up_and_restored(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, new = str(tmp_path / "fleet.backup"), str(tmp_path / "new")
+    assert run(["broker", "backup", file, "--folder", str(folder)]) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"backed up the broker of {folder} to {file} (0 workers, 0 jobs, 1 token, ")
+    assert f"keep {file} secret" in second
+    assert run(["broker", "restore", file, "--folder", new]) == 0
+    assert f"restored the broker of {file} to {new}" in capsys.readouterr().err
+    assert (tmp_path / "new" / "authority-key.pem").read_bytes() == (
+        folder / "authority-key.pem"
+    ).read_bytes()
+
+
+def test_the_folder_may_stand_before_the_command(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(tmp_path / "fleet.backup")
+    assert run(["broker", "--folder", str(folder), "backup", file, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["folder"] == str(folder) and document["holds"]["tokens"] == 1
+    assert document["holds"]["bytes"] == (tmp_path / "fleet.backup").stat().st_size
+
+
+def test_the_default_folder_is_the_brokers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARFLUNG_HOME", str(tmp_path))
+    create_token(tmp_path / "broker", "worker")
+    assert run(["broker", "backup", str(tmp_path / "fleet.backup")]) == 0
+    (tmp_path / "broker").rename(tmp_path / "old")
+    assert run(["broker", "restore", str(tmp_path / "fleet.backup")]) == 0
+    assert (tmp_path / "broker" / "broker.sqlite").exists()
+
+
+def test_a_mistake_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "letter").write_text("dear")
+    assert run(["broker", "restore", str(tmp_path / "letter"), "--folder", str(tmp_path / "new")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert run(["broker", "backup", str(tmp_path / "letter"), "--folder", str(folder)]) == 2
+    assert "choose another file" in capsys.readouterr().err
+    assert run(["broker", "backup"]) == 2
+    assert "farflung broker backup --help" in capsys.readouterr().err
+
+
+def test_help_says_that_a_backup_is_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["broker", "backup", "--help"]) == 0
+    assert "The file is secret" in capsys.readouterr().out

@@ -197,6 +197,7 @@ def test_a_backup_never_writes_over_a_broker(folder: Path, file: Path) -> None:
 def test_a_backup_of_a_broker_of_an_older_version_is_brought_up_to_date(folder: Path, file: Path) -> None:
     back_up(folder, file)
     with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("DROP TABLE owner")
         connection.execute("DROP TABLE snapshots")
         connection.execute("PRAGMA user_version = 4")
     restore(file, file.parent / "new")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import signal
 import sqlite3
@@ -298,3 +299,42 @@ def test_a_disk_that_is_full_while_a_snapshot_is_written_loses_nothing(tmp_path:
     assert newest(tmp_path) == 2 * EVERY - 1
     append_to(tmp_path, range(2 * EVERY, 4 * EVERY))
     assert newest(tmp_path) == 4 * EVERY - 1
+
+
+@pytest.mark.faults
+@pytest.mark.processes
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_whose_files_may_not_grow_ends_with_one_line_and_a_whole_store(tmp_path: Path) -> None:
+    """The state grows until it finds no room: in a file, in the middle of whatever is written then."""
+    folder, said, last = tmp_path / "broker", tmp_path / "said", 0
+    for limit in (300_000, 333_333, 377_777, 900_000):
+        process = os.fork()
+        if process == 0:
+            _grow_until_full(folder, said, last, limit)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+        stored, error = said.read_text().split(" ", 1)
+        assert error.count("\n") == 0 and "free disk space" in error
+        with Store(folder) as store:
+            state = Journal(store).state
+        assert list(state.workers) == [f"w-{number}" for number in range(1, int(stored) + 1)]
+        assert int(stored) > last
+        last = int(stored)
+    assert rows(folder, "SELECT count(*) FROM snapshots") == [(2,)]
+
+
+def _grow_until_full(folder: Path, said: Path, number: int, limit: int) -> None:
+    try:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write fails, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        with Store(folder) as store:
+            log = Journal(store)
+            try:
+                while True:
+                    name = f"w-{number + 1}"
+                    append(log, facts.WorkerAdmitted(0.0, name, DEVICE, "lab" * 500, ["w.example:1"], "boot"))
+                    number += 1
+            except StoreError as error:
+                said.write_text(f"{number} {error}")
+                os._exit(0)
+    finally:
+        os._exit(1)

@@ -22,6 +22,7 @@ from farflung.broker.dispatcher import Arrival
 from farflung.broker.planning import client
 from farflung.broker.planning.messages import PlanResult, Searched
 from farflung.broker.service import BrokerService, serve
+from farflung.broker.storage.database import LOCK_FILE
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.errors import ConnectionFailed, StoreError
 from farflung.protocol import messages
@@ -520,6 +521,32 @@ def test_a_worker_with_a_wrong_address_is_cut_off(tmp_path: Path) -> None:
             assert words in await member.lost()
 
     story(tmp_path, scene)
+
+
+def test_a_broker_whose_store_another_one_took_over_tells_nobody_anything_and_ends(tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+
+    async def scene() -> None:
+        async with broker(folder) as service:
+            await registered(service, folder, "lab-1")
+        with Store(folder) as store:
+            service = BrokerService(folder, store, TIMEOUTS)
+            await service.start("127.0.0.1:0")
+            run = asyncio.create_task(service.run())
+            (worker,) = await registered(service, folder, "lab-1")
+            (folder / LOCK_FILE).unlink()
+            with Store(folder) as other:
+                before = list(other.events())
+                late = await PretendedWorker.join(service, folder, "lab-1")
+                with pytest.raises(StoreError, match="was taken over by another broker"):
+                    await asyncio.wait_for(run, 60)
+                await service.stop()
+                for member in (late, worker):
+                    assert "shutting down" in await member.lost()
+                assert late.silent
+                assert list(other.events()) == before
+
+    asyncio.run(scene())
 
 
 def test_a_broker_that_stops_amid_a_commit_lets_it_reach_the_disk(tmp_path: Path) -> None:

@@ -102,6 +102,20 @@ def test_a_worker_waits_for_a_broker_that_is_not_there_yet(on: Machines) -> None
         command.stop()
 
 
+def test_a_broker_whose_folder_was_taken_over_ends_with_one_line(on: Machines) -> None:
+    first = on.broker()
+    worker = on.worker("a", on.token("worker"))
+    worker.says("idle in the backup pool")
+    (on.folder / "hub" / "broker" / "broker.lock").unlink()
+    second = on.start("hub", "broker", "--listen", "127.0.0.1:0")
+    second.says("the broker listens on")
+    worker.stop()  # which the first one cannot write down
+    assert first.code() == 2
+    (line,) = [line for line in first.err.splitlines() if "error:" in line]
+    assert "was taken over by another broker (process" in line
+    second.stop()
+
+
 def test_a_folder_serves_one_broker_at_a_time(on: Machines) -> None:
     broker = on.broker()
     assert "another broker" in on.fails("hub", "broker", "--listen", "127.0.0.1:0")

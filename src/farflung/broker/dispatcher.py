@@ -41,7 +41,7 @@ from farflung.broker.planning.client import Clock, plan
 from farflung.broker.planning.fair_lock import FairLock
 from farflung.broker.planning.messages import Searched
 from farflung.broker.sessions import HolderSession, SessionRegistry
-from farflung.broker.storage.store import Store
+from farflung.broker.storage.contract import BrokerStore
 from farflung.broker.survey.measurements import Measurements
 from farflung.broker.survey.topology import MeasuredTopology, topology_of
 from farflung.errors import ProtocolError
@@ -190,7 +190,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, journal: Journal, store: Store, timeouts: Timeouts, clock: Clock, circuits: Circuits
+        self, journal: Journal, store: BrokerStore, timeouts: Timeouts, clock: Clock, circuits: Circuits
     ) -> None:
         self.state = journal.state
         self._journal = journal

@@ -14,7 +14,7 @@ from farflung.broker.core.blobs import Digest
 from farflung.broker.core.facts import AnyDecision
 from farflung.broker.core.snapshots import decode_snapshot, encode_snapshot
 from farflung.broker.core.state import State, replay
-from farflung.broker.storage.store import Store
+from farflung.broker.storage.contract import BrokerStore
 from farflung.errors import StoreError
 
 SNAPSHOT_EVERY = 1000
@@ -34,7 +34,7 @@ class Journal:
         On opening: the log is damaged, or another version wrote it.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: BrokerStore) -> None:
         self._store = store
         self.replayed = 0
         self.state = self._recovered()

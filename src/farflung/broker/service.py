@@ -20,6 +20,7 @@ from farflung.broker.network.verification import AddressVerifier
 from farflung.broker.security.authority import Authority
 from farflung.broker.sessions import HolderSession
 from farflung.broker.status import Sighting, status_of
+from farflung.broker.storage.contract import BrokerStore
 from farflung.broker.storage.store import Store
 from farflung.broker.survey.measurements import MeasurementStore
 from farflung.broker.survey.paths import PathQuestion
@@ -79,7 +80,7 @@ class BrokerService:
     def __init__(
         self,
         folder: Path,
-        store: Store,
+        store: BrokerStore,
         timeouts: Timeouts,
         relay_mbps: float = 0.0,
         certificate_seconds: float = LIFETIME_SECONDS,

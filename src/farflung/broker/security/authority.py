@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from farflung.broker.storage.store import Holder, Store, TokenRecord
+from farflung.broker.storage.contract import BrokerStore, Holder, TokenRecord
+from farflung.broker.storage.store import Store
 from farflung.errors import FarflungError, IdentityError
 from farflung.files import write_atomically
 from farflung.transport.security import join_messages
@@ -122,7 +123,7 @@ class Authority:
     """
 
     folder: Path
-    store: Store
+    store: BrokerStore
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
     clock: Callable[[], float]
@@ -132,7 +133,7 @@ class Authority:
     def open(
         cls,
         folder: Path,
-        store: Store,
+        store: BrokerStore,
         clock: Callable[[], float] = time.time,
         lifetime_seconds: float = LIFETIME_SECONDS,
     ) -> Authority:

@@ -33,7 +33,11 @@ _FIFTH = """
 CREATE TABLE snapshots (
     sequence INTEGER PRIMARY KEY, at REAL NOT NULL, digest BLOB NOT NULL, body BLOB NOT NULL);
 """
-_SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+_SIXTH = """
+CREATE TABLE owner (
+    id INTEGER PRIMARY KEY CHECK (id = 1), epoch INTEGER NOT NULL, process TEXT NOT NULL, at REAL NOT NULL);
+"""
+_SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 """The changes that each schema version made to the one before."""
 
 _SCHEMA_VERSION = len(_SCHEMAS)

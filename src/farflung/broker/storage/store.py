@@ -16,13 +16,17 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from hashlib import sha256
 from pathlib import Path
+from socket import gethostname
 from types import TracebackType
 
+from farflung.broker.storage.contract import Holder, LogSnapshot, TokenRecord
 from farflung.broker.storage.database import open_database, own_folder, readable_errors
 from farflung.errors import StoreError
+
+__all__ = ["STORE_FILE", "Holder", "LogSnapshot", "Store", "TokenRecord"]
 
 STORE_FILE = "broker.sqlite"
 
@@ -35,42 +39,10 @@ _TOKEN = "digest, role, uses, used, expires_at, made_at"
 _log = logging.getLogger("farflung.broker")
 
 
-@dataclass(frozen=True)
-class LogSnapshot:
-    """What events 1 to `sequence` come to, in bytes that the store does not read."""
-
-    sequence: int
-    body: bytes
-
-
-@dataclass(frozen=True)
-class TokenRecord:
-    """A token as stored: `digest` is the SHA-256 of its secret, times are in Unix seconds.
-
-    `made_at` is None for tokens from before schema 3.
-    """
-
-    digest: bytes
-    role: str
-    uses: int
-    used: int
-    expires_at: float
-    made_at: float | None = None
-
-
-@dataclass(frozen=True)
-class Holder:
-    """The owner of an id: SHA-256 of its public key, the token it used, its newest certificate (PEM)."""
-
-    id: str
-    role: str
-    key_digest: bytes
-    token_digest: bytes
-    certificate: bytes
-
-
 class Store:
-    """The file `broker.sqlite` in a broker's folder, created if needed. Threads may share it.
+    """The file `broker.sqlite` in a broker's folder, created if needed: a `BrokerStore`.
+
+    The owner holds a lock on the folder, and the newest epoch in case somebody removes the lock.
 
     Raises
     ------
@@ -89,11 +61,14 @@ class Store:
             raise StoreError(
                 f"{folder} cannot hold a broker's store ({error.strerror}): choose another --folder"
             ) from None
+        self._epoch: int | None = None
         try:
             self._connection = open_database(self._path)
         except BaseException:
             self._unlock()
             raise
+        if sole:
+            self._own()
 
     def close(self) -> None:
         """Close the file after pending writes of other threads, and unlock the folder."""
@@ -116,6 +91,7 @@ class Store:
         with self._guard, readable_errors(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
+                self._require_owner()
                 yield
                 self._connection.commit()
             except BaseException:
@@ -134,6 +110,8 @@ class Store:
         A blob that is there already stays, and one that is not there need not be deleted. `snapshot` stands
         for all events up to and with these; with it go the events that older snapshots cover as well.
         """
+        if self._epoch is None:
+            raise StoreError(f"{self._path} is not open as its owner: only a broker appends to its log")
         now = time.time()
         with self.transaction():
             self._connection.executemany(
@@ -265,6 +243,32 @@ class Store:
                 "INSERT OR REPLACE INTO certificates (id, role, key_digest, token_digest, certificate) "
                 "VALUES (?, ?, ?, ?, ?)",
                 (holder.id, holder.role, holder.key_digest, holder.token_digest, holder.certificate),
+            )
+
+    def _own(self) -> None:
+        """Raise the epoch, so that nobody who owned the store before can write."""
+        try:
+            with self.transaction():
+                self._connection.execute(
+                    "INSERT INTO owner (id, epoch, process, at) VALUES (1, 1, ?, ?) ON CONFLICT (id) "
+                    "DO UPDATE SET epoch = epoch + 1, process = excluded.process, at = excluded.at",
+                    (f"process {os.getpid()} on {gethostname()}", time.time()),
+                )
+                ((epoch,),) = self._rows("SELECT epoch FROM owner")
+        except BaseException:
+            self.close()
+            raise
+        self._epoch = epoch
+
+    def _require_owner(self) -> None:
+        if self._epoch is None:
+            return
+        rows = self._rows("SELECT epoch, process FROM owner")
+        epoch, process = rows[0] if rows else (0, "unknown")
+        if epoch != self._epoch:
+            raise StoreError(
+                f"{self._path} was taken over by another broker ({process}), so this one can decide nothing "
+                "any more: run one broker on a folder"
             )
 
     def _last(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from farflung.broker.storage.store import Store
+from farflung.broker.storage.contract import BrokerStore
 from farflung.errors import StoreError
 
 Pair = tuple[str, str]
@@ -170,7 +170,7 @@ MAXIMUM_AGE_SECONDS = 30 * 24 * 3600.0
 class MeasurementStore:
     """Writes measurements to a store; `spawn` runs the writing in the background."""
 
-    def __init__(self, store: Store, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, store: BrokerStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._store = store
         self._spawn = spawn
         self._unwritten: dict[tuple[str, str], bytes] = {}

@@ -1,0 +1,157 @@
+"""What the broker needs of a store, whatever database is behind it, and the records in it.
+
+`tests/broker/storage/test_contract.py` checks these promises of every implementation. The only one today is
+`store`, on SQLite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class LogSnapshot:
+    """What events 1 to `sequence` come to, in bytes that the store does not read."""
+
+    sequence: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """A token as stored: `digest` is the SHA-256 of its secret, times are in Unix seconds.
+
+    `made_at` is None for tokens from before schema 3.
+    """
+
+    digest: bytes
+    role: str
+    uses: int
+    used: int
+    expires_at: float
+    made_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The owner of an id: SHA-256 of its public key, the token it used, its newest certificate (PEM)."""
+
+    id: str
+    role: str
+    key_digest: bytes
+    token_digest: bytes
+    certificate: bytes
+
+
+class BrokerStore(Protocol):
+    """The store of one broker, as its owner or beside it. Threads may share it.
+
+    Who opens a store as its owner raises its *epoch*. Each transaction of an owner requires that its own
+    epoch is still the newest: so a broker that was taken for dead, but is not, can write nothing any more.
+
+    Every method raises StoreError if the store cannot be read or written.
+    """
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Write everything inside together or, if it raises, not at all; other writers wait.
+
+        Raises
+        ------
+        StoreError
+            Also if another broker owns the store by now.
+        """
+        ...
+
+    def append(
+        self,
+        events: Sequence[bytes],
+        blobs: Mapping[bytes, bytes] = {},
+        unneeded: Iterable[bytes] = (),
+        snapshot: bytes | None = None,
+    ) -> None:
+        """Add events to the log and blobs by their SHA-256, and delete the `unneeded` blobs, all or nothing.
+
+        A blob that is there already stays, and one that is not there need not be deleted. `snapshot` stands
+        for all events up to and with these; with it go the events that older snapshots cover as well.
+
+        Raises
+        ------
+        StoreError
+            Also if the store is not open as its owner, or another broker owns it by now.
+        """
+        ...
+
+    def snapshot(self) -> LogSnapshot | None:
+        """The newest log snapshot that is not damaged; None if there is none."""
+        ...
+
+    def events(self, after: int = 0) -> Iterator[bytes]:
+        """All events with a number above `after`, in the order in which they were appended.
+
+        Raises
+        ------
+        StoreError
+            Also if some of them are not there any more.
+        """
+        ...
+
+    def blobs(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The blobs with these digests.
+
+        Raises
+        ------
+        StoreError
+            Also if one of them is not there, or its bytes have changed.
+        """
+        ...
+
+    def write_measurements(self, rows: Sequence[tuple[str, str, bytes]]) -> None:
+        """Store measurements of (subject, object), replacing older ones."""
+        ...
+
+    def forget_measurements(self, worker: str) -> None:
+        """Delete all measurements of a worker."""
+        ...
+
+    def measurements(self) -> list[bytes]:
+        """All stored measurements."""
+        ...
+
+    def add_token(self, token: TokenRecord) -> None:
+        """Store a token."""
+        ...
+
+    def token(self, digest: bytes) -> TokenRecord | None:
+        """The token with this digest; None if there is none."""
+        ...
+
+    def tokens(self) -> list[TokenRecord]:
+        """All tokens that were not revoked, those that expire first in front."""
+        ...
+
+    def drop_token(self, digest: bytes) -> None:
+        """Delete a token: no holder can join with it any more."""
+        ...
+
+    def spend(self, digest: bytes) -> None:
+        """Count one more use of a token; call it in the transaction that writes the holder."""
+        ...
+
+    def holder(self, id: str) -> Holder | None:
+        """The holder of this id; None if there is none."""
+        ...
+
+    def joined_with(self, token_digest: bytes) -> list[str]:
+        """The ids that joined with a token, sorted."""
+        ...
+
+    def write_holder(self, holder: Holder) -> None:
+        """Store the holder of an id and its newest certificate; call it in a transaction."""
+        ...
+
+    def close(self) -> None:
+        """Close the store after pending writes of other threads."""
+        ...

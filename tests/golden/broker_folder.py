@@ -17,6 +17,7 @@ from tests.golden.samples import members, samples
 from farflung.broker.address_file import write_address
 from farflung.broker.core import facts
 from farflung.broker.core.blobs import digest_of
+from farflung.broker.core.snapshots import encode_snapshot
 from farflung.broker.core.state import State, replay
 from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, sign_authority
 from farflung.broker.storage import store
@@ -125,7 +126,10 @@ def _fill(broker: Path, worker: Path, decisions: list[Any]) -> None:
         (folder / name).chmod(0o600)
     with Store(broker) as kept:
         blobs = {digest_of(blob): blob for blob in _BLOBS}
-        kept.append([facts.encode(fact) for fact in decisions], blobs)
+        middle = len(decisions) // 2
+        snapshot = encode_snapshot(replay(decisions[:middle]))
+        kept.append([facts.encode(fact) for fact in decisions[:middle]], blobs, (), snapshot)
+        kept.append([facts.encode(fact) for fact in decisions[middle:]])
         kept.write_measurements([row(one) for one in _measurements()])
         for token in _tokens():
             kept.add_token(token)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tests.golden.broker_folder import FILE, MADE_AT, restore, summary
+from tests.golden.broker_folder import FILE, MADE_AT, record, restore, summary
 from tests.golden.formats import VERSIONS, tag_of
 
 from farflung.broker.address_file import read_address
 from farflung.broker.core import facts
 from farflung.broker.core.state import replay
+from farflung.broker.journal import Journal
 from farflung.broker.security.authority import Authority
 from farflung.broker.storage import store
 from farflung.broker.storage.store import STORE_FILE, Store
@@ -53,6 +54,21 @@ def test_the_log_is_read_and_gives_the_state_that_it_gave(folder: Path, document
     assert [event.hex() for event in events] == document["facts"]
     decisions = [facts.decode(event) for event in events]
     assert json.loads(json.dumps(summary(replay(decisions)))) == document["state"]
+
+
+def test_a_start_gives_the_state_that_the_log_gave(folder: Path, document: dict[str, Any]) -> None:
+    with Store(folder) as kept:
+        assert json.loads(json.dumps(summary(Journal(kept).state))) == document["state"]
+
+
+def test_what_would_be_recorded_today_has_a_snapshot_in_the_middle_of_its_log(tmp_path: Path) -> None:
+    record(tmp_path)
+    document = json.loads((tmp_path / FILE).read_text())
+    with Store(tmp_path) as kept:
+        assert [event.hex() for event in kept.events()] == document["facts"]
+        journal = Journal(kept)
+        assert json.loads(json.dumps(summary(journal.state))) == document["state"]
+    assert 0 < journal.replayed < len(document["facts"])
 
 
 def test_blobs_that_open_jobs_name_are_there(folder: Path, document: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,32 @@ def test_a_worker_waits_for_a_broker_that_is_not_there_yet(on: Machines) -> None
     worker.says("refused the connection", "trying again in")
     broker = on.broker()
     worker.says("idle in the backup pool")
+    for command in (worker, broker):
+        command.stop()
+
+
+def test_a_fleet_goes_on_with_a_broker_that_was_restored_from_a_backup(on: Machines) -> None:
+    broker = on.broker()
+    worker = on.worker("a", on.token("worker"))
+    worker.says("idle in the backup pool")
+    submitter = ["--token", on.token("submitter"), "--broker", on.address]
+    first = train(on, "first", "--workers", "1", "--steps", "3", *submitter)
+    assert first.command.code() == 0, first.command.err
+    file = on.folder / "fleet.backup"
+    saved = on.start("hub", "broker", "backup", str(file))
+    assert saved.code() == 0 and "1 worker, 1 job" in saved.err and "keep" in saved.err
+    broker.signal(signal.SIGKILL)
+    broker.code()
+    shutil.rmtree(on.folder / "hub" / "broker")
+
+    restored = on.start("hub", "broker", "restore", str(file))
+    assert restored.code() == 0, restored.err
+    broker = on.broker()
+    on.idle("a")  # which needed no new token
+    assert [job["state"] for job in on.status()["jobs"]] == ["done"]
+    second = train(on, "second", "--workers", "1", "--steps", "5")
+    assert second.command.code() == 0, second.command.err
+    assert second.summary["job"] == "job-2"
     for command in (worker, broker):
         command.stop()
 

@@ -80,7 +80,7 @@ async def train(
     tasks = asyncio.all_tasks()
     observer = AtStep(3, lambda: act(submitter) if act else None)
     ready = replace(prepared, job=declared)
-    submitter = Submitter(ready, fleet.identity, run, observer, 2, wishes=wishes)
+    submitter = Submitter(ready, fleet.identity, run, observer, 2, wishes=wishes, closed=True)
     summary = await submitter.run()
     assert {task for task in asyncio.all_tasks() if not task.done()} == tasks
     run.close()
@@ -230,7 +230,7 @@ def test_the_fleet_still_serves_after_failed_runs(run: Callable[..., Summary], t
 
 def test_a_killed_process_is_named(prepared: Prepared, temporary: Path, tmp_path: Path) -> None:
     async def scenario() -> tuple[Summary, Summary]:
-        async with LocalFleet(3, tmp_path / "logs") as fleet:
+        async with LocalFleet(2, tmp_path / "logs") as fleet:
             ids = {child.name: await child.process_id() for child in fleet.children()}
 
             def kill_worker(submitter: Submitter) -> None:

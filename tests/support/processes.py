@@ -309,7 +309,8 @@ class Run:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         """The events of that kind in `events.jsonl`."""
-        lines = (self.folder / "events.jsonl").read_bytes().splitlines(keepends=True)
+        path = self.folder / "events.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         found = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [event for event in found if event["event"] == kind]
 

@@ -22,7 +22,7 @@ from farflung.client.output.checkpoints.record import CheckpointRecord, RunIdent
 from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
-from farflung.client.run.submitter import training_of
+from farflung.client.run.submission import training_of
 
 JOB = """
 import torch, farflung

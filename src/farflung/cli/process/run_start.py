@@ -149,7 +149,7 @@ class RunStart:
     def _resumed(self, prepared: Prepared, codecs: CodecWishes) -> tuple[Checkpoint, list[str]]:
         """The newest whole checkpoint, which is of this run, and warnings about it, which are printed."""
         from farflung.client.output.checkpoints.identity import identity_of, require_same_run
-        from farflung.client.run.submitter import training_of
+        from farflung.client.run.submission import training_of
 
         current = identity_of(prepared, training_of(prepared, codecs))
         found: Checkpoint | None = None

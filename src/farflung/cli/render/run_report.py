@@ -39,6 +39,9 @@ def stopping_note(prepared: Prepared, metrics: RunMetrics) -> str:
 def _weights_on_stop(metrics: RunMetrics) -> str:
     if metrics.loading_seconds is None:
         return ": no step has begun, so there are no weights to collect"
+    if not metrics.is_running:
+        saved = metrics.checkpoint_step
+        return "" if saved is None else f": the checkpoint of step {saved} stays"
     if not metrics.steps:
         return ": no step is done yet, so the collected weights will be the initial ones"
     return ": collecting the weights of the last applied step first"

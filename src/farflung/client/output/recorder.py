@@ -41,7 +41,8 @@ class RunMetrics:
     """Counts steps, losses, seconds and bytes of one run. The caller gives times in monotonic seconds.
 
     A run on `emulated` devices has no losses. The run begins at unit `first`; `current` is the unit in
-    progress, None after the last. `steps` are all that are applied, those before unit `first` too.
+    progress, None after the last, and `is_running` says whether workers are at it. `steps` are all that are
+    applied, those before unit `first` too.
     """
 
     def __init__(self, job: Job, now: float, emulated: bool = False, first: int = 0) -> None:
@@ -61,6 +62,7 @@ class RunMetrics:
         self.bytes_on_wire = 0
         self.loading_bytes = 0
         self.loading_seconds: float | None = None
+        self.is_running = False
         self.train_loss: float | None = None
         self.first_validation_loss: float | None = None
         self.validation_loss: float | None = None
@@ -78,11 +80,13 @@ class RunMetrics:
     def running(self, now: float, sent_bytes: int) -> None:
         """Note that the first unit begins; this process has sent `sent_bytes` over data links so far."""
         self.loading_seconds = now - self._loading_since
+        self.is_running = True
         self.loading_bytes = self._counted_bytes = sent_bytes
         self._last = now
 
     def rolled_back(self, unit: int) -> None:
-        """Go back to `unit`, which runs again."""
+        """Go back to `unit`, which runs again in the next attempt."""
+        self.is_running = False
         self.current = self._units.at(unit)
         self.steps = self._steps_before = self.current.step if self.current else self._training.steps
         self._recent.clear()

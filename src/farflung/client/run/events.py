@@ -45,7 +45,9 @@ class FleetLost:
 
 @dataclass(frozen=True)
 class WeightsSaved:
-    """The trained weights are in the run folder."""
+    """The trained weights, as an attempt left them, are in the run folder."""
+
+    attempt: int
 
 
 Event = Message | Lost | AttemptLost | TaskFailed | Stop | FleetLost | WeightsSaved

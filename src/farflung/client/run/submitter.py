@@ -17,9 +17,10 @@ from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.weights import save_weights
 from farflung.client.run.attempt import Attempt
-from farflung.client.run.broker_client import Lost, open_broker_session
-from farflung.client.run.checkpointing import NEVER, Checkpointing, CheckpointPolicy
+from farflung.client.run.broker_client import Lost
+from farflung.client.run.checkpointing import NEVER, Checkpointing
 from farflung.client.run.checkpoints import RunCheckpoints, Version
+from farflung.client.run.connection import Connection
 from farflung.client.run.events import (
     AttemptLost,
     BackgroundTasks,
@@ -30,13 +31,9 @@ from farflung.client.run.events import (
     WeightsSaved,
     first_error,
 )
-from farflung.client.run.worker_session import WorkerRoutes
+from farflung.client.run.submission import submission, training_of
 from farflung.errors import ConnectionFailed, FarflungError, RunFailed
 from farflung.plans import NO_WISHES, Wishes
-from farflung.plans.codec_policy import is_auto
-from farflung.plans.wishes import CodecWishes
-from farflung.protocol.broker_session import BrokerSession, Renewal
-from farflung.protocol.fields import Opset
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
@@ -46,22 +43,16 @@ from farflung.protocol.messages import (
     Collecting,
     Denied,
     Ended,
-    Message,
     NotReached,
     PeerMoved,
     Planned,
     Renewed,
     RolledBack,
     Running,
-    Submit,
     UnitDone,
-    encode,
 )
-from farflung.runtime.training import Training
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.names import BROKER_ID
-from farflung.transport.timeouts import Timeouts
-from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 
 DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
 STOPPED_AT_ONCE = "stopped at once by the user: the weights were not collected"
@@ -118,22 +109,18 @@ class Submitter:
     ) -> None:
         codecs = wishes.codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
         self._prepared = prepared = prepared.written_by(codecs.every)
-        self._identity = identity
         self._workers = workers
         self._on = list(on)
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
         self._closed = closed
         policy = NEVER if checkpointing is None else checkpointing.policy
         self._training = training_of(prepared, codecs, policy)
-        self._checkpoints = RunCheckpoints(checkpointing, prepared, self._training, self._send)
-        self._start = self._checkpoints.start
-        self._timeouts = Timeouts()
-        self.recorder = Recorder(prepared.job, run, observer, prepared.emulated, self._start.unit)
         self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._connection = Connection(identity, self._events.put_nowait)
+        self._checkpoints = RunCheckpoints(checkpointing, prepared, self._training, self._connection.send)
+        self._start = self._checkpoints.start
+        self.recorder = Recorder(prepared.job, run, observer, prepared.emulated, self._start.unit)
         self._tasks = BackgroundTasks(self._events.put_nowait)
-        self._broker: BrokerSession | None = None
-        self._routes: WorkerRoutes | None = None
-        self._renewal: Renewal | None = None
         self._attempt: Attempt | None = None
         self._job = ""  # empty before the broker accepts the job and after it has ended
         self._failure = ""
@@ -147,7 +134,7 @@ class Submitter:
         """Run the job to its end and write `summary.json`; cancelling this ends the job at once."""
         outcome = Outcome(FAILED, "a bug in farflung ended the run: please report the traceback")
         try:
-            await self._connect()
+            await self._connection.open()
             await self._submit()
             outcome = await self._handle_events()
         except FarflungError as error:
@@ -170,33 +157,14 @@ class Submitter:
         """Fail because something that the job needs is gone, unless the broker gives a better reason."""
         self._events.put_nowait(FleetLost(reason))
 
-    async def _connect(self) -> None:
-        """Open the session with the broker, and prepare to connect to workers."""
-        self._broker = await open_broker_session(self._identity, self._timeouts, self._events.put_nowait)
-        self._timeouts = self._broker.timeouts
-        self._routes = WorkerRoutes(self._identity, self._timeouts, self._send)
-        self._renewal = Renewal(self._identity, self._routes.contexts)
-        self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
-
     async def _submit(self) -> None:
         """Send the job: the captured program, the training settings, and how to plan it."""
         name, checkpoints = self._prepared.job.name or "job", self._checkpoints
-        submit = Submit(
-            name,
-            self._prepared.program,
-            self._training,
-            self._workers,
-            self._on,
-            self._wishes,
-            Opset.own(),
-            unit=self._start.unit,
-            attempts=checkpoints.attempts,
-            checkpoint_every=checkpoints.policy.steps,
-            checkpoint_end=checkpoints.policy.end,
+        submit = submission(
+            self._prepared, self._training, self._workers, self._on, self._wishes, self._start, checkpoints
         )
-        _require_short(submit)
-        self._send(submit)
-        await self.recorder.submitted(name, self._identity.broker)
+        self._connection.send(submit)
+        await self.recorder.submitted(name, self._connection.address)
         if self._start.unit:
             await self.recorder.resumed(self._start.step, checkpoints.place)
 
@@ -233,17 +201,17 @@ class Submitter:
                 await self._begin_collecting(event)
             case WeightsSaved():
                 self._has_weights = True
-                self._send(Collected(self._job, self._require_attempt().planned.attempt))
+                self._connection.send(Collected(self._job, event.attempt))
             case Ended():
                 return self._ended(event)
 
             case Circuit() | NotReached():
-                self._require_routes().on_message(event)
+                self._connection.routes.on_message(event)
             case PeerMoved():
                 if self._attempt is not None:
                     self._attempt.moved(event.worker, event.addresses)
             case Renewed():
-                self._tasks.begin(partial(self._take_certificate, event.certificate), collect=True)
+                self._tasks.begin(partial(self._connection.take_certificate, event.certificate), collect=True)
 
             case Stop():
                 self._stop_reason = event.reason
@@ -286,7 +254,7 @@ class Submitter:
 
     async def _load(self, attempt: Attempt) -> None:
         try:
-            await attempt.load(self._require_routes())
+            await attempt.load(self._connection.routes)
         except* ConnectionFailed as group:
             self._attempt_lost(attempt.planned, str(first_error(group)))
 
@@ -328,7 +296,7 @@ class Submitter:
             self.recorder.metrics.weights_step = step
         if self._checkpoints.policy.end and step > self._start.step:
             await self._checkpoints.save(version, state, self.recorder)
-        self._events.put_nowait(WeightsSaved())
+        self._events.put_nowait(WeightsSaved(version.planned.attempt))
 
     def _save_copy(self, unit: int) -> None:
         attempt, version = self._require_attempt(), self._version()
@@ -348,11 +316,6 @@ class Submitter:
             return Outcome(FAILED, self._failure) if self._failure else Outcome(CANCELLED, ended.reason)
         return Outcome(ended.state, f"{ended.reason}{self.recorder.stored_note()}")
 
-    async def _take_certificate(self, certificate: bytes) -> None:
-        if self._renewal is not None:
-            await asyncio.to_thread(self._renewal.renewed, certificate)
-            self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
-
     def _task_failed(self, failed: TaskFailed) -> Outcome | None:
         """Fail, but collect the weights first if that is still possible."""
         if not isinstance(failed.error, FarflungError):
@@ -365,7 +328,7 @@ class Submitter:
 
     def _broker_lost(self, reason: str) -> Outcome:
         self._job = ""
-        broker = f"the broker at {self._identity.broker} was lost: {reason}"
+        broker = f"the broker at {self._connection.address} was lost: {reason}"
         return Outcome(FAILED, self._failure or f"{broker}{self.recorder.stored_note()}")
 
     def _fleet_lost(self, reason: str) -> None:
@@ -374,16 +337,14 @@ class Submitter:
             return
         overdue = TaskFailed(RunFailed(f"{reason}{self.recorder.stored_note()}"), collect=False)
         loop = asyncio.get_running_loop()
-        self._failing = loop.call_later(self._timeouts.lease_seconds, self._events.put_nowait, overdue)
+        self._failing = loop.call_later(
+            self._connection.timeouts.lease_seconds, self._events.put_nowait, overdue
+        )
 
     def _stop_failing(self) -> None:
         if self._failing is not None:
             self._failing.cancel()
             self._failing = None
-
-    def _require_routes(self) -> WorkerRoutes:
-        assert self._routes is not None
-        return self._routes
 
     def _require_attempt(self) -> Attempt:
         if self._attempt is None:
@@ -394,52 +355,24 @@ class Submitter:
 
     def _cancel(self, reason: str) -> None:
         if self._job:
-            self._send(Cancel(self._job, reason[:REASON_LENGTH], collect=True))
-
-    def _send(self, message: Message) -> None:
-        if self._broker is not None:
-            self._broker.send(message)
+            self._connection.send(Cancel(self._job, reason[:REASON_LENGTH], collect=True))
 
     async def _close(self, outcome: Outcome) -> None:
         """End the job at the broker if it has not ended, then close every session."""
         if self._job:
             await self._cancel_at_once(outcome.reason)
-        if self._renewal is not None:
-            self._renewal.stop()
         self._tasks.stop()
         await self._tasks.ended()
         words = f"the job is over: {outcome.state}"
         if self._attempt is not None:
             await self._attempt.close(words)
-        if self._routes is not None:
-            await self._routes.close(words)
-        if self._broker is not None:
-            await self._broker.close(words)
+        await self._connection.close(words)
 
     async def _cancel_at_once(self, reason: str) -> None:
         """Cancel the job at the broker, and wait until the broker confirms its end."""
-        self._send(Cancel(self._job, reason[:REASON_LENGTH], collect=False))
+        self._connection.send(Cancel(self._job, reason[:REASON_LENGTH], collect=False))
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._timeouts.close_seconds):
+            async with asyncio.timeout(self._connection.timeouts.close_seconds):
                 while not isinstance(event := await self._events.get(), Ended):
                     if isinstance(event, Lost) and event.peer == BROKER_ID:
                         return
-
-
-def training_of(prepared: Prepared, codecs: CodecWishes, policy: CheckpointPolicy = NEVER) -> Training:
-    """The training settings of a job that `policy` saves; its links are coded as `codecs` or the job ask."""
-    codecs = codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
-    training = prepared.written_by(codecs.every).training
-    training = training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))
-    return msgspec.structs.replace(training, copies=policy.copies)
-
-
-def _require_short(submit: Submit) -> None:
-    """Refuse a job that is too large for a control message, before anything waits for it."""
-    size = len(encode(submit))
-    if size > MAXIMUM_CONTROL_BYTES:
-        topology = " and topology" if submit.wishes.topology else ""
-        raise RunFailed(
-            f"the model's graph{topology} take {size} bytes, at most {MAXIMUM_CONTROL_BYTES} can be sent:"
-            " register large constant tensors of the model as buffers, or plan on fewer workers"
-        )

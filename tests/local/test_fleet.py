@@ -229,21 +229,18 @@ def test_the_fleet_still_serves_after_failed_runs(run: Callable[..., Summary], t
 
 
 def test_a_killed_process_is_named(prepared: Prepared, temporary: Path, tmp_path: Path) -> None:
-    async def scenario() -> tuple[Summary, Summary]:
-        async with LocalFleet(2, tmp_path / "logs") as fleet:
+    async def killed(name: str, victim: str) -> Summary:
+        async with LocalFleet(2, tmp_path / "logs" / name) as fleet:
             ids = {child.name: await child.process_id() for child in fleet.children()}
 
-            def kill_worker(submitter: Submitter) -> None:
-                plan = json.loads((tmp_path / "a" / "plan.json").read_text())
-                os.kill(ids[plan["placements"][0]["workers"][0]], signal.SIGKILL)
+            def kill(submitter: Submitter) -> None:
+                plan = json.loads((tmp_path / name / "plan.json").read_text())
+                os.kill(ids[victim or plan["placements"][0]["workers"][0]], signal.SIGKILL)
 
-            first = await train(fleet, prepared, endless, tmp_path / "a", kill_worker)
-            kill_broker = lambda submitter: os.kill(ids["broker"], signal.SIGKILL)  # noqa: E731
-            second = await train(fleet, prepared, endless, tmp_path / "b", kill_broker)
-        return first, second
+            return await train(fleet, prepared, endless, tmp_path / name, kill)
 
     endless = job(ENDLESS, model=prepared.job.model)
-    worker_lost, broker_lost = asyncio.run(scenario())
+    worker_lost, broker_lost = asyncio.run(killed("a", "")), asyncio.run(killed("b", "broker"))
     assert worker_lost.state == broker_lost.state == "failed"
     assert "the broker at 127.0.0.1:" in broker_lost.reason and "was lost" in broker_lost.reason
     plan = json.loads((tmp_path / "a" / "plan.json").read_text())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,9 @@ settings.load_profile("farflung")
 # Who says `make test &` has all processes that tests start ignore Ctrl-C, which some of them send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# All processes of pytest compile the tests, and rewrite their assertions: seconds for each, every time.
+sys.dont_write_bytecode = False
 
 LABS = (
     "tests/lab/",
@@ -50,6 +55,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first: labs, then files with slow tests."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (not item.nodeid.startswith(LABS), item.path not in slow))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Python's garbage collector took up to a quarter of the time: it went through all that torch, JAX and
+    thousands of collected tests hold, again and again. What is there now stays, and whole collections, which
+    only cycles need, are rarer.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2000, 20, 50)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -41,7 +43,7 @@ give_freed_memory_back()
 print(kept - resident())
 """
 
-pytestmark = pytest.mark.skipif(
+needs_glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc can be told what to do with freed memory"
 )
 
@@ -54,13 +56,46 @@ def faults_and_bytes_given_back(way: str) -> tuple[int, int]:
     return int(faults), int(given)
 
 
+@needs_glibc
 def test_pages_are_taken_once_and_given_back_when_asked() -> None:
     faults, given = faults_and_bytes_given_back("kept")
     assert 4 * faults < faults_and_bytes_given_back("as it is")[0]
     assert given > 48 * 2**20
 
 
+@needs_glibc
 def test_elsewhere_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_glibc", lambda: None)
     assert not heap.keep_freed_memory()
     heap.give_freed_memory_back()
+
+
+@pytest.fixture
+def _threshold() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("_threshold")
+def test_only_whole_collections_become_rarer_and_only_until_something_runs_for_long() -> None:
+    heap.collect_as_usual()
+    young, middle, old = gc.get_threshold()
+    for _ in range(2):
+        heap.collect_rarely()
+        assert gc.get_threshold() == (young, middle, 10 * old)
+    heap.collect_as_usual()
+    assert gc.get_threshold() == (young, middle, old)
+
+
+def test_a_command_collects_rarely() -> None:
+    program = (
+        "import atexit, gc, sys\n"
+        "usual = gc.get_threshold()\n"
+        "atexit.register(lambda: print(gc.get_threshold()[2] == 10 * usual[2]))\n"
+        "from farflung.cli.main import main\n"
+        "sys.argv = ['farflung', '--version']\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "True"

@@ -27,6 +27,7 @@ from farflung.cli.commands import (
 )
 from farflung.cli.render.output import print_error
 from farflung.errors import FarflungError
+from farflung.heap import collect_rarely
 
 USAGE = 2
 INTERRUPTED = 130
@@ -72,6 +73,7 @@ def _root(
 
 def main() -> None:
     """The entry point: runs the command line and exits with its code."""
+    collect_rarely()
     code = run(sys.argv[1:])
     # Otherwise the interpreter scans every object that torch made, several times, before it exits.
     gc.freeze()

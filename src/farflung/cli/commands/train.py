@@ -186,7 +186,9 @@ def _run(
         The user ended it at once, without waiting for the weights.
     """
     from farflung.client.run.submitter import CANCELLED, STOPPED_AT_ONCE
+    from farflung.heap import collect_as_usual
 
+    collect_as_usual()  # from here on every step makes tensors
     try:
         summary = asyncio.run(_train(prepared, target, identity, run, observer, checkpointing))
     except (asyncio.CancelledError, KeyboardInterrupt):

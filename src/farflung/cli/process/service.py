@@ -14,6 +14,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from farflung.heap import collect_as_usual
+
 ExitWithParent = Annotated[
     Path | None,
     typer.Option(
@@ -53,6 +55,7 @@ def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
     With `as_json` the log goes to standard output, one JSON object per line.
     """
     _log_to(as_json)
+    collect_as_usual()
     received = asyncio.run(_until_signal(service))
     if received is not None:
         logging.getLogger("farflung").info("stopped by %s", _WORDS[received])

@@ -9,6 +9,7 @@ import pytest
 from tests.rerun import Book
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.slow  # each starts a pytest of its own
 
 FLAKY = """
 from pathlib import Path

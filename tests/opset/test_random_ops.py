@@ -86,6 +86,7 @@ def test_dropout_that_is_not_training_is_the_identity(name: str) -> None:
     assert torch.equal(made, torch.full((COUNT,), 2.0)) and torch.equal(gradient, torch.ones(COUNT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPUTING)
 def test_attention_drops_some_of_what_it_looks_at(name: str) -> None:
     """Values of one are the sum of what was kept: one on average, and not the same at every place."""

@@ -107,7 +107,9 @@ def compute(
 
 
 @pytest.mark.parametrize("declared", [ADAMW, SGD(lr=0.1, momentum=0.9)], ids=["adamw", "momentum"])
-@pytest.mark.parametrize(("framework", "name"), [("torch", "gpt-tied"), ("jax", "chain")])
+@pytest.mark.parametrize(
+    ("framework", "name"), [("torch", "gpt-tied"), pytest.param("jax", "chain", marks=pytest.mark.slow)]
+)
 def test_segments_go_on_from_slots_that_came_with_the_state(
     framework: str, name: str, declared: Optimizer
 ) -> None:

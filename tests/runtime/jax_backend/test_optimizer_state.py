@@ -37,6 +37,7 @@ BETWEEN_USES = (6,)
 """Cuts the model `shared-module` between the two uses of its shared layer."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 2])
 @each_optimizer
 def test_new_runners_of_the_same_cut_go_on_with_the_same_bits(declared: Optimizer, before: int) -> None:
@@ -70,6 +71,7 @@ def require_close(ours: State, theirs: State) -> None:
     assert parameter_difference(*pair)[0] < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("before", [0, 2])
 @each_optimizer

@@ -25,6 +25,8 @@ from farflung.runtime.jax_backend.compiled import NO_KEY
 from farflung.runtime.torch_backend.codegen import resolve
 from farflung.runtime.torch_backend.tensors import memory
 
+pytestmark = pytest.mark.slow  # XLA compiles each group
+
 torch.set_num_threads(1)
 GROUPS = {**FIRST_GROUPS, **GROUPS_OF_VERSION_3}
 WITHOUT_GRADIENT = {

@@ -38,11 +38,13 @@ def lacking(op: str) -> Callable[[str], str]:
 def installation(folder: Path, changes: dict[Path, Callable[[str], str]]) -> Path:
     """Sources under `folder` with these files of the package changed; what PYTHONPATH must name."""
     ours = Path(farflung.__file__).parent
-    shutil.copytree(ours, folder / "farflung", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ours, folder / "farflung")  # with its bytecode, or each copy would be compiled anew
     for file, change in changes.items():
         path = folder / "farflung" / file
         before = path.read_text()
         after = change(before)
         assert after != before, file
         path.write_text(after)
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+            compiled.unlink()
     return folder

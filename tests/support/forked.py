@@ -14,11 +14,13 @@ import time
 from functools import cache
 from pathlib import Path
 
+import farflung
 from farflung.local.fleet import ONE_THREAD
 from farflung.local.forkserver import WORKER_MODULES, Forked, ForkRequest, ForkServer, is_possible
 
 __all__ = ["ForkedCommand", "forked", "is_possible"]
 
+OURS = Path(farflung.__file__).parent.parent
 SERVICES = ("join", "broker", "status", "token")
 SERVICE_MODULES = (*WORKER_MODULES, "farflung.broker.service")
 SUBMITTER_MODULES = (
@@ -77,9 +79,12 @@ def forked(
     folder: Path,
     files: tuple[int, int, int],
     namespace: str,
+    sources: Path | None = None,
 ) -> ForkedCommand:
-    """Start `farflung ARGUMENTS` in a folder, with this whole environment."""
-    fork_server, inherited = _fork_server(SERVICE_MODULES if arguments[0] in SERVICES else SUBMITTER_MODULES)
+    """Start `farflung ARGUMENTS` (of `sources`) in a folder, with this whole environment."""
+    is_ours = sources in (None, OURS)
+    modules = SERVICE_MODULES if is_ours and arguments[0] in SERVICES else SUBMITTER_MODULES
+    fork_server, inherited = _fork_server(modules, None if is_ours else sources)
     changes: dict[str, str | None] = {
         key: value for key, value in environment.items() if inherited.get(key) != value
     }
@@ -89,8 +94,9 @@ def forked(
 
 
 @cache
-def _fork_server(modules: tuple[str, ...]) -> tuple[ForkServer, dict[str, str]]:
-    """One for this test process, and the environment that it has."""
-    fork_server = ForkServer(modules, ONE_THREAD, own_session=False)
+def _fork_server(modules: tuple[str, ...], sources: Path | None = None) -> tuple[ForkServer, dict[str, str]]:
+    """One for this test process (and another farflung's sources), and the environment that it has."""
+    own = dict(ONE_THREAD) if sources is None else {**ONE_THREAD, "PYTHONPATH": str(sources)}
+    fork_server = ForkServer(modules, own, own_session=False)
     atexit.register(fork_server.close, 10.0)
-    return fork_server, {**os.environ, **ONE_THREAD}
+    return fork_server, {**os.environ, **own}

@@ -140,7 +140,8 @@ class Machines:
         logs.mkdir(exist_ok=True)
         out, err = (logs / f"{len(self._started)}-{home}.{end}" for end in ("out", "err"))
         python, environment = self.python(home), self.environment(home, sources)
-        is_ours = python == [sys.executable] and (sources or self.sources) is None
+        sources = sources or self.sources
+        is_plain = python == [sys.executable] and limit_bytes is None
         process: subprocess.Popen[bytes] | ForkedCommand
 
         def limit() -> None:
@@ -148,9 +149,9 @@ class Machines:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
         with out.open("wb") as to_out, err.open("wb") as to_err, Path(os.devnull).open("rb") as nothing:
-            if is_possible() and is_ours and limit_bytes is None:
+            if is_possible() and is_plain:
                 files = nothing.fileno(), to_out.fileno(), to_err.fileno()
-                process = forked(arguments, environment, self.folder, files, self.namespace(home))
+                process = forked(arguments, environment, self.folder, files, self.namespace(home), sources)
             else:
                 process = subprocess.Popen(
                     [*self.prefix(home), *python, "-m", "farflung", *arguments], env=environment,

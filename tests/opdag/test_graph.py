@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -46,15 +47,21 @@ def types_of(graph: Graph, op: str) -> set[str]:
     return {graph.values[node.outputs[0]].dtype for node in graph.nodes if node.op == op}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("segments", [1, 3])
-def test_gradients_are_those_of_eager_under_autocast(name: str, segments: int) -> None:
-    """Master weights in float32, as `torch.autocast` has them; bit for bit, wherever it is cut."""
+@cache
+def in_bfloat16(name: str) -> tuple[nn.Module, Batch, Graph]:
+    """A module, which nobody changes, a batch of it and its graph."""
     entry = case(name)
     module, batch = entry.build(), entry.batch(SAMPLES, 3)
     if "dropout" in name:  # eager draws from a stream of its own
         module.apply(lambda part: setattr(part, "p", 0.0) if isinstance(part, nn.Dropout) else None)
-    graph = capture(module, batch, precision="bfloat16").graph
+    return module, batch, capture(module, batch, precision="bfloat16").graph
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("segments", [1, 3])
+def test_gradients_are_those_of_eager_under_autocast(name: str, segments: int) -> None:
+    """Master weights in float32, as `torch.autocast` has them; bit for bit, wherever it is cut."""
+    module, batch, graph = in_bfloat16(name)
     loss, gradients = run(graph, module, batch, segments)
 
     eager = copy.deepcopy(module).train()
@@ -103,7 +110,7 @@ def run(graph: Graph, module: nn.Module, batch: Batch, segments: int) -> tuple[f
 
 def test_products_are_bfloat16_and_state_and_loss_are_not() -> None:
     entry = case("gpt")
-    graph = capture(entry.build(), entry.batch(2, 1), precision="bfloat16").graph
+    _, _, graph = in_bfloat16("gpt")
     assert types_of(graph, "aten.linear.default") == {"bfloat16"}
     assert graph.values[graph.loss].dtype == "float32"
     assert {graph.values[e.value].dtype for e in graph.inputs_of("parameter")} == {"float32"}

@@ -128,8 +128,12 @@ def random_plan(graph: Graph, draw: random.Random) -> PlannedJob:
 def users_together(graph: Graph, cuts: Sequence[int]) -> list[int]:
     """For each segment the first one that it shares parameters with, directly or by way of others."""
     first = list(range(len(cuts) + 1))
+    readers: dict[int, set[int]] = {}
+    for at, node in enumerate(graph.nodes):
+        for value in node.reads():
+            readers.setdefault(value, set()).add(bisect_right(cuts, at))
     for entry in graph.inputs_of("parameter"):
-        users = {bisect_right(cuts, at) for at, node in enumerate(graph.nodes) if entry.value in node.reads()}
+        users = readers.get(entry.value, set())
         groups = {first[segment] for segment in users}
         first = [min(groups) if group in groups else group for group in first]
     return first

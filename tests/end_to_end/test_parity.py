@@ -77,7 +77,7 @@ def test_bfloat16_equals_eager_under_autocast_at_half_the_bytes(fleet: Fleet) ->
     assert bytes_on_wire["bfloat16"] < bytes_on_wire["float32"]
 
 
-@pytest.mark.parametrize("scheduler", ["auto", "op-fence"])
+@pytest.mark.parametrize("scheduler", ["auto", pytest.param("op-fence", marks=pytest.mark.full)])
 def test_numbers_do_not_depend_on_the_plan(fleet: Fleet, scheduler: str) -> None:
     """Cut and placed for four workers of three sites far apart, nothing of what is learned changes."""
     part = subtopology(load_testbed("three-sites"), [0, 1, 2, 4])
@@ -133,6 +133,7 @@ def test_tied_weights_on_one_worker_stay_within_a_millionth(fleet: Fleet) -> Non
     assert parameter_difference(ours, module.state_dict())[0] < 1e-4
 
 
+@pytest.mark.full  # the same in one process: test_microbatches_train_as_the_whole_batch in tests/runtime
 def test_the_plain_full_batch_loop_is_matched(fleet: Fleet) -> None:
     job = job_of("gpt", 50, farflung.AdamW(lr=3e-3))
     losses, gradients, _ = eager(job, parts=1)
@@ -143,6 +144,7 @@ def test_the_plain_full_batch_loop_is_matched(fleet: Fleet) -> None:
         assert row["loss"] == pytest.approx(loss, rel=1e-6)
 
 
+@pytest.mark.full  # a run with dropout equals one process above, and so does any rerun
 def test_a_rerun_gives_the_same_losses(fleet: Fleet) -> None:
     """With dropout, and on fewer workers: a loss depends on the job, not on where it ran."""
     runs = [fleet.run(job_of("gpt-dropout", 10, farflung.AdamW(lr=3e-3)), n)[1] for n in (4, 4, 2)]

@@ -30,6 +30,14 @@ DECLARED: dict[str, Optimizer] = {
     "nesterov": SGD(lr=0.05, momentum=0.9, weight_decay=0.1, nesterov=True),
 }
 each_optimizer = pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
+both_kinds_of_slots = pytest.mark.parametrize(
+    "declared",
+    [
+        pytest.param(optimizer, id=name, marks=[] if name in ("adamw", "nesterov") else [pytest.mark.full])
+        for name, optimizer in DECLARED.items()
+    ],
+)
+"""For whole models; `test_slots_of_any_parameter_mean_the_same_to_both` has every optimizer."""
 WAYS: dict[str, tuple[AnyBackend, AnyBackend]] = {"jax to torch": (JAX, TORCH), "torch to jax": (TORCH, JAX)}
 
 
@@ -39,7 +47,7 @@ BETWEEN_USES = (6,)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 2])
-@each_optimizer
+@both_kinds_of_slots
 def test_new_runners_of_the_same_cut_go_on_with_the_same_bits(declared: Optimizer, before: int) -> None:
     undisturbed, other = (ByHand("chain", JAX, 2, declared) for _ in range(2))
     undisturbed.steps(0, before)
@@ -74,7 +82,7 @@ def require_close(ours: State, theirs: State) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("before", [0, 2])
-@each_optimizer
+@both_kinds_of_slots
 def test_a_run_goes_on_in_another_framework_and_another_cut(
     declared: Optimizer, before: int, way: str
 ) -> None:

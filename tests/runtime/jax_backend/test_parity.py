@@ -35,7 +35,15 @@ JAX, TORCH = JaxBackend(), TorchBackend()
 SAMPLES_OF = {"resnet": 8, "batch-norm": 8}
 # A bias before a BatchNorm has a gradient of exactly zero in theory: what is found is noise on either side.
 ZERO_IN_THEORY = {"batch-norm": {f"layers.{at}.bias" for at in range(4)}}
-NAMES = ["gpt-tied", "gpt2-mask", "resnet", "frozen", "shared-module", "masked-pair", "batch-norm"]
+NAMES = [
+    "gpt-tied",
+    pytest.param("gpt2-mask", marks=pytest.mark.full),  # a GPT and a mask are among the others
+    "resnet",
+    "frozen",
+    "shared-module",
+    "masked-pair",
+    "batch-norm",
+]
 
 
 def tensors(arrays: dict[str, Any]) -> dict[str, Tensor]:

@@ -221,3 +221,16 @@ def test_a_snapshot_is_of_one_version_whenever_it_is_read() -> None:
     assert list(taken) == [StateKey(name) for name in others]
     assert all(bytes(data) == before[key.name].numpy().tobytes() for key, data in taken.items())
     assert bytes(pair.first.snapshot([first])[StateKey(first)]) != before[first].numpy().tobytes()
+
+
+def test_a_live_snapshot_takes_no_memory_and_has_the_same_bytes() -> None:
+    pair = Pair("chain")
+    pair.forward(0)
+    pair.backward(0)
+    pair.first.apply(0, 1.0)
+    owned = pair.definitions[0].owned
+    copies, live = pair.first.snapshot(owned, slots=True), pair.first.snapshot(owned, slots=True, live=True)
+    assert {key: bytes(data) for key, data in live.items()} == {k: bytes(data) for k, data in copies.items()}
+    tensor = pair.first.state()[owned[0]]
+    tensor.zero_()
+    assert not any(live[StateKey(owned[0])]) and any(copies[StateKey(owned[0])])

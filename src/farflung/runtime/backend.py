@@ -139,10 +139,11 @@ class SegmentRunner(Protocol[Array]):
     def drop(self) -> None:
         """Drop gradients, tapes, loss and everything else of a unit that is not applied; it can run again."""
 
-    def snapshot(self, names: Container[str], slots: bool = False) -> Snapshot:
+    def snapshot(self, names: Container[str], slots: bool = False, live: bool = False) -> Snapshot:
         """Copies of the owned parameters and buffers in `names`, all made at once.
 
-        With `slots` also of the optimizer slots of those parameters that have been updated.
+        With `slots` also of the optimizer slots of those parameters that have been updated. If `live`, views
+        of the state itself where possible, which take no memory: it must not change until they are sent.
         """
 
     def restore(self, state: Mapping[StateKey, memoryview]) -> None:

@@ -138,6 +138,11 @@ class Executor(Generic[Array]):
         for segment in self._segments.values():
             segment.drop()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs any more, so that the state stays as it is."""
+        return self._is_over
+
     def end(self) -> None:
         """Free the memory of undecided units; nothing is received and nothing runs afterwards."""
         self.restart()

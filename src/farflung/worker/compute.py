@@ -197,10 +197,10 @@ class _Job(Generic[Array]):
             self._links.restore(bytes(coders))
 
     def give_state(self, whole: bool) -> None:
-        """Emit copies of all owned tensors that training changes, as the last applied step left them.
+        """Emit all owned tensors that training changes, as the last applied step left them.
 
-        If `whole`, with optimizer slots and the coders' state. The unit in flight goes on. The copies take
-        memory beside it, which `needs_of` counts only after `ComputeThread.end_training`.
+        If `whole`, with optimizer slots and the coders' state. After `ComputeThread.end_training` this takes
+        no memory; before, what is emitted are copies, and the unit in flight goes on.
         """
 
         def end(coders: bytes) -> None:
@@ -222,7 +222,7 @@ class _Job(Generic[Array]):
     def _copy_tensors(self, slots: bool, unit: int | None) -> None:
         for number, segment in self.segments.items():
             changed = changed_by_training(segment.segment)
-            for key, buffer in segment.snapshot(changed, slots).items():
+            for key, buffer in segment.snapshot(changed, slots, self.executor.is_over).items():
                 self._emit_piece(number, key, buffer, unit)
 
     def _emit_coders(self, coders: bytes, unit: int | None) -> None:

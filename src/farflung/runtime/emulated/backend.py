@@ -133,7 +133,7 @@ class EmulatedSegment:
     def drop(self) -> None:
         """Do nothing: nothing is kept."""
 
-    def snapshot(self, names: Container[str], slots: bool = False) -> Snapshot:
+    def snapshot(self, names: Container[str], slots: bool = False, live: bool = False) -> Snapshot:
         return {}
 
     def restore(self, state: Mapping[StateKey, memoryview]) -> None:

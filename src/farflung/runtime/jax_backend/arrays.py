@@ -61,6 +61,11 @@ def memory(array: AnyArray) -> memoryview:
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
+def sendable(array: AnyArray, live: bool) -> memoryview:
+    """The bytes of a copy of an array, or, if `live`, of itself where the device shares the host's memory."""
+    return memory(array if live else np.array(array, copy=True))
+
+
 def constant_array(constant: Constant) -> np.ndarray:
     """A copy of a graph's constant."""
     return np.frombuffer(bytearray(constant.data), DTYPES[constant.dtype]).reshape(constant.shape)

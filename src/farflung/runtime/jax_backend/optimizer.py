@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
-from farflung.runtime.jax_backend.arrays import memory
+from farflung.runtime.jax_backend.arrays import sendable
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild, CancelToken
 from farflung.runtime.jax_backend.memory import ProgramMemory, program_memory
 from farflung.runtime.optimizer import SGD, STEP, AdamW, Optimizer, learning_rate, step_count, step_slot
@@ -82,14 +82,14 @@ class Stepper:
         )
         return list(updated)
 
-    def slots(self, number: int) -> dict[str, memoryview]:
-        """Copies of the slots of the `number`th parameter as bytes; none if it was never updated."""
+    def slots(self, number: int, live: bool = False) -> dict[str, memoryview]:
+        """The slots of the `number`th parameter, copied unless `live`; none if it was never updated."""
         count = self._steps[number]
         if not count:
             return {}
         arrays = iter(self._slots[number])
         return {
-            slot: step_slot(count) if slot == STEP else memory(np.array(next(arrays), copy=True))
+            slot: step_slot(count) if slot == STEP else sendable(next(arrays), live)
             for slot in self._declared.slots
         }
 

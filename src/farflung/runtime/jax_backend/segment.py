@@ -18,7 +18,7 @@ from farflung.opdag.analysis import given_gradients
 from farflung.opdag.form import Form
 from farflung.opdag.graph import FLOATING
 from farflung.opdag.segment import Segment
-from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, memory, over, shape_of
+from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, over, sendable, shape_of
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, Layout, TrainingFunctions
 from farflung.runtime.jax_backend.differentiated import Tape
@@ -220,13 +220,13 @@ class JaxSegment:
         """Owned parameters and buffers by name; the next step creates new ones."""
         return {name: self._arrays[self._values[name]] for name in self.segment.owned}
 
-    def snapshot(self, names: Container[str], slots: bool = False) -> Snapshot:
-        """Copies of the owned parameters and buffers in `names`, with `slots` also of their slots."""
+    def snapshot(self, names: Container[str], slots: bool = False, live: bool = False) -> Snapshot:
+        """Copies or views of the owned parameters and buffers in `names`, with `slots` also of those."""
         state = {name: array for name, array in self.state().items() if name in names}
-        made = {StateKey(name): memory(np.array(array, copy=True)) for name, array in state.items()}
+        made = {StateKey(name): sendable(array, live) for name, array in state.items()}
         for at, name in enumerate(trained_names(self.segment)):
             if slots and name in names and self._stepper is not None:
-                made |= {StateKey(name, slot): data for slot, data in self._stepper.slots(at).items()}
+                made |= {StateKey(name, slot): data for slot, data in self._stepper.slots(at, live).items()}
         return made
 
     def restore(self, state: Mapping[StateKey, memoryview]) -> None:

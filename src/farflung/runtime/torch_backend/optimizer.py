@@ -26,7 +26,7 @@ from farflung.runtime.optimizer import (
     step_count,
     step_slot,
 )
-from farflung.runtime.torch_backend.tensors import copied, like
+from farflung.runtime.torch_backend.tensors import like, sendable
 from farflung.workload.footprint import UPDATED_AT_ONCE
 
 
@@ -48,13 +48,13 @@ class Update:
                     self._rule.step(parameter, parameter.grad, kept, rate)
                     kept.updates += 1
 
-    def slots(self, number: int) -> dict[str, memoryview]:
-        """Copies of the slots of the `number`th parameter as bytes; none if it was never updated."""
+    def slots(self, number: int, live: bool = False) -> dict[str, memoryview]:
+        """The slots of the `number`th parameter, copied unless `live`; none if it was never updated."""
         kept = self._kept[number]
         if not kept.updates:
             return {}
         return {
-            slot: step_slot(kept.updates) if slot == STEP else copied(kept.slots[slot])
+            slot: step_slot(kept.updates) if slot == STEP else sendable(kept.slots[slot], live)
             for slot in self._optimizer.slots
         }
 

@@ -21,7 +21,7 @@ from farflung.runtime.torch_backend.codegen import Program, source_name
 from farflung.runtime.torch_backend.optimizer import Update, square_sums
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.recomputation import RecomputingPass
-from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, copied, like, outgoing
+from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, like, outgoing, sendable
 from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
 
@@ -208,12 +208,13 @@ class TorchSegment:
         """Owned parameters and buffers by name, detached; they share the segment's memory."""
         return {name: self._state[self._index[name]].detach() for name in self.segment.owned}
 
-    def snapshot(self, names: Container[str], slots: bool = False) -> Snapshot:
-        """Copies of the owned parameters and buffers in `names`, with `slots` also of their slots."""
-        made = {StateKey(name): copied(tensor) for name, tensor in self.state().items() if name in names}
+    def snapshot(self, names: Container[str], slots: bool = False, live: bool = False) -> Snapshot:
+        """Copies or views of the owned parameters and buffers in `names`, with `slots` also of those."""
+        held = self.state().items()
+        made = {StateKey(name): sendable(tensor, live) for name, tensor in held if name in names}
         for at, name in enumerate(self._trained):
             if slots and name in names:
-                made |= {StateKey(name, slot): data for slot, data in self._update.slots(at).items()}
+                made |= {StateKey(name, slot): data for slot, data in self._update.slots(at, live).items()}
         return made
 
     def restore(self, state: Mapping[StateKey, memoryview]) -> None:

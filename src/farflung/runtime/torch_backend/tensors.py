@@ -68,6 +68,11 @@ def copied(tensor: Tensor) -> memoryview:
     return memory(tensor.clone(memory_format=torch.contiguous_format))
 
 
+def sendable(tensor: Tensor, live: bool) -> memoryview:
+    """The bytes of a CPU tensor, row-major: of a copy, or, if `live`, of itself where it is contiguous."""
+    return memory(outgoing(tensor)) if live else copied(tensor)
+
+
 def outgoing(tensor: Tensor) -> Tensor:
     """A computed value as it is sent: detached and contiguous."""
     return tensor.detach().contiguous()

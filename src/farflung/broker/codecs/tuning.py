@@ -74,7 +74,8 @@ def begin(turn: Transition, job: Job, initial_state: bytes) -> None:
         steering = CodecTuner.start(initial_state)
     except (FarflungError, msgspec.MsgspecError) as error:
         words = one_line(f"links keep their planned codecs, because codec tuning could not start: {error}")
-        turn.tell(job.job, CodecsChosen(job.job, job.attempt, 0, job.step, [], [words]))
+        unit = 0 if job.unit is None else job.unit.number
+        turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit, job.step, [], [words]))
         return
     turn.emit(facts.CodecTuningChanged(job.job, TuningState(steering)))
 

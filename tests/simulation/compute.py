@@ -1,0 +1,190 @@
+"""A worker's compute thread and its executor: one thing at a time, each of which takes a random time.
+
+Calls are done in the order in which they were posted; between them the thread works on the unit in flight. A
+unit needs its inputs (on the worker of the first segment) and the values of every neighbour.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.parcels import Chain, Given, Input, Parcel, State, Taken, Values
+
+from farflung.protocol.messages import Load
+from farflung.protocol.worker import Share
+from farflung.worker.state import Attempt, ComputeFailed, Filled, Traffic, UnitFinished, Verified
+
+if TYPE_CHECKING:
+    from tests.simulation.worker import WorkerProcess
+
+
+class Compute:
+    """What one worker computes. `trouble` is what goes wrong next: a refusal, an error or a NaN."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self._worker = worker
+        self._calls: deque[tuple[Attempt | None, Callable[[], None]]] = deque()
+        self._busy = self._hangs = False
+        self.attempt: Attempt = ("", -1)
+        self._load: Load | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._load = None
+        self.chain: Chain = ()
+        self.unit = 0
+        self._stage = 0
+        self._filled = self._began = self._ended = False
+        self._inputs: set[int] = set()
+        self._values: dict[int, set[str]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether the thread holds no job and has nothing to do."""
+        return self._load is None and not self._calls and not self._busy
+
+    # What the event loop asks for
+
+    def prepare(self, load: Load) -> None:
+        """Verify the programs; answers `Verified`."""
+        self._post(None, lambda: self._prepare(load))
+
+    def fill(self, attempt: Attempt, state: State) -> None:
+        """Take the state over; answers `Filled`."""
+        self._post(attempt, lambda: self._fill(state))
+
+    def begin(self, attempt: Attempt) -> None:
+        """Run units from now on."""
+        self._post(attempt, self._begin)
+
+    def receive(self, peer: str, parcel: Parcel) -> None:
+        """Take inputs, or the values of a neighbour."""
+        self._post(parcel.attempt, lambda: self._receive(peer, parcel))
+
+    def decide(self, attempt: Attempt, unit: int, scale: float) -> None:
+        """End a unit."""
+        self._post(attempt, lambda: self._decide(unit, scale))
+
+    def give(self, attempt: Attempt, unit: int | None) -> None:
+        """Send the state to the submitter."""
+        self._post(attempt, lambda: self._worker.to_submitter(Given(attempt, unit, self.chain)))
+
+    def end_training(self, attempt: Attempt) -> None:
+        """Run no other unit."""
+        self._post(attempt, lambda: setattr(self, "_ended", True))
+
+    def drop(self) -> None:
+        """Drop the job."""
+        self._post(None, self._reset)
+
+    def fail(self, reason: str) -> None:
+        """An operation raises an error: the job is dropped, and the event loop hears of it."""
+
+        def fail() -> None:
+            if self._load is not None:
+                self._reset()
+                self._worker.on_outcome(ComputeFailed(self.attempt, reason))
+
+        self._post(None, fail)
+
+    def hang(self) -> None:
+        """The operation that runs, or the next one, does not end."""
+        self._hangs = True
+
+    # The thread
+
+    def _post(self, attempt: Attempt | None, call: Callable[[], None]) -> None:
+        self._calls.append((attempt, call))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._busy:
+            return
+        if self._calls:
+            attempt, call = self._calls.popleft()
+            if attempt is None or (attempt == self.attempt and self._load is not None):
+                self._spend(0.05, call)
+            else:
+                self._go_on()
+        elif self._load is not None and self._began and not self._ended:
+            self._work()
+
+    def _spend(self, mean_seconds: float, call: Callable[[], None]) -> None:
+        self._busy = True
+
+        def done() -> None:
+            if self._hangs:
+                return
+            self._busy = False
+            call()
+            self._go_on()
+
+        self._worker.after(self._worker.random.expovariate(1 / mean_seconds), done)
+
+    def _work(self) -> None:
+        assert self._load is not None
+        load, name = self._load, self._worker.name
+        if load.training.units().at(self.unit) is None:
+            return
+        if self._stage == 0 and (load.plan.placements[0].worker != name or self.unit in self._inputs):
+            self._spend(0.2, self._send_values)
+        elif self._stage == 1 and self._values.get(self.unit, set()) >= load.plan.neighbours(name):
+            self._spend(0.2, self._finish)
+
+    def _send_values(self) -> None:
+        assert self._load is not None
+        self._stage = 1
+        if self.unit in self._inputs:
+            self._worker.to_submitter(Taken(self.attempt, self.unit))
+        for peer in sorted(self._load.plan.neighbours(self._worker.name)):
+            self._worker.to_peer(peer, Values(self.attempt, self.unit))
+
+    def _finish(self) -> None:
+        assert self._load is not None
+        self._stage = 2
+        draw, trouble = self._worker.random, self._worker.trouble
+        finite = trouble != "nan"
+        if not finite:
+            self._worker.trouble = ""
+        unit = self._load.training.units().at(self.unit)
+        assert unit is not None
+        shares = tuple(
+            Share(part, finite, draw.uniform(0, 3), {part: draw.uniform(0, 3)} if unit.train else {})
+            for part in self._load.plan.segments_of(self._worker.name)
+        )
+        self._worker.on_outcome(UnitFinished(self.attempt, self.unit, shares, traffic=Traffic(10)))
+
+    def _prepare(self, load: Load) -> None:
+        self._reset()
+        self.attempt = (load.job, load.attempt)
+        problem = None
+        if self._worker.trouble == "refuse":
+            self._worker.trouble, problem = "", "it needs more memory than its owner gives"
+        else:
+            self._load, self.unit = load, load.unit
+        self._worker.on_outcome(Verified(self.attempt, problem))
+
+    def _fill(self, state: State) -> None:
+        self.chain, self._filled = state.chain, True
+        self._worker.on_outcome(Filled(self.attempt))
+
+    def _begin(self) -> None:
+        assert self._filled, "units begin before the state is there"
+        self._began = True
+
+    def _receive(self, peer: str, parcel: Parcel) -> None:
+        assert isinstance(parcel, Input | Values)
+        assert parcel.unit <= self.unit + 1, f"{peer} sent {parcel} while unit {self.unit} ran"
+        if isinstance(parcel, Input):
+            self._inputs.add(parcel.unit)
+        else:
+            self._values.setdefault(parcel.unit, set()).add(peer)
+
+    def _decide(self, unit: int, scale: float) -> None:
+        assert (unit, self._stage) == (self.unit, 2), f"unit {unit} is decided in the midst of {self.unit}"
+        self.chain = (*self.chain, (unit, scale))
+        self._inputs.discard(unit)
+        self._values.pop(unit, None)
+        self.unit, self._stage = unit + 1, 0

@@ -1,0 +1,116 @@
+"""Faults as data, how they are drawn, and how they come over the world."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tests.simulation.world import LEASE_SECONDS
+
+if TYPE_CHECKING:
+    from tests.simulation.fleet import Fleet
+
+KINDS = (
+    "kill",  # a process is killed; its sockets are closed
+    "power",  # a machine loses power: nobody is told
+    "leave",  # a worker shuts down in order
+    "crash",  # the broker dies at its next group of decisions
+    "freeze",  # a process stands still
+    "cut",  # a path between two carries nothing
+    "sever",  # a data link is lost for good
+    "reset",  # every connection of a process is lost and made again
+    "slow",  # messages between two take long
+    "fail",  # an operation of a worker raises an error
+    "hang",  # an operation of a worker does not end, so the worker gives its device up
+    "refuse",  # a worker refuses the next job
+    "nan",  # a gradient is not finite
+    "stop",  # a submitter's user stops the run
+    "keep",  # a submitter's user wants a copy
+    "babble",  # a stranger sends the broker messages about jobs of others
+    "echo",  # a worker hears a message of an attempt that is over
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: `after` events after the one before it, for `seconds`. Events are dense where much goes on.
+
+    `victim` and `other` choose processes, modulo how many there are; `other` is also the place of a crash.
+    """
+
+    after: int
+    kind: str
+    victim: int
+    other: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.victim} and {self.other} for {self.seconds:.1f} s"
+
+
+def weather(draw: random.Random) -> Iterator[Fault]:
+    """The faults of a seeded run, without end: three of ten come while the one before is being handled.
+
+    Some worlds are calm and some are wild, and each world has kinds that it leaves out.
+    """
+    pause = draw.choice([10, 30, 100, 300])
+    kinds = draw.sample(KINDS, draw.randint(3, len(KINDS)))
+    while True:
+        yield _drawn(draw, pause, kinds)
+
+
+def _drawn(draw: random.Random, pause: int, kinds: Sequence[str]) -> Fault:
+    gap = int(draw.expovariate(1 / pause)) if draw.random() < 0.7 else draw.randint(0, 5)
+    seconds = draw.choice([draw.uniform(0, 1), draw.uniform(0, 8), LEASE_SECONDS + draw.uniform(-1, 8)])
+    return Fault(gap, draw.choice(kinds), draw.randrange(1000), draw.randrange(1000), seconds)
+
+
+def strike(fleet: Fleet, fault: Fault) -> None:
+    """Let a fault happen now. What it broke heals after `fault.seconds`."""
+    world = fleet.world
+    real = sorted(fleet.workers if fault.kind == "cut" and fault.other % 2 else fleet.all)
+    name, other = real[fault.victim % len(real)], real[fault.other % len(real)]
+    process, heal = world.processes[name], partial(world.schedule, fault.seconds, world.weather)
+    worker = fleet.workers[sorted(fleet.workers)[fault.victim % len(fleet.workers)]]
+    submitter = fleet.submitters[sorted(fleet.submitters)[fault.victim % len(fleet.submitters)]]
+    world.laws.counts[fault.kind] += 1
+    world.note("weather", str(fault), f"({name}, {other}, {worker.name}, {submitter.name})")
+    match fault.kind:
+        case "kill" | "power" if process.alive:
+            process.die(silently=fault.kind == "power")
+            heal(process.start)
+        case "leave" if worker.alive and not worker.frozen:
+            worker.leave()
+            heal(worker.start)
+        case "crash":
+            fleet.broker.crash_after = fault.other % 6 - 1
+            fleet.broker.restart_seconds = fault.seconds
+        case "freeze" if process.alive and not process.frozen:
+            process.freeze()
+            heal(process.thaw)
+        case "cut" if name != other:
+            world.network.cut(name, other)
+            heal(partial(world.network.heal, name, other))
+        case "sever":
+            world.network.sever(fault.other)
+        case "reset":
+            world.network.reset(process)
+        case "slow":
+            world.network.slow(name, other, fault.seconds / 4)
+        case "fail":
+            worker.after(0.0, lambda: worker.compute.fail("RuntimeError: out of memory"))
+        case "hang":
+            worker.after(0.0, lambda: worker.hang(fault.seconds))
+        case "refuse" | "nan":
+            worker.trouble = fault.kind
+        case "stop":
+            submitter.after(0.0, submitter.stop)
+        case "keep":
+            submitter.after(0.0, submitter.keep)
+        case "babble":
+            fleet.stranger.babble(fleet.broker)
+        case "echo":
+            worker.after(0.0, worker.hear_an_echo)

@@ -1,0 +1,197 @@
+"""Laws that hold after each event: of the broker's state, of workers, and of what submitters get."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.log_laws import LogLaws
+from tests.simulation.parcels import Chain
+from tests.simulation.world import World
+
+from farflung.broker.core import events
+from farflung.broker.core.facts import JobPlanning, WaitExplained
+from farflung.broker.core.records import CANCELLED, COLLECTING, QUEUED, RUNNING, State
+from farflung.broker.core.state import Outcome
+from farflung.errors import ProtocolError
+from farflung.plans import LinkCodec
+from farflung.protocol.messages import Cancel, Ended, Keep, Kept, Load, Submit, UnitDone
+from farflung.worker.state import Attempt
+
+if TYPE_CHECKING:
+    from tests.simulation.broker import BrokerProcess
+    from tests.simulation.runs import Run
+    from tests.simulation.submitter import SubmitterProcess
+    from tests.simulation.worker import WorkerProcess
+
+STRANGER = "eve"
+
+
+class Laws:
+    """All laws, and `counts` of what happened, by which a test sees that it tried what it should."""
+
+    broker: BrokerProcess
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.counts: Counter[str] = Counter()
+        self.log = LogLaws(world, self.counts)
+        self._checked: State | None = None
+        self._applied: dict[str, tuple[int, Attempt, int]] = {}
+
+    # After each event
+
+    def check(self) -> None:
+        """The broker's state agrees with itself. It is looked at only when it has changed."""
+        state = self.broker.state
+        if state is self._checked or not self.broker.alive:
+            return
+        self._checked = state
+        for worker in state.workers.values():
+            if worker.job is not None:
+                job = state.jobs[worker.job]
+                self._require(
+                    worker.connected and not job.over and worker.worker in job.members,
+                    f"{worker.worker} is held for {job.job}, which is {job.state}",
+                )
+        for job in state.jobs.values():
+            if job.over:
+                continue
+            held = [state.workers[name].job for name in job.members]
+            if not self.broker.just_began:
+                self._require(all(one == job.job for one in held), f"{job.job} lacks one of {job.members}")
+            self._require(
+                (job.state == QUEUED) != bool(job.members), f"{job.job} is {job.state}: {job.members}"
+            )
+            self._require(
+                job.state != RUNNING or job.unit is not None, f"{job.job} runs, but no unit is left"
+            )
+
+    # The broker's answers
+
+    def on_refusal(self, end: Any, content: Any, error: ProtocolError) -> None:
+        """Only a stranger may be refused."""
+        self.counts["refusal"] += 1
+        if end is None or end.peer.id != STRANGER:
+            self._world.fail(f"the broker refuses {content} of {end and end.peer}: {error}", error)
+
+    def on_decided(self, event: events.Event, outcome: Outcome) -> None:
+        """What a stranger says decides nothing, and what a submitter asks for is done."""
+        for fact in outcome.facts:
+            if isinstance(fact, JobPlanning):
+                self._require_turn(fact.job, outcome.state)
+        who = getattr(event, "worker", getattr(event, "submitter", ""))
+        if who == STRANGER and isinstance(event, events.WorkerMessage | events.SubmitterMessage):
+            real = [fact for fact in outcome.facts if not isinstance(fact, WaitExplained)]
+            self._require(not real, f"a stranger's {event} led to {real}")
+        elif isinstance(event, events.SubmitterMessage) and not isinstance(event.message, Submit):
+            self._judge_wish(event.message, outcome)
+
+    def _require_turn(self, begun: str, state: State) -> None:
+        """A job begins only if those before it have begun, or wait for ops that no worker here has."""
+        ahead = list(state.jobs)[: list(state.jobs).index(begun)]
+        passed = [job for job in map(state.jobs.get, ahead) if job and job.state == QUEUED and not job.unable]
+        self._require(not passed, f"{begun} begins before {[job.job for job in passed]}")
+
+    def _judge_wish(self, message: Any, outcome: Outcome) -> None:
+        before, after = self.broker.state.jobs[message.job], outcome.state.jobs[message.job]
+        if before.over:
+            self._require(after is before, f"{message} changed {before.job}, which is over")
+            return
+        match message:
+            case Keep():
+                noted = after.copies.due or after.state == COLLECTING
+                self._require(noted, f"{message} is forgotten")
+            case Kept(attempt=attempt):
+                noted = attempt < before.attempt or after.copies.under_way is None
+                self._require(noted, f"{message} is forgotten")
+            case Cancel(collect=collect):
+                brings = collect and before.state in (RUNNING, COLLECTING)
+                expected = COLLECTING if brings else CANCELLED
+                self._require(after.state == expected, f"after {message} {after.job} is {after.state}")
+
+    # Workers
+
+    def on_prepare(self, worker: WorkerProcess, load: Load) -> None:
+        """A worker begins to load: it must have dropped what it had."""
+        attempt = (load.job, load.attempt)
+        ledger = self.log.jobs[load.job]
+        self._require(load.attempt <= ledger.attempt and ledger.plan is not None, f"{load} is not in the log")
+        held = self._applied.get(worker.name)
+        newer = held is None or held[1] != attempt or held[0] != worker.life
+        self._require(newer, f"{worker.name} loads {attempt} twice")
+        self._applied[worker.name] = (worker.life, attempt, load.unit - 1)
+
+    def on_drop(self, worker: WorkerProcess, reason: str) -> None:
+        """A worker drops a job because another one comes only if it is a later attempt of the same job."""
+        if reason.startswith("superseded by "):
+            _, of, _ = self._applied[worker.name]
+            now = worker.state.attempt
+            later = now is not None and now[0] == of[0] and now[1] > of[1]
+            self._require(later, f"{worker.name} gets {now} while it holds {of}")
+
+    def on_apply(
+        self,
+        worker: WorkerProcess,
+        attempt: Attempt,
+        unit: int,
+        scale: float,
+        codecs: tuple[LinkCodec, ...] | None,
+    ) -> None:
+        """A worker applies a unit: the next one, once, and as the log says."""
+        life, of, last = self._applied[worker.name]
+        self._require(
+            (life, of, last + 1) == (worker.life, attempt, unit),
+            f"{worker.name} applies unit {unit} of {attempt} after unit {last} of {of}",
+        )
+        self._applied[worker.name] = (life, of, unit)
+        ledger = self.log.jobs[attempt[0]]
+        fact = ledger.decided.get(unit)
+        self._require(
+            fact is not None and (fact.attempt, fact.scale) == (attempt[1], scale),
+            f"{worker.name} applies unit {unit} with {scale}, the log has {fact}",
+        )
+        self._require(
+            codecs == ledger.codecs.get(unit + 1), f"{worker.name} hears other codecs than the log's"
+        )
+
+    # Submitters
+
+    def on_unit_done(self, done: UnitDone) -> None:
+        """A submitter hears what was logged of a unit."""
+        fact = self.log.jobs[done.job].decided.get(done.unit)
+        heard = (done.attempt, done.loss, done.gradient_norm, done.keep)
+        logged = fact and (fact.attempt, fact.loss, fact.gradient_norm, fact.keep)
+        self._require(heard == logged, f"{done} is heard, {fact} is logged")
+
+    def on_copy(self, run: Run, unit: int, copy: dict[str, Chain]) -> None:
+        """Every worker has given its state right after `unit`."""
+        self.counts["copy"] += 1
+        ledger = self.log.jobs[run.job]
+        applied = tuple(link for link in ledger.chain() if link[0] <= unit)
+        for worker, chain in copy.items():
+            self._require(chain == run.origin + applied, f"the copy of {unit} from {worker} is {chain}")
+
+    def on_collected(self, run: Run) -> None:
+        """Every worker has given its last state: that of all units that were decided."""
+        self.counts["collected"] += 1
+        assert run.collecting is not None
+        decided = self.log.jobs[run.collecting.job].chain()
+        for worker, chain in run.final.items():
+            self._require(chain == run.origin + decided, f"the last state from {worker} is {chain}")
+
+    def on_ended(self, submitter: SubmitterProcess, run: Run, ended: Ended) -> None:
+        """A submitter hears the end that was logged."""
+        ledger = self.log.jobs[ended.job]
+        self._require(
+            ledger.ended == ended.state, f"{submitter.name} hears {ended}, logged is {ledger.ended}"
+        )
+        if ended.state == "done":
+            first, last = run.submit.unit, ledger.next_unit
+            self._require(run.collected, f"{ended.job} is done, but {submitter.name} lacks its state")
+            units = [unit for unit, _ in run.origin + ledger.chain()]
+            self._require(units == list(range(last)) and first <= last, f"{ended.job} is done with {units}")
+
+    def _require(self, holds: bool, words: str) -> None:
+        if not holds:
+            self._world.fail(words)

@@ -1,0 +1,275 @@
+"""A worker's process: the real state machine, with a modelled compute thread and data links.
+
+It does what `worker.service` and `worker.peers` do: carry out the machine's commands, and turn what happens
+to links and to the compute thread into its events.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from tests.broker.scenario import DEVICE
+from tests.simulation.compute import Compute
+from tests.simulation.ends import End
+from tests.simulation.parcels import Parcel, State
+from tests.simulation.world import LEASE_SECONDS, Process, World
+
+from farflung.protocol.fields import shutting_down
+from farflung.protocol.messages import (
+    AskReverse,
+    Begin,
+    Claim,
+    Decide,
+    Denied,
+    Load,
+    Moved,
+    PeerMoved,
+    Register,
+    Registered,
+    SendState,
+    Stop,
+    Welcome,
+)
+from farflung.protocol.reachability import DialBack, NotReached
+from farflung.worker import state as machine
+
+LINK_SECONDS = 6 * LEASE_SECONDS
+DIAL_SECONDS = 2 * LEASE_SECONDS
+"""For reaching a peer over any route, before it counts as lost."""
+
+
+class WorkerProcess(Process):
+    """One worker. `trouble` is what goes wrong next in its computation: "refuse" or "nan"."""
+
+    role = "worker"
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.trouble = ""
+        self.begin()
+
+    def begin(self) -> None:
+        """Start with an empty memory, and register."""
+        self.state = machine.State(self.name)
+        self.compute = Compute(self)
+        self.control: End | None = None
+        self._denied: Denied | None = None
+        self.registered = self._asked_again = False
+        self._pause = 1.0
+        self._links: dict[str, End] = {}
+        self._sessions: dict[str, End] = {}
+        self._dialled: dict[End, Load] = {}
+        self._pending: dict[End, Claim] = {}
+        self._moves = 0
+        self._heard: deque[Any] = deque(maxlen=20)
+        self.after(self.random.uniform(0, 1), self._register)
+
+    def leave(self) -> None:
+        """Shut down in order, and start again after a while."""
+        self.note("leaves")
+        if self.control is not None:
+            self.control.close(shutting_down(self.name))
+        for link in self._links.values():
+            link.close(shutting_down(self.name))
+        self.die(silently=False)
+
+    def hang(self, seconds: float) -> None:
+        """An operation does not end: after its deadline this process gives its device up."""
+        if not self.compute.idle:
+            self.compute.hang()
+            self.after(LINK_SECONDS, lambda: self._give_up_device(seconds))
+
+    def _give_up_device(self, seconds: float) -> None:
+        self.leave()
+        self.world.schedule(seconds, self.world.weather, self.start)
+
+    # The broker
+
+    def _register(self) -> None:
+        broker = self.world.processes["broker"]
+        end = self.world.network.dial(self, broker, "worker", "control", self)
+        if end is None:
+            self.after(self._pause, self._register)
+            self._pause = min(2 * self._pause, LEASE_SECONDS)
+            return
+        self.control, self._pause = end, 1.0
+        end.send(Register(DEVICE, "lab", [f"192.0.2.9:{7000 + self.life}"], f"boot-{self.life}"))
+
+    def on_message(self, end: End, message: Any) -> None:
+        if end.kind == "data":
+            self._on_data(end, message)
+        elif end is not self.control:
+            self.world.fail(f"{self.name} heard {message} in a session that it had given up")
+        elif isinstance(message, Denied):
+            self._denied = message
+        elif isinstance(message, DialBack):
+            end.send(NotReached(message.number, message.job, message.attempt, message.peer, "no route"))
+        elif not isinstance(message, PeerMoved | NotReached):
+            self.registered = self.registered or isinstance(message, Registered)
+            if isinstance(message, Begin | Decide | SendState | Stop):
+                self._heard.append(message)
+            self._step(machine.FromBroker(message))
+
+    def on_back(self, end: End) -> None:
+        if end is self.control:
+            self._moves += 1
+            end.send(Moved([f"192.0.2.9:{7000 + self._moves % 3}"]))
+            self._step(machine.BrokerBack())
+        elif self._links.get(end.other.process.name) is end:
+            self._step(machine.PeerLinked(end.other.process.name))
+
+    def on_end(self, end: End, reason: str) -> None:
+        if end.kind == "data":
+            self._on_data_end(end, reason)
+            return
+        self.control, self.registered = None, False
+        denied, self._denied = self._denied, None
+        if denied is None:
+            self._asked_again = False
+            self._step(machine.BrokerLost(f"lost the broker: {reason}"))
+            self.after(1.0, self._register)
+        elif self._asked_again or not denied.for_now:
+            self.world.fail(f"{self.name} is refused for good: {denied.reason}")
+        else:
+            self._asked_again = True
+            self.after(0.3 * LEASE_SECONDS, self._register)
+
+    # The state machine
+
+    def hear_an_echo(self) -> None:
+        """A message of an attempt that is over arrives again: nothing may change."""
+        late = [one for one in self._heard if (one.job, one.attempt) != self.state.attempt]
+        if not late:
+            return
+        message = self.random.choice(late)
+        state, commands = machine.step(self.state, machine.FromBroker(message))
+        assert state == self.state and not commands, f"{self.name} obeys {message} of an attempt that is over"
+
+    def _step(self, event: machine.Event) -> None:
+        self.note("hears", event)
+        self.state, commands = machine.step(self.state, event)
+        for command in commands:
+            if not isinstance(command, machine.Note):
+                self.note("does", command)
+            self._carry_out(command)
+
+    def _carry_out(self, command: machine.Command) -> None:
+        attempt = self.state.attempt
+        match command:
+            case machine.Tell(message):
+                if self.control is not None:
+                    self.control.send(message)
+            case machine.Prepare(load):
+                self.world.laws.on_prepare(self, load)
+                self._prepare(command)
+            case machine.Drop(reason):
+                self.world.laws.on_drop(self, reason)
+                self._dismiss(reason)
+                self.compute.drop()
+            case machine.Start() if attempt:
+                self.compute.begin(attempt)
+            case machine.Apply(unit, scale, codecs) if attempt:
+                self.world.laws.on_apply(self, attempt, unit, scale, codecs)
+                self.compute.decide(attempt, unit, scale)
+            case machine.EndTraining() if attempt:
+                self.compute.end_training(attempt)
+            case machine.KeepState(unit) if attempt:
+                self.compute.give(attempt, unit)
+            case machine.GiveState() if attempt:
+                self.compute.give(attempt, None)
+
+    def on_outcome(
+        self, outcome: machine.Verified | machine.Filled | machine.UnitFinished | machine.ComputeFailed
+    ) -> None:
+        """The compute thread has something to say; an outcome of an attempt that is over is dropped."""
+        if outcome.attempt == self.state.attempt:
+            self._step(outcome)
+
+    # Data links
+
+    def to_submitter(self, parcel: Parcel) -> None:
+        """Send to the submitter, if the attempt lasts."""
+        if self.state.load is not None and parcel.attempt == self.state.attempt:
+            self.to_peer(self.state.load.submitter, parcel)
+
+    def to_peer(self, peer: str, parcel: Parcel) -> None:
+        """Send to another member of the plan, if the attempt lasts."""
+        session = self._sessions.get(peer)
+        if session is not None and parcel.attempt == self.state.attempt:
+            session.send(parcel)
+
+    def _prepare(self, command: machine.Prepare) -> None:
+        load = command.load
+        self.compute.prepare(load)
+        for end in list(self._pending):
+            self._welcome_if_due(end)
+        for peer in command.dial:
+            self._dial(peer, load, self.world.now + DIAL_SECONDS)
+
+    def _dial(self, peer: str, load: Load, until: float) -> None:
+        if self.state.load is not load:
+            return
+        end = self.world.network.dial(self, self.world.processes[peer], "worker", "data", self)
+        if end is not None:
+            self._dialled[end] = load
+            end.send(Claim(load.job, load.attempt))
+            self.after(LINK_SECONDS, lambda: self._require_link(peer, load))
+        elif self.world.now < until:
+            if self.control is not None:
+                self.control.send(AskReverse(self._moves, load.job, load.attempt, peer, 7000))
+            self.after(self.random.uniform(1, 4), lambda: self._dial(peer, load, until))
+        else:
+            self._lose(peer, "it cannot be reached")
+
+    def _require_link(self, peer: str, load: Load) -> None:
+        if self.state.load is load and peer not in self.state.linked:
+            self._lose(peer, f"it did not welcome the link within {LINK_SECONDS:g} s")
+
+    def _on_data(self, end: End, message: Any) -> None:
+        peer = end.other.process.name
+        if isinstance(message, Claim):
+            self._pending[end] = message
+            self._welcome_if_due(end)
+        elif isinstance(message, Welcome):
+            load = self._dialled.pop(end, None)
+            if load is not None and self.state.load is load:
+                self._attach(peer, end)
+        elif self._links.get(peer) is end:
+            if isinstance(message, State):
+                self.compute.fill(message.attempt, message)
+            else:
+                self.compute.receive(peer, message)
+
+    def _welcome_if_due(self, end: End) -> None:
+        claim, load, peer = self._pending[end], self.state.load, end.other.process.name
+        if load is None or (claim.job, claim.attempt) != (load.job, load.attempt):
+            return
+        assert peer in self.state.admitted, f"{peer} has no part in {load.job}, but claims a link"
+        del self._pending[end]
+        end.send(Welcome(claim.job, claim.attempt))
+        self._attach(peer, end)
+
+    def _attach(self, peer: str, end: End) -> None:
+        self._links[peer] = self._sessions[peer] = end
+        self._step(machine.PeerLinked(peer))
+
+    def _on_data_end(self, end: End, reason: str) -> None:
+        self._pending.pop(end, None)
+        peer, load = end.other.process.name, self._dialled.pop(end, None)
+        if self._links.get(peer) is end or (load is not None and load is self.state.load):
+            self._lose(peer, reason)
+
+    def _lose(self, peer: str, reason: str) -> None:
+        self._links.pop(peer, None)
+        self._sessions.pop(peer, None)
+        for end in [end for end in self._dialled if end.other.process.name == peer]:
+            del self._dialled[end]
+            end.close("it was given up")
+        self._step(machine.PeerLost(peer, reason))
+
+    def _dismiss(self, reason: str) -> None:
+        over = [*self._links.values(), *self._dialled]
+        self._links, self._sessions, self._dialled = {}, {}, {}
+        for end in over:
+            end.close(reason)

@@ -1,0 +1,87 @@
+"""Broker, workers and submitters keep the laws in every world, whatever happens to them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+from tests.simulation import campaign
+from tests.simulation.faults import KINDS, Fault
+from tests.simulation.fleet import Fleet
+from tests.simulation.test_planted_bugs import forgets_stop, ignores_lost_workers
+from tests.simulation.world import REMEMBERED, WIDEST, LawBroken
+
+from farflung.broker.core import facts
+
+pytestmark = pytest.mark.faults
+
+FAULTS = st.builds(
+    Fault,
+    after=st.integers(0, 150),
+    kind=st.sampled_from(KINDS),
+    victim=st.integers(0, 11),
+    other=st.integers(0, 11),
+    seconds=st.integers(0, 200).map(lambda tenths: tenths / 10),
+)
+SCHEDULES = st.lists(FAULTS, max_size=12)
+
+
+def suffer(seed: int, schedule: list[Fault]) -> Fleet:
+    """A world of this seed that has come to rest after the faults of a schedule."""
+    fleet = Fleet(seed, f"suffer({seed}, {schedule})")
+    fleet.suffer(iter(schedule), 2000)
+    fleet.rest()
+    return fleet
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 100), schedule=SCHEDULES)
+def test_a_fleet_stands_any_schedule_of_faults(seed: int, schedule: list[Fault]) -> None:
+    suffer(seed, schedule)
+
+
+@pytest.mark.parametrize("events", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_fleets_stand_long_runs(events: int) -> None:
+    figures = campaign.run(events, seed=1)
+    assert figures.events >= events
+    if events < 100_000:
+        return
+    # Everything that can happen has happened.
+    happened = figures.happened
+    kinds = {kind.__name__ for kind in facts.Decision.__subclasses__()}
+    ends = {"job done", "job failed", "job cancelled", "crash before", "crash after", "copy", "collected"}
+    for what in kinds | set(KINDS) | ends | {"refusal"}:
+        assert happened.get(what, 0) > 10, (what, happened)
+
+
+def test_a_seed_gives_the_same_world_each_time() -> None:
+    assert campaign.live(7) == campaign.live(7)
+    assert campaign.live(7) != campaign.live(8)
+
+
+def test_a_broken_law_tells_the_last_events_and_how_to_repeat_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgets_stop(monkeypatch)
+    with pytest.raises(LawBroken) as found:
+        campaign.run(20_000, seed=1)
+    lines = str(found.value).splitlines()
+    assert "not free" in lines[0]
+    assert len(lines) <= REMEMBERED + 4 and max(map(len, lines[:-1])) <= WIDEST + 20
+    seed, events = lines[-1].removeprefix("repeat it: python -m tests.simulation --seed ").split(" --events ")
+    with pytest.raises(LawBroken) as again:
+        campaign.live(int(seed), int(events))
+    assert str(again.value) == str(found.value)
+
+
+def test_hypothesis_shrinks_a_schedule_to_the_faults_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignores_lost_workers(monkeypatch)
+
+    def breaks(schedule: list[Fault]) -> bool:
+        try:
+            suffer(3, schedule)
+        except LawBroken:
+            return True
+        return False
+
+    limited = settings(max_examples=500, phases=[Phase.generate, Phase.shrink], derandomize=True)
+    least = find(SCHEDULES, breaks, settings=limited)
+    assert len(least) <= 4, least

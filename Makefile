@@ -41,8 +41,8 @@ test-fast: $(STAMP)
 test-all: $(STAMP)
 	$(PYTEST) --numprocesses 3
 
-# A million each of damaged documents, payloads of codecs, and frames (docs/measurements/fuzzing.md). Goes on where
-# it was broken off, payloads apart.
+# A million each of damaged documents, payloads of codecs, frames, and events of simulated fleets
+# (docs/measurements/fuzzing.md). Goes on where it was broken off, payloads and events apart.
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz
 

@@ -1,4 +1,5 @@
-"""Attack loader, codecs and endpoint for long (`make fuzz`): figures as JSON, and exit 1 if one gives way.
+"""Attack loader, codecs and endpoint for long, and fleets by simulated faults (`make fuzz`): figures as JSON,
+and exit 1 if one gives way.
 
 In legs, each with processes of its own. How far it has come is told once a leg and now and then within one;
 if it is broken off it goes on with the leg that it was at.
@@ -18,6 +19,7 @@ import msgspec
 from tests.fuzz import campaign, documents, payloads, test_documents, test_payloads
 from tests.fuzz.ledger import Ledger
 from tests.fuzz.test_fuzz import assert_stood
+from tests.simulation import campaign as simulation
 
 DOCUMENTS, FRAMES = 250_000, 50_000
 """In one leg."""
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--payloads", type=int, default=1_000_000)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--handshakes", type=int, default=100_000)
+    parser.add_argument("--events", type=int, default=1_000_000, help="of simulated fleets under faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that load documents")
     parser.add_argument("--ledger", type=Path, default=Path("runs/fuzz.json"), help="goes on from there")
@@ -67,6 +70,10 @@ def main() -> None:
         ledger.payloads = payloads.run(options.payloads, options.seed)
         test_payloads.assert_stood(ledger.payloads)
         ledger.write(options.ledger)
+    if ledger.simulation is None and options.events:
+        tell = Teller("events", 0, options.events)
+        ledger.simulation = simulation.run(options.events, options.seed, tell)
+        ledger.write(options.ledger)
     while ledger.judged < options.frames:
         ledger.frames.append(_attack(ledger, options))
         ledger.write(options.ledger)
@@ -74,6 +81,8 @@ def main() -> None:
         _tell(documents.together(ledger.documents))
     if ledger.payloads is not None:
         _tell(ledger.payloads)
+    if ledger.simulation is not None:
+        _tell(ledger.simulation)
     if ledger.frames:
         _tell(campaign.together(ledger.frames))
     options.ledger.unlink(missing_ok=True)

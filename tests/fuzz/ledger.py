@@ -7,17 +7,21 @@ from pathlib import Path
 import msgspec
 from tests.fuzz import campaign, loader
 from tests.fuzz.payloads import Figures as PayloadFigures
+from tests.simulation.campaign import Figures as SimulationFigures
 
 from farflung.files import write_atomically
 
 
 class Ledger(msgspec.Struct):
-    """Figures of each leg that was stood, in order; all payloads are one. What was broken off begins anew."""
+    """Figures of each leg that was stood, in order; all payloads are one, and so is the simulation. What was
+    broken off begins anew.
+    """
 
     seed: int
     documents: list[loader.Figures] = []
     payloads: PayloadFigures | None = None
     frames: list[campaign.Figures] = []
+    simulation: SimulationFigures | None = None
 
     @classmethod
     def read(cls, path: Path, seed: int) -> Ledger:

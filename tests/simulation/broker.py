@@ -22,12 +22,15 @@ from farflung.broker.core.events import Reject, RunPlanner, SendLoad
 from farflung.broker.core.jobs import is_planning
 from farflung.broker.core.state import decide
 from farflung.broker.dispatcher import Arrival, Closed, events_of
+from farflung.broker.journal import SNAPSHOT_EVERY, Journal
 from farflung.broker.sessions import SessionRegistry
 from farflung.errors import ProtocolError
 from farflung.transport.timeouts import Timeouts
 
 TIMEOUTS = Timeouts(LEASE_SECONDS)
 TICK_SECONDS = 5.0
+SNAPSHOTS = 0.05
+"""The part of all groups that a log snapshot is stored with."""
 
 
 @dataclass
@@ -53,8 +56,9 @@ class BrokerProcess(Process):
         self.begin()
 
     def begin(self) -> None:
-        """Replay the log, and listen."""
-        self.state = self.store.replayed()
+        """Read the newest log snapshot, replay the facts after it, and listen."""
+        self.journal = Journal(self.store)  # type: ignore[arg-type]
+        self.state = self.journal.state
         self.registry = SessionRegistry()
         self._ends: list[End] = []
         self._arrivals: list[Arrival] = []
@@ -107,7 +111,11 @@ class BrokerProcess(Process):
         self.after(delay, partial(self._store, group))
 
     def _store(self, group: _Group) -> None:
-        self.store.append(group.decisions, group.blobs, group.unneeded)
+        if self.random.random() < SNAPSHOTS:
+            self.journal._since_snapshot = SNAPSHOT_EVERY
+            self.world.laws.counts["snapshot"] += 1
+        records = [facts.encode(decision) for decision in group.decisions]
+        self.journal.append(records, self.state, group.blobs, group.unneeded)
         self.world.laws.log.on_stored(group.decisions, self.state, self.store)
         self._act(group)
 
@@ -181,11 +189,11 @@ class BrokerProcess(Process):
     def _send_load(self, end: Any, command: SendLoad) -> None:
         job = self.state.jobs[command.load.job]
         if not job.over and job.attempt == command.load.attempt:
-            end.send(command.message(self.store.blobs))
+            end.send(command.message(self.store.stored))
 
     def _plan(self, command: RunPlanner) -> None:
         if is_planning(self.state.jobs[command.job], command.attempt):
-            assert command.graph in self.store.blobs, "the planner was asked for a graph that is not stored"
+            assert command.graph in self.store.stored, "the planner was asked for a graph that is not stored"
             answer = answer_of(command, self.random, self.world.now)
             self.after(
                 self.random.uniform(0.05, 3), lambda: self._put(None, replace(answer, now=self.world.now))

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tests.simulation.model import share_of
 from tests.simulation.parcels import Chain, Given, Input, Parcel, State, Taken, Values
 
 from farflung.protocol.messages import Load
-from farflung.protocol.worker import Share
 from farflung.worker.state import Attempt, ComputeFailed, Filled, Traffic, UnitFinished, Verified
 
 if TYPE_CHECKING:
@@ -144,15 +144,14 @@ class Compute:
     def _finish(self) -> None:
         assert self._load is not None
         self._stage = 2
-        draw, trouble = self._worker.random, self._worker.trouble
-        finite = trouble != "nan"
+        load, finite = self._load, self._worker.trouble != "nan"
         if not finite:
             self._worker.trouble = ""
-        unit = self._load.training.units().at(self.unit)
+        unit = load.training.units().at(self.unit)
         assert unit is not None
         shares = tuple(
-            Share(part, finite, draw.uniform(0, 3), {part: draw.uniform(0, 3)} if unit.train else {})
-            for part in self._load.plan.segments_of(self._worker.name)
+            share_of(load.programs[0].program, self.chain, unit, part, load.plan, finite)
+            for part in load.plan.segments_of(self._worker.name)
         )
         self._worker.on_outcome(UnitFinished(self.attempt, self.unit, shares, traffic=Traffic(10)))
 
@@ -167,6 +166,8 @@ class Compute:
         self._worker.on_outcome(Verified(self.attempt, problem))
 
     def _fill(self, state: State) -> None:
+        assert self._load is not None
+        assert len(state.chain) == self._load.unit, f"{state} comes for unit {self._load.unit}"
         self.chain, self._filled = state.chain, True
         self._worker.on_outcome(Filled(self.attempt))
 

@@ -21,6 +21,7 @@ KINDS = (
     "freeze",  # a process stands still
     "cut",  # a path between two carries nothing
     "sever",  # a data link is lost for good
+    "flap",  # a worker loses each data link soon after it is made, so that attempt after attempt fails
     "reset",  # every connection of a process is lost and made again
     "slow",  # messages between two take long
     "fail",  # an operation of a worker raises an error
@@ -96,6 +97,8 @@ def strike(fleet: Fleet, fault: Fault) -> None:
             heal(partial(world.network.heal, name, other))
         case "sever":
             world.network.sever(fault.other)
+        case "flap":
+            world.network.flap(worker.name, 20 * fault.seconds)
         case "reset":
             world.network.reset(process)
         case "slow":

@@ -29,7 +29,7 @@ class Fleet:
         draw = world.random("fleet")
         self.broker = world.laws.broker = BrokerProcess(world)
         world.processes["broker"] = self.broker
-        names = [f"worker-{letter}" for letter in "abcd"[: draw.randint(2, 4)]]
+        names = [f"worker-{letter}" for letter in "abcdef"[: draw.randint(2, 6)]]
         world.workers = names
         self.workers = {name: WorkerProcess(world, name) for name in names}
         people = ["ana", "bob"][: draw.randint(1, 2)]
@@ -56,6 +56,7 @@ class Fleet:
         self._calm()
         self._until(self._is_at_rest, "a job is stuck, or a worker is not free")
         self._require_true_words()
+        self._until(lambda: not self.world.network.data_links(), "a data link outlives its attempt")
         for submitter in self.submitters.values():
             if submitter.run is not None:
                 submitter.stop()
@@ -65,14 +66,24 @@ class Fleet:
     def _require_true_words(self) -> None:
         """What a queued job says that it waits for is missing indeed."""
         state = self.broker.state
+        told = {run.job: run for run in (one.run for one in self.submitters.values()) if run is not None}
         ahead: list[str] = []
         for job in (job for job in state.jobs.values() if not job.over):
             idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
-            lacks = len(idle) < (len(job.on) or job.asked or 1)
+            lacks = (len(job.on) or job.asked or 1) - len(idle)
+            if lacks <= 0 and job.recovery.unfit:  # it needs another one than those that it was planned on
+                lacks = int(set(idle) <= set(job.recovery.unfit))
             behind = any(f"waiting for {other}, which is ahead of it" in job.words for other in ahead)
-            if not (behind or (lacks and "waiting for " in job.words)):
-                self.world.fail(f"{job.job} says {job.words!r}, idle are {idle}, ahead of it {ahead}")
+            waits = lacks > 0 and "waiting for " in job.words
+            missing = 0 if behind else lacks
+            named = all(name in job.words for name in job.on if name not in idle)
+            if not (behind or (waits and named)) or told[job.job].missing != missing:
+                self.world.fail(
+                    f"{job.job} says {job.words!r}, {told[job.job].missing} missing, idle are {idle}, "
+                    f"ahead of it {ahead}"
+                )
             ahead.append(job.job)
+            self.world.laws.counts["unfit" if job.recovery.unfit else "waits at rest"] += 1
 
     def _calm(self) -> None:
         self.broker.crash_after = None
@@ -123,4 +134,4 @@ class Fleet:
         runs = [
             f"{name}: {one.run and (one.run.job, one.run.words)}" for name, one in self.submitters.items()
         ]
-        return "; ".join([*jobs, *workers, *runs])
+        return "; ".join([*jobs, *workers, *runs, *self.world.network.data_links()])

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.log_laws import LogLaws
+from tests.simulation.model import chain_of
 from tests.simulation.parcels import Chain
 from tests.simulation.world import World
 
@@ -15,11 +16,12 @@ from farflung.broker.core.records import CANCELLED, COLLECTING, QUEUED, RUNNING,
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec
-from farflung.protocol.messages import Cancel, Ended, Keep, Kept, Load, Submit, UnitDone
+from farflung.protocol.messages import Cancel, Ended, Keep, Kept, Load, RolledBack, Submit, UnitDone
 from farflung.worker.state import Attempt
 
 if TYPE_CHECKING:
     from tests.simulation.broker import BrokerProcess
+    from tests.simulation import runs
     from tests.simulation.runs import Run
     from tests.simulation.submitter import SubmitterProcess
     from tests.simulation.worker import WorkerProcess
@@ -38,6 +40,7 @@ class Laws:
         self.log = LogLaws(world, self.counts)
         self._checked: State | None = None
         self._applied: dict[str, tuple[int, Attempt, int]] = {}
+        self._rolled_back: set[Attempt] = set()  # as submitters have heard
 
     # After each event
 
@@ -102,9 +105,10 @@ class Laws:
             case Keep():
                 noted = after.copies.due or after.state == COLLECTING
                 self._require(noted, f"{message} is forgotten")
-            case Kept(attempt=attempt):
-                noted = attempt < before.attempt or after.copies.under_way is None
-                self._require(noted, f"{message} is forgotten")
+            case Kept(attempt=attempt) if attempt < before.attempt or before.state == QUEUED:
+                self._require(after.copies == before.copies, f"{message} counts in attempt {before.attempt}")
+            case Kept():
+                self._require(after.copies.under_way is None, f"{message} is forgotten")
             case Cancel(collect=collect):
                 brings = collect and before.state in (RUNNING, COLLECTING)
                 expected = COLLECTING if brings else CANCELLED
@@ -116,19 +120,20 @@ class Laws:
         """A worker begins to load: it must have dropped what it had."""
         attempt = (load.job, load.attempt)
         ledger = self.log.jobs[load.job]
-        self._require(load.attempt <= ledger.attempt and ledger.plan is not None, f"{load} is not in the log")
+        line = ledger.lines.get(load.attempt)
+        self._require(line is not None and line.plan == load.plan, f"{load} is not in the log")
+        assert line is not None
+        self._require(load.unit == line.begins, f"{load} does not begin at unit {line.begins}")
         held = self._applied.get(worker.name)
         newer = held is None or held[1] != attempt or held[0] != worker.life
         self._require(newer, f"{worker.name} loads {attempt} twice")
         self._applied[worker.name] = (worker.life, attempt, load.unit - 1)
 
     def on_drop(self, worker: WorkerProcess, reason: str) -> None:
-        """A worker drops a job because another one comes only if it is a later attempt of the same job."""
+        """A worker is told to stop before it is told to load again."""
         if reason.startswith("superseded by "):
             _, of, _ = self._applied[worker.name]
-            now = worker.state.attempt
-            later = now is not None and now[0] == of[0] and now[1] > of[1]
-            self._require(later, f"{worker.name} gets {now} while it holds {of}")
+            self._world.fail(f"{worker.name} gets {worker.state.attempt} while it holds {of}")
 
     def on_apply(
         self,
@@ -145,52 +150,68 @@ class Laws:
             f"{worker.name} applies unit {unit} of {attempt} after unit {last} of {of}",
         )
         self._applied[worker.name] = (life, of, unit)
-        ledger = self.log.jobs[attempt[0]]
-        fact = ledger.decided.get(unit)
+        line = self.log.jobs[attempt[0]].lines[attempt[1]]
+        fact = line.decided.get(unit)
         self._require(
-            fact is not None and (fact.attempt, fact.scale) == (attempt[1], scale),
+            fact is not None and fact.scale == scale,
             f"{worker.name} applies unit {unit} with {scale}, the log has {fact}",
         )
         self._require(
-            codecs == ledger.codecs.get(unit + 1), f"{worker.name} hears other codecs than the log's"
+            codecs == line.codecs.get(unit + 1), f"{worker.name} hears other codecs than the log's"
         )
 
     # Submitters
 
     def on_unit_done(self, done: UnitDone) -> None:
         """A submitter hears what was logged of a unit."""
-        fact = self.log.jobs[done.job].decided.get(done.unit)
-        heard = (done.attempt, done.loss, done.gradient_norm, done.keep)
-        logged = fact and (fact.attempt, fact.loss, fact.gradient_norm, fact.keep)
+        fact = self.log.jobs[done.job].lines[done.attempt].decided.get(done.unit)
+        heard = (done.loss, done.gradient_norm, done.keep)
+        logged = fact and (fact.loss, fact.gradient_norm, fact.keep)
         self._require(heard == logged, f"{done} is heard, {fact} is logged")
 
-    def on_copy(self, run: Run, unit: int, copy: dict[str, Chain]) -> None:
-        """Every worker has given its state right after `unit`."""
-        self.counts["copy"] += 1
-        ledger = self.log.jobs[run.job]
-        applied = tuple(link for link in ledger.chain() if link[0] <= unit)
-        for worker, chain in copy.items():
-            self._require(chain == run.origin + applied, f"the copy of {unit} from {worker} is {chain}")
+    def on_rolled_back(self, run: Run, message: RolledBack) -> None:
+        """A submitter goes back to where the log says, and has that state."""
+        ledger = self.log.jobs[message.job]
+        self._rolled_back.add((message.job, message.attempt))
+        self._require(
+            ledger.rolled_back.get(message.attempt) == message.unit, f"{message} is heard, but not logged"
+        )
+        known = message.unit == len(run.origin) or message.unit in run.project.checkpoints
+        self._require(known, f"{message}: there are {sorted(run.project.checkpoints)}")
 
-    def on_collected(self, run: Run) -> None:
-        """Every worker has given its last state: that of all units that were decided."""
+    def on_fed(self, submitter: SubmitterProcess, attempt: Attempt) -> None:
+        """A submitter feeds no attempt that it knows to be over."""
+        self._require(attempt not in self._rolled_back, f"{submitter.name} feeds {attempt}, which is over")
+
+    def on_copy(self, run: Run, unit: int, copy: dict[str, Chain]) -> None:
+        """Every worker has given its state right after `unit`: that of a fleet without faults."""
+        self.counts["copy"] += 1
+        expected = chain_of(run.project.whole, unit + 1)
+        for worker, chain in copy.items():
+            self._require(chain == expected, f"the copy of {unit} from {worker} is {chain}")
+        self.log.on_saved(run.job, unit)
+
+    def on_collected(self, run: Run, attempt: runs.Attempt) -> None:
+        """Every worker has given its last state: that of a fleet without faults."""
         self.counts["collected"] += 1
-        assert run.collecting is not None
-        decided = self.log.jobs[run.collecting.job].chain()
-        for worker, chain in run.final.items():
-            self._require(chain == run.origin + decided, f"the last state from {worker} is {chain}")
+        expected = chain_of(run.project.whole, attempt.next_unit)
+        for worker, chain in attempt.final.items():
+            self._require(chain == expected, f"the last state from {worker} is {chain}")
+        self.log.on_collected(attempt.name)
 
     def on_ended(self, submitter: SubmitterProcess, run: Run, ended: Ended) -> None:
-        """A submitter hears the end that was logged."""
+        """A submitter hears the end that was logged; a job that is done has the bits of one without faults."""
         ledger = self.log.jobs[ended.job]
         self._require(
             ledger.ended == ended.state, f"{submitter.name} hears {ended}, logged is {ledger.ended}"
         )
         if ended.state == "done":
-            first, last = run.submit.unit, ledger.next_unit
             self._require(run.collected, f"{ended.job} is done, but {submitter.name} lacks its state")
-            units = [unit for unit, _ in run.origin + ledger.chain()]
-            self._require(units == list(range(last)) and first <= last, f"{ended.job} is done with {units}")
+            assert run.attempt is not None
+            whole = chain_of(run.project.whole, len(run.project.whole))
+            for chain in run.attempt.final.values():
+                self._require(chain == whole, f"{ended.job} is done with {chain}, expected {whole}")
+            self.counts["done after a rollback"] += run.rollbacks > 0
 
     def _require(self, holds: bool, words: str) -> None:
         if not holds:

@@ -1,46 +1,36 @@
-"""Laws of the broker's log: what may be decided, in which order, and what a restart gives back.
-
-The ledger of a job is kept from the stored facts alone, so it is a second opinion on the broker's state.
-"""
+"""Laws of the broker's log: what may be decided, in which order, and what a restart gives back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.parcels import Chain
+from tests.simulation.ledger import Ledger, Line
+from tests.simulation.model import undisturbed
 from tests.simulation.store import VirtualStore
 from tests.simulation.world import World
 
 from farflung.broker.core import facts
 from farflung.broker.core.facts import AnyDecision
+from farflung.broker.core.recovery import MOST_FRUITLESS
 from farflung.broker.core.state import State, durable, reduce_fact
-from farflung.plans import LinkCodec, Plan
+from farflung.broker.journal import Journal
+from farflung.worker.state import Attempt
 
 if TYPE_CHECKING:
     from collections import Counter
 
-
-@dataclass
-class Ledger:
-    """What the log says of one job. `wish`: a copy is due; `under_way`: the one that is not stored yet."""
-
-    submitted: facts.JobSubmitted
-    attempt: int
-    next_unit: int
-    plan: Plan | None = None
-    running: bool = False
-    decided: dict[int, facts.UnitDecided] = field(default_factory=dict)
-    codecs: dict[int, tuple[LinkCodec, ...]] = field(default_factory=dict)
-    wish: bool = False
-    under_way: int | None = None
-    ending: str = ""
-    ended: str = ""
-
-    def chain(self) -> Chain:
-        """What was applied in this job, in order."""
-        return tuple((unit, fact.scale) for unit, fact in self.decided.items())
+PHASES: dict[type, tuple[tuple[str, ...], str]] = {
+    facts.JobPlanning: (("queued",), "planning"),
+    facts.JobRequeued: (("planning",), "queued"),
+    facts.JobLoading: (("planning",), "loading"),
+    facts.JobRunning: (("loading",), "running"),
+    facts.UnitDecided: (("running",), "running"),
+    facts.CodecsDecided: (("running",), "running"),
+    facts.JobCollecting: (("running",), "collecting"),
+    facts.JobRolledBack: (("loading", "running", "collecting"), "queued"),
+}
+"""In which phases of a job each fact is right, and the phase after it."""
 
 
 class LogLaws:
@@ -49,6 +39,7 @@ class LogLaws:
     def __init__(self, world: World, counts: Counter[str]) -> None:
         self._world, self._counts = world, counts
         self.jobs: dict[str, Ledger] = {}
+        self._collected: set[Attempt] = set()
         self._replayed = State.empty()
 
     def on_stored(self, decisions: Sequence[AnyDecision], state: State, store: VirtualStore) -> None:
@@ -60,64 +51,77 @@ class LogLaws:
             self._judge(fact)
         if decisions and durable(self._replayed) != durable(state):
             self._world.fail("a replay of the log gives another state than the broker has")
-        if store.blobs.keys() != state.blobs():
-            self._world.fail(f"{len(store.blobs)} blobs are stored, the jobs need {len(state.blobs())}")
+        if store.stored.keys() != state.blobs():
+            self._world.fail(f"{len(store.stored)} blobs are stored, the jobs need {len(state.blobs())}")
 
     def on_crash(self, store: VirtualStore) -> None:
         """The broker has died: what it had stored must come back."""
-        if store.replayed() != durable(self._replayed):
+        if Journal(store).state != durable(self._replayed):  # type: ignore[arg-type]
             self._world.fail("a restart gives another state than was stored before the crash")
+
+    def on_saved(self, job: str, unit: int) -> None:
+        """A submitter has written the state after `unit`."""
+        self.jobs[job].saved.add(unit)
+
+    def on_collected(self, attempt: Attempt) -> None:
+        """A submitter has received the last state of an attempt."""
+        self._collected.add(attempt)
 
     def _judge(self, fact: AnyDecision) -> None:
         if isinstance(fact, facts.JobSubmitted):
             self._require(fact.job not in self.jobs, "a job was submitted twice")
-            self.jobs[fact.job] = Ledger(fact, fact.attempts, fact.unit)
+            assert fact.graph_digest is not None
+            whole = undisturbed(fact.graph_digest, fact.training)
+            self.jobs[fact.job] = Ledger(fact, whole, fact.attempts, fact.unit, fact.unit, fact.unit)
             return
         if isinstance(fact, facts.WorkerAdmitted | facts.WorkerMoved | facts.WorkerLost):
             return
         ledger = self.jobs[fact.job]
         self._require(not ledger.ended, f"{fact.job} has ended, and then: {fact}")
+        before, after = PHASES.get(type(fact), ((ledger.phase,), ledger.phase))
+        self._require(ledger.phase in before, f"{fact} of a job that is {ledger.phase}")
         match fact:
             case facts.JobPlanning(attempt=attempt):
                 self._require(attempt == ledger.attempt + 1, f"attempt {attempt} follows {ledger.attempt}")
-                ledger.attempt, ledger.running, ledger.plan = attempt, False, None
-                ledger.wish = ledger.wish or ledger.under_way is not None
-                ledger.under_way = None
+                ledger.attempt = attempt
+                ledger.lines[attempt] = Line(ledger.next_unit)
+                ledger.interrupt_copies()
             case facts.JobLoading(plan=plan):
-                ledger.plan = plan
-                ledger.codecs[ledger.next_unit] = tuple(plan.codecs)
-            case facts.JobRunning():
-                self._require(not ledger.running, "the job began twice")
-                ledger.running = True
+                ledger.line.plan = plan
+                ledger.line.codecs[ledger.next_unit] = tuple(plan.codecs)
             case facts.UnitDecided():
                 self._judge_unit(ledger, fact)
             case facts.CodecsDecided(unit=unit, codecs=codecs):
                 self._require(unit == ledger.next_unit, f"codecs change at {unit}, not {ledger.next_unit}")
-                ledger.codecs[unit] = tuple(codecs)
+                ledger.line.codecs[unit] = tuple(codecs)
             case facts.CopyAsked():
                 ledger.wish = True
-            case facts.CopyStored(unit=unit):
-                self._require(
-                    unit == ledger.under_way, f"the copy of {unit} is stored, not {ledger.under_way}"
-                )
-                ledger.under_way = None
+            case facts.CopyStored():
+                self._judge_copy(ledger, fact)
+            case facts.JobRolledBack():
+                self._judge_rollback(ledger, fact)
             case facts.JobCollecting(state=state):
-                self._require(
-                    ledger.running and not ledger.ending, "the job is collected too often or too soon"
-                )
                 ledger.ending = state
             case facts.JobEnded(state=state):
                 self._judge_end(ledger, fact)
                 ledger.ended = state
+        ledger.phase = after
 
     def _judge_unit(self, ledger: Ledger, fact: facts.UnitDecided) -> None:
         units = ledger.submitted.training.units()
         unit = units.at(fact.unit)
-        self._require(ledger.running and not ledger.ending, f"{fact} while no unit runs")
         self._require(fact.attempt == ledger.attempt, f"{fact} in attempt {ledger.attempt}")
-        self._require(fact.unit not in ledger.decided, f"unit {fact.unit} of {fact.job} is decided twice")
+        self._require(
+            all(fact.unit not in line.decided for line in ledger.lines.values() if line.begins > fact.unit)
+            and fact.unit not in ledger.line.decided,
+            f"unit {fact.unit} of {fact.job} is decided again",
+        )
         self._require(unit is not None and fact.unit == ledger.next_unit, f"expected unit {ledger.next_unit}")
         assert unit is not None
+        found, expected = (fact.scale, fact.loss, fact.gradient_norm), ledger.whole[fact.unit]
+        self._require(
+            found == (expected.scale, expected.loss, expected.norm), f"{fact} is decided, not {expected}"
+        )
         every = ledger.submitted.checkpoint_every
         due = ledger.wish or (unit.train and every > 0 and (unit.step + 1) % every == 0)
         is_last = units.at(fact.unit + 1) is None
@@ -127,18 +131,49 @@ class LogLaws:
             ledger.under_way, ledger.wish = fact.unit, False
         else:
             ledger.wish = due
-        ledger.decided[fact.unit] = fact
+        ledger.line.decided[fact.unit] = fact
         ledger.next_unit += 1
+
+    def _judge_copy(self, ledger: Ledger, fact: facts.CopyStored) -> None:
+        unit = fact.unit
+        self._require(unit == ledger.under_way, f"the copy of {unit} is stored, not {ledger.under_way}")
+        self._require(not fact.stored or unit in ledger.saved, f"the copy of {unit} was never written")
+        self._counts["a copy that was not stored"] += not fact.stored
+        ledger.under_way = None
+        ledger.stable = unit + 1 if fact.stored else ledger.stable
+
+    def _judge_rollback(self, ledger: Ledger, fact: facts.JobRolledBack) -> None:
+        self._require_no_deadline(fact)
+        self._counts[f"rolled back while {ledger.phase}"] += 1
+        self._require(fact.attempt == ledger.attempt, f"{fact} in attempt {ledger.attempt}")
+        self._require(fact.unit == ledger.stable, f"{fact} instead of to unit {ledger.stable}")
+        self._require(ledger.ending in ("", "done"), f"{fact}, but {fact.job} was to end as {ledger.ending}")
+        is_over = ledger.next_unit == len(ledger.whole)
+        self._require(fact.over == is_over, f"{fact} after unit {ledger.next_unit - 1}")
+        fruitless = ledger.next_fruitless
+        self._require(fruitless < MOST_FRUITLESS, f"{fact.job} goes on after {fruitless} fruitless attempts")
+        ledger.fruitless, ledger.furthest = fruitless, max(ledger.furthest, ledger.next_unit)
+        ledger.rolled_back[fact.attempt] = fact.unit
+        ledger.next_unit, ledger.ending = fact.unit, ""
+        ledger.interrupt_copies()
 
     def _judge_end(self, ledger: Ledger, fact: facts.JobEnded) -> None:
         self._counts[f"job {fact.state}"] += 1
-        self._require(
-            "(allowed: " not in fact.reason, f"only the last deadline ended {fact.job}: {fact.reason}"
-        )
+        self._require_no_deadline(fact)
         self._require(fact.state == "done" or bool(fact.reason), f"{fact.job} {fact.state} without a reason")
-        left = ledger.submitted.training.units().at(ledger.next_unit)
+        if fact.state == "done":
+            total = len(ledger.whole) - 1
+            complete = [number for number, line in ledger.lines.items() if total in line.decided]
+            home = any((fact.job, number) in self._collected for number in complete)
+            self._require(home, f"{fact.job} is done, but its submitter has no state of {complete}")
+        if "in a row ended" in fact.reason:
+            self._counts["too many fruitless attempts"] += 1
+            count = ledger.next_fruitless
+            self._require(count == MOST_FRUITLESS, f"{fact.job} ends after {count} fruitless attempts")
+
+    def _require_no_deadline(self, fact: facts.JobEnded | facts.JobRolledBack) -> None:
         self._require(
-            fact.state != "done" or left is None, f"{fact.job} is done before unit {ledger.next_unit}"
+            "(allowed: " not in fact.reason, f"only the last deadline helped {fact.job}: {fact.reason}"
         )
 
     def _require(self, holds: bool, words: str) -> None:

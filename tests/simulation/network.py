@@ -30,6 +30,7 @@ class Network:
         self._sessions: list[End] = []  # the dialler's ends
         self._cuts: dict[frozenset[str], int] = {}
         self._slow: dict[frozenset[str], float] = {}
+        self._flapping: dict[str, float] = {}  # until when
 
     def dial(
         self, dialler: Process, acceptor: Process, role: Any, kind: Kind, handler: Handler
@@ -42,6 +43,8 @@ class Network:
         near.other, far.other, near.handler = far, near, handler
         far.handler = acceptor  # type: ignore[assignment]
         self._sessions.append(near)
+        if kind == "data" and self._world.now < max(map(self._flaps_until, (dialler, acceptor))):
+            self._sever(near)
         return near
 
     def is_cut(self, one: Process, other: Process) -> bool:
@@ -66,6 +69,7 @@ class Network:
         """Undo every cut, and make every path fast."""
         self._cuts.clear()
         self._slow.clear()
+        self._flapping.clear()
         self.refresh()
 
     def slow(self, one: str, other: str, seconds: float) -> None:
@@ -82,11 +86,16 @@ class Network:
         """Lose one of the data links for good, though both of its ends live."""
         live = [near for near in self._sessions if near.kind == "data" and not (near.over or near.other.over)]
         if live:
-            near = live[number % len(live)]
-            for end in (near, near.other):
-                self._world.schedule(
-                    self._random.uniform(0, 2), end.process, partial(end.give_up, "no route is left")
-                )
+            self._sever(live[number % len(live)])
+
+    def flap(self, name: str, seconds: float) -> None:
+        """For so long lose each new data link of a process soon after it is made."""
+        self._flapping[name] = self._world.now + seconds
+
+    def data_links(self) -> list[str]:
+        """The data links that any end still holds, in words."""
+        live = [near for near in self._sessions if near.kind == "data" and not (near.over and near.other.over)]
+        return [f"{near.process.name} to {near.other.process.name}" for near in live]
 
     def on_death(self, process: Process, silently: bool) -> None:
         """End every session of a process that has died."""
@@ -129,6 +138,15 @@ class Network:
             if outage > SILENCE_SECONDS or self._random.random() < 0.3:
                 self._replace(near)
             self._pump_both(near)
+
+    def _flaps_until(self, process: Process) -> float:
+        return self._flapping.get(process.name, 0.0)
+
+    def _sever(self, near: End) -> None:
+        for end in (near, near.other):
+            self._world.schedule(
+                self._random.uniform(0, 2), end.process, partial(end.give_up, "no route is left")
+            )
 
     def _of(self, process: Process) -> Iterator[End]:
         return (one for one in list(self._sessions) if process in (one.process, one.other.process))

@@ -6,6 +6,7 @@ import random
 
 import msgspec
 from tests.broker.scenario import plan_over
+from tests.simulation.model import parameters_of
 
 from farflung.broker.core.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
 from farflung.broker.planning.messages import PlanResult
@@ -13,24 +14,29 @@ from farflung.plans import LinkCodec, Plan
 from farflung.plans.plan import LaterCodecs
 from farflung.protocol.worker import SegmentProgram
 
+MOST_MEMBERS = 4
+
 
 def answer_of(command: RunPlanner, draw: random.Random, now: float) -> PlanMade | PlanFailed | PlanLacks:
     """A plan over some of the workers; now and then some of them lack ops, or there is no plan."""
     chance = draw.random()
-    if chance < 0.02:
+    if chance < 0.03:
         return PlanFailed(now, command.job, command.attempt, "the model is too large for these workers")
-    if chance < 0.06:
+    if chance < 0.07:
         lacking = draw.choice(command.workers)
         return PlanLacks(now, command.job, command.attempt, {lacking: "it lacks the op aten.erf"})
-    count = command.count or draw.randint(1, len(command.workers))
+    count = command.count or draw.randint(1, min(MOST_MEMBERS, len(command.workers)))
     members = draw.sample(command.workers, count)
     plan = _with_phases(plan_over(members), command.training.steps, draw)
     parts = [part.segment for part in plan.placements]
+    trained = [parameters_of(part, plan) for part in parts]
+    owned = [[f"weight-{one}" for one in values] for values in trained]
     programs = [
-        SegmentProgram(part, f"{command.job}/{part}".encode(), {f"weight-{part}": 4}) for part in parts
+        SegmentProgram(part, command.graph, dict.fromkeys(names, 4), names)
+        for part, names in zip(parts, owned, strict=True)
     ]
-    owned = [[f"weight-{part}"] for part in parts]
-    return PlanMade(now, command.job, command.attempt, PlanResult(plan, programs, owned, None))
+    result = PlanResult(plan, programs, owned, None, trained=trained)
+    return PlanMade(now, command.job, command.attempt, result)
 
 
 def _with_phases(plan: Plan, steps: int, draw: random.Random) -> Plan:

@@ -7,36 +7,52 @@ from dataclasses import dataclass, field
 
 from tests.broker.scenario import training
 from tests.simulation.ends import End
+from tests.simulation.model import Outcome, undisturbed
 from tests.simulation.parcels import Chain
 
+from farflung.broker.core.blobs import digest_of
 from farflung.protocol.messages import Collecting, Planned, Submit
 from farflung.runtime.training import Training
 
 
 @dataclass
 class Project:
-    """What the submitter has on disk: a training, and its newest stored state."""
+    """What the submitter has on disk: a training, and its checkpoints by the unit that they begin at."""
 
     training: Training
-    unit: int = 0
+    graph: bytes
     attempts: int = 0
-    chain: Chain = ()
+    checkpoints: dict[int, Chain] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.whole: list[Outcome] = undisturbed(digest_of(self.graph), self.training)
+
+    @property
+    def unit(self) -> int:
+        """Where the next run goes on."""
+        return max(self.checkpoints, default=0)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.training.units().at(self.unit) is None
+
+    def save(self, chain: Chain) -> None:
+        """Keep a checkpoint; those of later units go, as the run went back behind them."""
+        self.checkpoints[len(chain)] = chain
+        self.checkpoints = {unit: kept for unit, kept in self.checkpoints.items() if unit <= len(chain)}
 
 
 @dataclass
-class Run:
-    """One run of one job, in memory. `done` maps units to whether a copy follows them."""
+class Attempt:
+    """One attempt of a job. `start` is the state that it begins with; units are numbered as in the job."""
 
-    project: Project
-    submit: Submit
-    origin: Chain
-    job: str = ""
-    words: str = ""
-    planned: Planned | None = None
+    planned: Planned
+    start: Chain
+    next_unit: int
     running: bool = False
     linked: dict[str, End] = field(default_factory=dict)
     dialled: dict[str, End] = field(default_factory=dict)
-    next_unit: int = 0
     fed: int = -1
     copies: dict[int, dict[str, Chain]] = field(default_factory=dict)
     stored: set[int] = field(default_factory=set)
@@ -44,8 +60,31 @@ class Run:
     collecting: Collecting | None = None
     final: dict[str, Chain] = field(default_factory=dict)
     collected: bool = False
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """Its job and number."""
+        return (self.planned.job, self.planned.attempt)
+
+
+@dataclass
+class Run:
+    """One run of one job, in memory. `start` is the state of the next attempt; `words` and `missing` say what
+    the job waits for. `failing` counts why the run fails if the broker gives no better reason; 0: it does not.
+    """
+
+    project: Project
+    submit: Submit
+    origin: Chain
+    start: Chain
+    job: str = ""
+    words: str = ""
+    missing: int = 0
+    attempt: Attempt | None = None
     stopping: str = ""
-    failing: bool = False
+    failing: int = 0
+    collected: bool = False
+    rollbacks: int = 0
 
 
 def some_training(draw: random.Random) -> Training:

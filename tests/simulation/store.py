@@ -1,35 +1,48 @@
 """What the broker has on disk, as `broker.storage.store` keeps it: whole groups of facts, with their blobs.
 
-A group is written in one transaction, so a crash leaves all of it or nothing. Facts are kept as bytes, so
-each replay reads what the real log would hold.
+A group is written in one transaction, with its log snapshot if there is one, so a crash leaves all of it or
+nothing. `broker.journal` reads and writes it, so each start decodes what the real log would hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from farflung.broker.core import facts
-from farflung.broker.core.facts import AnyDecision
-from farflung.broker.core.records import State
-from farflung.broker.core.state import replay
+from farflung.broker.storage.contract import LogSnapshot
 
 
 class VirtualStore:
-    """A log of facts, and blobs by their digest. It survives every crash."""
+    """A log of facts, its snapshots, and blobs by their digest. It survives every crash.
+
+    `records` has all facts, also those that no start reads any more.
+    """
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
-        self.blobs: dict[bytes, bytes] = {}
+        self.stored: dict[bytes, bytes] = {}
+        self._snapshots: list[LogSnapshot] = []
 
     def append(
-        self, decisions: Sequence[AnyDecision], blobs: Mapping[bytes, bytes], unneeded: Iterable[bytes]
+        self,
+        events: Sequence[bytes],
+        blobs: Mapping[bytes, bytes] = {},
+        unneeded: Iterable[bytes] = (),
+        snapshot: bytes | None = None,
     ) -> None:
         """Write one group: all of it is durable when this returns."""
-        self.records.extend(map(facts.encode, decisions))
-        self.blobs = {**blobs, **self.blobs}
+        self.records.extend(events)
+        self.stored = {**blobs, **self.stored}
         for digest in unneeded:
-            self.blobs.pop(digest, None)
+            self.stored.pop(digest, None)
+        if snapshot is not None:
+            self._snapshots = [*self._snapshots[-1:], LogSnapshot(len(self.records), snapshot)]
 
-    def replayed(self) -> State:
-        """The state that a broker has after a start."""
-        return replay(map(facts.decode, self.records))
+    def snapshot(self) -> LogSnapshot | None:
+        """The newest log snapshot."""
+        return self._snapshots[-1] if self._snapshots else None
+
+    def events(self, after: int = 0) -> Iterator[bytes]:
+        """The facts that follow on a snapshot; those that an older one covers are gone."""
+        oldest = self._snapshots[0].sequence if len(self._snapshots) > 1 else 0
+        assert after >= oldest, "the log is read from before its snapshots"
+        return iter(self.records[after:])

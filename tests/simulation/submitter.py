@@ -1,7 +1,8 @@
 """A submitter's process: runs of jobs, one after the other, each as `client.run` conducts it.
 
-It keeps on disk what a user has after a fault: how far the run came, and in which attempts. The next run goes
-on from there, or begins a new project. The user may stop a run, or ask for a copy of the state, at any time.
+It keeps on disk what a user has after a fault: checkpoints, and how many attempts there were. A job that is
+rolled back goes on from one of them, or from the state that it was submitted with; so does the next run,
+unless it begins a new project. The user may stop a run, or ask for a copy of the state, at any time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from tests.simulation.ends import End
 from tests.simulation.parcels import Chain, Input, State, Taken
-from tests.simulation.runs import Project, Run, some_training
+from tests.simulation.runs import Attempt, Project, Run, some_training
 from tests.simulation.world import LEASE_SECONDS, Process, World
 
 from farflung.protocol.messages import (
@@ -25,6 +26,7 @@ from farflung.protocol.messages import (
     Keep,
     Kept,
     Planned,
+    RolledBack,
     Running,
     Submit,
     UnitDone,
@@ -44,7 +46,7 @@ class SubmitterProcess(Process):
         super().__init__(world, name)
         self.project: Project | None = None
         self._retires = False
-        self._rounds = 0
+        self._rounds = self._failures = 0
         self.begin()
 
     def begin(self) -> None:
@@ -80,8 +82,8 @@ class SubmitterProcess(Process):
 
     def keep(self) -> None:
         """Ask for a copy of the state."""
-        if self.run is not None and self.run.planned is not None:
-            self._tell(Keep(self.run.job, self.run.planned.attempt))
+        if self.run is not None and self.run.attempt is not None:
+            self._tell(Keep(*self.run.attempt.name))
 
     def _submit_in(self, seconds: float) -> None:
         self._rounds += 1
@@ -97,12 +99,12 @@ class SubmitterProcess(Process):
             return
         draw, self.control = self.random, end
         if self.project is None or draw.random() < 0.3:
-            self.project = Project(some_training(self.random))
+            self.project = Project(some_training(draw), draw.choice([b"a graph", b"another graph"]))
         project, workers = self.project, sorted(self.world.workers)
         on = draw.sample(workers, draw.randint(1, 2)) if draw.random() < 0.2 else []
         submit = Submit(
             "gpt",
-            draw.choice([b"a graph", b"another graph"]),
+            project.graph,
             project.training,
             len(on) or draw.randint(0, 3),
             on,
@@ -111,7 +113,8 @@ class SubmitterProcess(Process):
             checkpoint_every=draw.choice([0, 0, 1, 2]),
             checkpoint_end=draw.random() < 0.5,
         )
-        self.run = Run(project, submit, project.chain, next_unit=project.unit)
+        start = project.checkpoints.get(project.unit, ())
+        self.run = Run(project, submit, start, start)
         self._tell(submit)
 
     # The broker
@@ -125,26 +128,31 @@ class SubmitterProcess(Process):
 
     def _on_broker(self, run: Run, message: Any) -> None:
         match message:
-            case Accepted(job, state):
-                if run.stopping and not run.job:
+            case Accepted(job, state, missing=missing):
+                run.job, run.words, run.missing = job, state, missing
+                if run.stopping:
                     self._tell(Cancel(job, run.stopping, collect=True))
-                run.job, run.words = job, state
-            case Planned():
+            case Planned() if not run.collected:
                 self._begin_attempt(run, message)
             case Running():
-                assert run.planned is not None and not run.running, "the job runs twice"
-                run.running = True
-                self._feed(run, run.next_unit)
+                attempt = self._current(run, message)
+                assert not attempt.running, "an attempt begins twice"
+                attempt.running = True
+                self._feed(attempt, attempt.next_unit)
             case UnitDone(unit=unit, keep=keep):
-                assert unit == run.next_unit, f"unit {unit} is done, expected {run.next_unit}"
+                attempt = self._current(run, message)
+                assert unit == attempt.next_unit, f"unit {unit} is done, expected {attempt.next_unit}"
                 self.world.laws.on_unit_done(message)
-                run.next_unit = unit + 1
+                attempt.next_unit = unit + 1
                 if keep:
-                    run.awaited.add(unit)
-                    self._store_copy(run, unit)
-            case Collecting():
-                run.collecting = run.collecting or message
-                self._store_final(run)
+                    attempt.awaited.add(unit)
+                    self._store_copy(run, attempt, unit)
+            case RolledBack() if not run.collected:  # else the broker ends the job soon
+                self._roll_back(run, message)
+            case Collecting() if not run.collected:
+                attempt = self._current(run, message)
+                attempt.collecting = attempt.collecting or message
+                self._store_final(run, attempt)
             case Ended():
                 self.world.laws.on_ended(self, run, message)
                 run.job = ""
@@ -154,52 +162,70 @@ class SubmitterProcess(Process):
             case CodecsChosen():
                 pass
 
+    def _current(self, run: Run, message: Any) -> Attempt:
+        assert run.attempt is not None, f"{message} comes before a plan"
+        assert run.attempt.name == (message.job, message.attempt), f"{message} comes in {run.attempt.name}"
+        return run.attempt
+
     def _begin_attempt(self, run: Run, planned: Planned) -> None:
-        assert run.planned is None and planned.attempt > run.project.attempts, f"{planned} is no new attempt"
-        run.planned = planned
+        assert run.attempt is None and planned.attempt > run.project.attempts, f"{planned} is no new attempt"
+        run.attempt = attempt = Attempt(planned, run.start, len(run.start))
         run.project.attempts = planned.attempt
         for worker in planned.plan.workers():
-            self._dial(run, worker, self.world.now + DIAL_SECONDS)
+            self._dial(attempt, worker, self.world.now + DIAL_SECONDS)
+
+    def _roll_back(self, run: Run, message: RolledBack) -> None:
+        """Drop the attempt, and go back to the state that the next one begins with."""
+        attempt = self._current(run, message)
+        run.attempt, run.failing, run.rollbacks = None, 0, run.rollbacks + 1
+        self.world.laws.on_rolled_back(run, message)
+        origin = len(run.origin)
+        run.start = run.origin if message.unit == origin else run.project.checkpoints[message.unit]
+        for end in attempt.dialled.values():
+            end.close(message.reason)
+
+    def _is_current(self, attempt: Attempt) -> bool:
+        return self.run is not None and self.run.attempt is attempt
 
     # Data links
 
-    def _dial(self, run: Run, worker: str, until: float) -> None:
-        planned = run.planned
-        if self.run is not run or planned is None:
+    def _dial(self, attempt: Attempt, worker: str, until: float) -> None:
+        if not self._is_current(attempt):
             return
         end = self.world.network.dial(self, self.world.processes[worker], "submitter", "data", self)
         if end is not None:
-            run.dialled[worker] = end
-            end.send(Claim(planned.job, planned.attempt))
-            self.after(LINK_SECONDS, lambda: self._require_link(run, worker))
+            attempt.dialled[worker] = end
+            end.send(Claim(*attempt.name))
+            self.after(LINK_SECONDS, lambda: self._require_link(attempt, worker))
         elif self.world.now < until:
-            self.after(self.random.uniform(1, 4), lambda: self._dial(run, worker, until))
+            self.after(self.random.uniform(1, 4), lambda: self._dial(attempt, worker, until))
         else:
-            self._over(f"worker {worker} cannot be reached", "failed")
+            self._lost(attempt, f"worker {worker} cannot be reached")
 
-    def _require_link(self, run: Run, worker: str) -> None:
-        if self.run is run and worker not in run.linked and not run.failing:
-            self._over(f"worker {worker} did not welcome its link", "failed")
+    def _require_link(self, attempt: Attempt, worker: str) -> None:
+        if worker not in attempt.linked:
+            self._lost(attempt, f"worker {worker} did not welcome its link")
 
     def _on_data(self, end: End, message: Any) -> None:
         run, worker = self.run, end.other.process.name
-        if run is None or run.planned is None or run.dialled.get(worker) is not end:
+        if run is None or run.attempt is None or run.attempt.dialled.get(worker) is not end:
             return
-        attempt = (run.planned.job, run.planned.attempt)
+        attempt = run.attempt
         if isinstance(message, Welcome):
-            run.linked[worker] = end
-            self.after(self.random.expovariate(1), lambda: end.send(State(attempt, run.origin)))
-            self._feed(run, run.next_unit)
+            attempt.linked[worker] = end
+            state = State(attempt.name, attempt.start)
+            self.after(self.random.expovariate(1), lambda: end.send(state))
+            self._feed(attempt, attempt.next_unit)
             return
-        assert message.attempt == attempt, f"{worker} sent {message} of another attempt"
+        assert message.attempt == attempt.name, f"{worker} sent {message} of another attempt"
         if isinstance(message, Taken):
-            self._feed(run, message.unit + 1)
+            self._feed(attempt, message.unit + 1)
         elif message.unit is None:
-            run.final[worker] = message.chain
-            self._store_final(run)
+            attempt.final[worker] = message.chain
+            self._store_final(run, attempt)
         else:
-            run.copies.setdefault(message.unit, {})[worker] = message.chain
-            self._store_copy(run, message.unit)
+            attempt.copies.setdefault(message.unit, {})[worker] = message.chain
+            self._store_copy(run, attempt, message.unit)
 
     def on_back(self, end: End) -> None:
         pass
@@ -210,58 +236,69 @@ class SubmitterProcess(Process):
             return
         if end is self.control:
             self._over(f"the broker was lost: {reason}", "failed")
-        elif end.kind == "data" and end in run.dialled.values() and not run.failing and not run.collected:
-            run.failing = True  # the broker has a lease to give a better reason
-            self.after(LEASE_SECONDS, lambda: self._fail_late(run, reason))
+        elif run.attempt is not None and end in run.attempt.dialled.values():
+            self._lost(run.attempt, f"a worker was lost: {reason}")
 
-    def _fail_late(self, run: Run, reason: str) -> None:
-        if self.run is run and not run.collected:
-            self._over(f"a worker was lost: {reason}", "failed")
+    def _lost(self, attempt: Attempt, reason: str) -> None:
+        """The run fails, unless the broker ends the attempt or the job within a lease."""
+        run = self.run
+        if run is None or run.attempt is not attempt or run.failing or run.collected:
+            return
+        self._failures += 1
+        run.failing = failing = self._failures
+        self.after(LEASE_SECONDS, lambda: self._fail_late(run, failing, reason))
 
-    def _feed(self, run: Run, unit: int) -> None:
+    def _fail_late(self, run: Run, failing: int, reason: str) -> None:
+        if self.run is run and run.failing == failing and not run.collected:
+            self.world.laws.counts["submitter gave up"] += 1
+            self._over(reason, "failed")
+
+    def _feed(self, attempt: Attempt, unit: int) -> None:
         """Send the inputs of a unit, once the job runs and every worker is linked."""
-        assert run.planned is not None
-        plan, is_linked = run.planned.plan, len(run.linked) == len(run.planned.plan.workers())
-        if run.running and is_linked and run.fed < unit and run.collecting is None:
-            run.fed = unit
-            if run.project.training.units().at(unit) is not None:
-                first = run.linked[plan.placements[0].worker]
-                first.send(Input((run.planned.job, run.planned.attempt), unit))
+        plan = attempt.planned.plan
+        is_linked = len(attempt.linked) == len(plan.workers())
+        if attempt.running and is_linked and attempt.fed < unit and attempt.collecting is None:
+            attempt.fed = unit
+            assert self.run is not None
+            if self.run.project.training.units().at(unit) is not None:
+                self.world.laws.on_fed(self, attempt.name)
+                attempt.linked[plan.placements[0].worker].send(Input(attempt.name, unit))
 
     # The state comes home
 
-    def _store_copy(self, run: Run, unit: int) -> None:
-        assert run.planned is not None
-        copy = run.copies.get(unit, {})
-        if unit in run.awaited and unit not in run.stored and len(copy) == len(run.planned.plan.workers()):
-            run.stored.add(unit)
-            self.after(self.random.expovariate(1), lambda: self._stored(run, unit, copy))
+    def _store_copy(self, run: Run, attempt: Attempt, unit: int) -> None:
+        copy = attempt.copies.get(unit, {})
+        is_whole = len(copy) == len(attempt.planned.plan.workers())
+        if unit in attempt.awaited and unit not in attempt.stored and is_whole and not attempt.collecting:
+            attempt.stored.add(unit)
+            self.after(self.random.expovariate(1), lambda: self._stored(run, attempt, unit, copy))
 
-    def _stored(self, run: Run, unit: int, copy: dict[str, Chain]) -> None:
-        if self.run is run and run.planned is not None:
-            self.world.laws.on_copy(run, unit, copy)
-            self._save(run, next(iter(copy.values())))
-            self._tell(Kept(run.planned.job, run.planned.attempt, unit))
-
-    def _store_final(self, run: Run) -> None:
-        if run.collecting is None or run.planned is None or run.collected:
+    def _stored(self, run: Run, attempt: Attempt, unit: int, copy: dict[str, Chain]) -> None:
+        """A copy is written, or cannot be. After a rollback it may still be written, and nobody hears of it."""
+        is_current, chance = self._is_current(attempt), self.random.random()
+        if self.run is not run or (not is_current and (run.attempt is not None or chance < 0.5)):
             return
-        if len(run.final) == len(run.planned.plan.workers()):
+        is_stored = chance < 0.95
+        if is_stored:
+            self.world.laws.on_copy(run, unit, copy)
+            run.project.save(next(iter(copy.values())))
+        if is_current and attempt.collecting is None:
+            self._tell(Kept(*attempt.name, unit, is_stored))
+
+    def _store_final(self, run: Run, attempt: Attempt) -> None:
+        if attempt.collecting is None or attempt.collected:
+            return
+        if len(attempt.final) == len(attempt.planned.plan.workers()):
+            attempt.collected = True
+            self.after(self.random.expovariate(2), lambda: self._collected(run, attempt))
+
+    def _collected(self, run: Run, attempt: Attempt) -> None:
+        if self._is_current(attempt):
             run.collected = True
-            self.after(self.random.expovariate(2), lambda: self._collected(run))
-
-    def _collected(self, run: Run) -> None:
-        if self.run is run and run.planned is not None:
-            self.world.laws.on_collected(run)
-            self._save(run, next(iter(run.final.values())))
-            self._tell(Collected(run.planned.job, run.planned.attempt))
-
-    def _save(self, run: Run, chain: Chain) -> None:
-        project = run.project
-        if len(chain) > len(project.chain):
-            project.chain, project.unit = chain, len(chain)
-        if project.training.units().at(project.unit) is None and self.project is project:
-            self.project = None
+            self.world.laws.on_collected(run, attempt)
+            if run.submit.checkpoint_end:
+                run.project.save(next(iter(attempt.final.values())))
+            self._tell(Collected(*attempt.name))
 
     def _over(self, reason: str, state: str) -> None:
         """The run is over: cancel the job if the broker may still hold it, and close every session."""
@@ -270,8 +307,11 @@ class SubmitterProcess(Process):
         self.note("ends its run", state, reason)
         if run.job:
             self._tell(Cancel(run.job, reason, collect=False))
-        for end in run.dialled.values():
-            end.close(f"the job is over: {state}")
+        if state == "done" or run.project.over:
+            self.project = None
+        if run.attempt is not None:
+            for end in run.attempt.dialled.values():
+                end.close(f"the job is over: {state}")
         if self.control is not None:
             self.control.close(f"the job is over: {state}")
             self.control = None

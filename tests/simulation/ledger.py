@@ -1,0 +1,61 @@
+"""What the log says of one job: kept from the stored facts alone, as a second opinion on the broker's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.simulation.model import Outcome
+
+from farflung.broker.core import facts
+from farflung.plans import LinkCodec, Plan
+
+
+@dataclass
+class Line:
+    """One attempt, which begins at the unit `begins`."""
+
+    begins: int
+    plan: Plan | None = None
+    decided: dict[int, facts.UnitDecided] = field(default_factory=dict)
+    codecs: dict[int, tuple[LinkCodec, ...]] = field(default_factory=dict)
+
+
+@dataclass
+class Ledger:
+    """One job. `lines` are its attempts by number, `whole` the outcomes without faults.
+
+    `wish`: a copy is due; `under_way`: the one that is not stored yet; `saved` are the units whose state the
+    submitter has written, `stable` is the newest one of which the log says so. `furthest` is the first unit
+    that no failed attempt has decided, `fruitless` how many in a row decided none of these.
+    """
+
+    submitted: facts.JobSubmitted
+    whole: list[Outcome]
+    attempt: int
+    next_unit: int
+    stable: int
+    furthest: int
+    phase: str = "queued"
+    lines: dict[int, Line] = field(default_factory=dict)
+    rolled_back: dict[int, int] = field(default_factory=dict)
+    fruitless: int = 0
+    wish: bool = False
+    under_way: int | None = None
+    saved: set[int] = field(default_factory=set)
+    ending: str = ""
+    ended: str = ""
+
+    @property
+    def line(self) -> Line:
+        """The newest attempt."""
+        return self.lines[self.attempt]
+
+    @property
+    def next_fruitless(self) -> int:
+        """How many attempts in a row will have been fruitless if this one ends now."""
+        return 0 if self.next_unit > self.furthest else self.fruitless + 1
+
+    def interrupt_copies(self) -> None:
+        """A copy that is under way may never arrive: another one is due."""
+        self.wish = self.wish or self.under_way is not None
+        self.under_way = None

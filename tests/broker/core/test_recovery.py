@@ -102,6 +102,32 @@ def test_attempts_that_get_no_further_end_the_job() -> None:
     assert story.state.backup_pool() == ["a", "b"]
 
 
+def test_a_resumed_job_ends_after_as_many_fruitless_attempts() -> None:
+    story = Scenario("a", "b")
+    story.running(2, steps=9, unit=4, attempts=3)
+    for _ in range(MOST_FRUITLESS):
+        assert not job_of(story).over
+        story.feed(events.WorkerMessage(story.now, "a", Broken("job-1", job_of(story).attempt, "cut", "b")))
+        if job_of(story).state == "planning":
+            again(story)
+    assert job_of(story).state == "failed"
+
+
+def test_attempts_that_never_bring_the_state_home_end_the_job() -> None:
+    story = Scenario("a")
+    story.running(1, steps=1)
+    for _ in range(MOST_FRUITLESS + 1):  # the first one got further
+        assert not job_of(story).over
+        story.all_ready(0)
+        assert job_of(story).state == "collecting"
+        story.leave("a")
+        story.join("a")
+        if job_of(story).state == "planning":
+            again(story)
+    assert job_of(story).state == "failed"
+    assert "attempts in a row ended without a new step" in job_of(story).reason
+
+
 def test_attempts_that_get_further_may_fail_for_ever() -> None:
     story = Scenario("a", "b")
     story.running(2, steps=50, checkpoint_every=1)

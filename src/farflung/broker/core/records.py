@@ -11,6 +11,7 @@ from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.worker import Decide, Device, HomeLine, LinkTraffic
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
@@ -136,6 +137,11 @@ class Job:
     def over(self) -> bool:
         """Whether the job has ended."""
         return self.state in OVER
+
+    @property
+    def began(self) -> int:
+        """The unit that the attempt has come to; greater than any other once every unit is decided."""
+        return MOST_COUNT if self.unit is None else self.unit.number
 
     def decision_of(self, unit: int) -> Decide | None:
         """The decision of a unit in the current attempt, if it may have to be sent again."""

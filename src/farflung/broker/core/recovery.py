@@ -60,4 +60,4 @@ def _roll_back(turn: Transition, job: Job, reason: str) -> None:
 
 def _got_further(job: Job) -> bool:
     """Whether the attempt has begun a unit that no earlier one had."""
-    return job.unit is None or job.unit.number > job.recovery.reached
+    return job.began > job.recovery.reached

@@ -26,7 +26,6 @@ from farflung.broker.core.records import (
 )
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES
-from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.worker import Decide
 
 
@@ -104,6 +103,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         step=0 if unit is None else unit.step,
         copies=Copies(fact.checkpoint_every, stable=fact.unit),
         checkpoint_end=fact.checkpoint_end,
+        recovery=Recovery(reached=fact.unit),
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
 
@@ -318,11 +318,10 @@ def _assign_workers(state: State, job: Job, keep: Collection[str]) -> State:
 
 
 def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
-    began = MOST_COUNT if job.unit is None else job.unit.number
     before = job.recovery
-    fruitless = 0 if began > before.reached else before.fruitless + 1
+    fruitless = 0 if job.began > before.reached else before.fruitless + 1
     over = fact.attempt if fact.over else before.over
-    return Recovery(before.failed + 1, max(began, before.reached), fruitless, over)
+    return Recovery(before.failed + 1, max(job.began, before.reached), fruitless, over)
 
 
 def _next_pace(job: Job, at: float) -> Pace:

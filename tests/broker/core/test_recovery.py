@@ -190,6 +190,13 @@ def test_what_was_never_collected_is_no_end() -> None:
         story.say(Collected("job-1", 1))
 
 
+def test_no_attempt_is_collected_before_the_first() -> None:
+    story = Scenario("a")
+    story.running(1, steps=2)
+    story.say(Collected("job-1", 0))
+    assert job_of(story).state == "running"
+
+
 def test_a_user_may_stop_a_job_that_waits_to_go_on() -> None:
     story = Scenario("a")
     story.running(1)

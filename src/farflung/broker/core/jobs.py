@@ -199,7 +199,7 @@ def on_collected(turn: Transition, job: Job, message: Collected) -> None:
     ProtocolError
         The job is not being collected.
     """
-    if message.attempt == job.recovery.over:
+    if job.recovery.over and message.attempt == job.recovery.over:
         end(turn, job, DONE, "")
         return
     if message.attempt < job.attempt:

@@ -164,6 +164,18 @@ def test_a_job_that_does_not_fit_on_those_that_are_left_waits_for_another() -> N
     assert isinstance(story.planned(attempt=3).facts[0], facts.JobLoading)
 
 
+def test_a_worker_that_registers_again_may_be_what_the_job_waits_for() -> None:
+    story = Scenario("a", "b")
+    story.submit(0)
+    story.planned()
+    load_all(story)
+    story.leave("b")
+    story.feed(events.PlanFailed(story.now, "job-1", 2, "the model does not fit into memory"))
+    assert job_of(story).state == "queued"
+    story.join("a", boot="boot-2")  # its owner gives it more memory now
+    assert job_of(story).state == "planning"
+
+
 def test_a_job_that_never_ran_and_cannot_be_planned_ends() -> None:
     story = Scenario("a")
     story.submit(0)

@@ -48,9 +48,11 @@ def _evolve(fact: object, state: State) -> State:
 @_evolve.register
 def _apply_worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
     for job in state.jobs.values():
-        if fact.worker in job.unable:  # it may have another backend now
-            others = {worker: why for worker, why in job.unable.items() if worker != fact.worker}
-            state = state.with_job(replace(job, unable=others))
+        if fact.worker in job.unable or fact.worker in job.recovery.unfit:  # it may have another device now
+            unable = {worker: why for worker, why in job.unable.items() if worker != fact.worker}
+            unfit = tuple(worker for worker in job.recovery.unfit if worker != fact.worker)
+            recovery = replace(job.recovery, unfit=unfit)
+            state = state.with_job(replace(job, unable=unable, recovery=recovery))
     return state.with_worker(
         Worker(
             fact.worker,

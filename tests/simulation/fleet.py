@@ -71,8 +71,9 @@ class Fleet:
         for job in (job for job in state.jobs.values() if not job.over):
             idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
             lacks = (len(job.on) or job.asked or 1) - len(idle)
-            if lacks <= 0 and job.recovery.unfit:  # it needs another one than those that it was planned on
-                lacks = int(set(idle) <= set(job.recovery.unfit))
+            unfit = self.world.laws.log.jobs[job.job].unfit
+            if unfit >= set(idle) and lacks <= 0:
+                lacks = 1
             behind = any(f"waiting for {other}, which is ahead of it" in job.words for other in ahead)
             waits = lacks > 0 and "waiting for " in job.words
             missing = 0 if behind else lacks
@@ -83,7 +84,7 @@ class Fleet:
                     f"ahead of it {ahead}"
                 )
             ahead.append(job.job)
-            self.world.laws.counts["unfit" if job.recovery.unfit else "waits at rest"] += 1
+            self.world.laws.counts["unfit at rest" if unfit else "waits at rest"] += 1
 
     def _calm(self) -> None:
         self.broker.crash_after = None

@@ -26,7 +26,8 @@ class Ledger:
 
     `wish`: a copy is due; `under_way`: the one that is not stored yet; `saved` are the units whose state the
     submitter has written, `stable` is the newest one of which the log says so. `furthest` is the first unit
-    that no failed attempt has decided, `fruitless` how many in a row decided none of these.
+    that no failed attempt has decided, `fruitless` how many in a row decided none of these. On the workers
+    `unfit` alone it cannot be planned.
     """
 
     submitted: facts.JobSubmitted
@@ -37,6 +38,8 @@ class Ledger:
     furthest: int
     phase: str = "queued"
     lines: dict[int, Line] = field(default_factory=dict)
+    planned_on: frozenset[str] = frozenset()
+    unfit: frozenset[str] = frozenset()
     rolled_back: dict[int, int] = field(default_factory=dict)
     fruitless: int = 0
     wish: bool = False

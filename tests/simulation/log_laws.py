@@ -74,6 +74,9 @@ class LogLaws:
             whole = undisturbed(fact.graph_digest, fact.training)
             self.jobs[fact.job] = Ledger(fact, whole, fact.attempts, fact.unit, fact.unit, fact.unit)
             return
+        if isinstance(fact, facts.WorkerAdmitted):  # it may have more memory now
+            for ledger in self.jobs.values():
+                ledger.unfit -= {fact.worker}
         if isinstance(fact, facts.WorkerAdmitted | facts.WorkerMoved | facts.WorkerLost):
             return
         ledger = self.jobs[fact.job]
@@ -81,12 +84,18 @@ class LogLaws:
         before, after = PHASES.get(type(fact), ((ledger.phase,), ledger.phase))
         self._require(ledger.phase in before, f"{fact} of a job that is {ledger.phase}")
         match fact:
-            case facts.JobPlanning(attempt=attempt):
+            case facts.JobPlanning(attempt=attempt, workers=workers):
                 self._require(attempt == ledger.attempt + 1, f"attempt {attempt} follows {ledger.attempt}")
-                ledger.attempt = attempt
+                self._require(not ledger.unfit >= set(workers), f"{fact} on workers that are too few")
+                ledger.attempt, ledger.planned_on = attempt, frozenset(workers)
                 ledger.lines[attempt] = Line(ledger.next_unit)
                 ledger.interrupt_copies()
+            case facts.JobRequeued(unfit=unfit):
+                self._require(ledger.planned_on >= set(unfit), f"{fact} was planned on {ledger.planned_on}")
+                self._require(not unfit or bool(ledger.rolled_back), f"{fact}, but it never ran")
+                ledger.unfit = frozenset(unfit)
             case facts.JobLoading(plan=plan):
+                ledger.unfit = frozenset()
                 ledger.line.plan = plan
                 ledger.line.codecs[ledger.next_unit] = tuple(plan.codecs)
             case facts.UnitDecided():

@@ -1,4 +1,4 @@
-"""What the planner answers: any plan will do, so it is drawn at random."""
+"""What the planner answers: any plan will do that fits, so it is drawn at random."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from tests.broker.scenario import plan_over
 from tests.simulation.model import parameters_of
 
+from farflung.broker.core.blobs import digest_of
 from farflung.broker.core.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import LinkCodec, Plan
@@ -16,16 +17,21 @@ from farflung.protocol.worker import SegmentProgram
 
 MOST_MEMBERS = 4
 
+GRAPHS = {b"a small graph": 1, b"another small graph": 1, b"a graph": 2, b"a large graph": 3}
+"""The graphs of all jobs, and how many workers each needs."""
+
+_NEEDS = {digest_of(graph): workers for graph, workers in GRAPHS.items()}
+
 
 def answer_of(command: RunPlanner, draw: random.Random, now: float) -> PlanMade | PlanFailed | PlanLacks:
-    """A plan over some of the workers; now and then some of them lack ops, or there is no plan."""
-    chance = draw.random()
-    if chance < 0.03:
+    """A plan over some of the workers; some may lack ops, and too few of them have no plan."""
+    chance, needs = draw.random(), _NEEDS[command.graph]
+    if chance < 0.01 or (command.count or len(command.workers)) < needs:
         return PlanFailed(now, command.job, command.attempt, "the model is too large for these workers")
-    if chance < 0.07:
+    if chance < 0.05:
         lacking = draw.choice(command.workers)
         return PlanLacks(now, command.job, command.attempt, {lacking: "it lacks the op aten.erf"})
-    count = command.count or draw.randint(1, min(MOST_MEMBERS, len(command.workers)))
+    count = command.count or draw.randint(needs, min(MOST_MEMBERS, len(command.workers)))
     members = draw.sample(command.workers, count)
     plan = _with_phases(plan_over(members), command.training.steps, draw)
     parts = [part.segment for part in plan.placements]

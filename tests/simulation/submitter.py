@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.simulation.ends import End
 from tests.simulation.parcels import Chain, Input, State, Taken
+from tests.simulation.planner import GRAPHS
 from tests.simulation.runs import Attempt, Project, Run, some_training
 from tests.simulation.world import LEASE_SECONDS, Process, World
 
@@ -99,14 +100,15 @@ class SubmitterProcess(Process):
             return
         draw, self.control = self.random, end
         if self.project is None or draw.random() < 0.3:
-            self.project = Project(some_training(draw), draw.choice([b"a graph", b"another graph"]))
+            self.project = Project(some_training(draw), draw.choice(sorted(GRAPHS)))
         project, workers = self.project, sorted(self.world.workers)
-        on = draw.sample(workers, draw.randint(1, 2)) if draw.random() < 0.2 else []
+        asked = draw.choice([0, GRAPHS[project.graph], GRAPHS[project.graph] + draw.randint(0, 1)])
+        on = draw.sample(workers, min(max(1, asked), len(workers))) if draw.random() < 0.2 else []
         submit = Submit(
             "gpt",
             project.graph,
             project.training,
-            len(on) or draw.randint(0, 3),
+            len(on) or asked,
             on,
             unit=project.unit,
             attempts=project.attempts,

@@ -15,7 +15,14 @@ from tests.broker.scenario import plan_over, training
 from tests.support.broker_fleet import DEVICE, TIMEOUTS, Member, PretendedWorker, broker, identity
 
 from farflung.broker.core import facts
-from farflung.broker.core.events import PlanFailed, PlanMade, RunPlanner, SubmitterLeaves
+from farflung.broker.core.events import (
+    Event,
+    PlanFailed,
+    PlanMade,
+    RunPlanner,
+    SubmitterLeaves,
+    WorkerLeaves,
+)
 from farflung.broker.core.jobs import load_of
 from farflung.broker.core.state import replay
 from farflung.broker.dispatcher import Arrival
@@ -390,8 +397,11 @@ def test_blobs_of_jobs_that_are_over_are_deleted_and_others_stay(tmp_path: Path)
     story(tmp_path, scene)
 
 
-def test_a_plan_whose_job_ends_at_once_is_sent_to_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "end", [SubmitterLeaves(0.0, "job-1", "gone"), WorkerLeaves(0.0, "lab-2", "gone")], ids=["job", "attempt"]
+)
+def test_a_plan_whose_attempt_ends_at_once_is_sent_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Event
 ) -> None:
     async def never(*arguments: object) -> None:
         await asyncio.Event().wait()
@@ -399,13 +409,14 @@ def test_a_plan_whose_job_ends_at_once_is_sent_to_nobody(
     monkeypatch.setattr("farflung.broker.dispatcher.plan", never)
 
     async def scene(service: BrokerService, folder: Path) -> None:
-        (worker,) = await registered(service, folder, "lab-1")
+        worker, _ = await registered(service, folder, "lab-1", "lab-2")
         ana = await submitter(service, folder)
-        ana.say(job(1))
+        ana.say(job(2))
         await ana.hear(Accepted)
-        result = PlanResult(plan_over(["lab-1"]), [SegmentProgram(0, b"program")], [["weight"]], None)
+        plan = plan_over(["lab-1", "lab-2"])
+        result = PlanResult(plan, [SegmentProgram(0, b"program")], [["weight"]], None)
         service._dispatcher.put(Arrival(None, PlanMade(service._clock(), "job-1", 1, result)))
-        service._dispatcher.put(Arrival(None, SubmitterLeaves(service._clock(), "job-1", "gone")))
+        service._dispatcher.put(Arrival(None, end))
         assert "gone" in (await worker.hear(Stop)).reason
 
     story(tmp_path, scene)

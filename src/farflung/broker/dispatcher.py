@@ -32,7 +32,7 @@ from farflung.broker.core.events import (
     RunPlanner,
     SendLoad,
 )
-from farflung.broker.core.jobs import is_planning, planning_words
+from farflung.broker.core.jobs import is_loading, is_planning, planning_words
 from farflung.broker.core.state import Outcome, decide
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
@@ -295,8 +295,7 @@ class Dispatcher:
 
     def _is_due(self, command: SendLoad) -> bool:
         """Whether the attempt has not ended since the command was given: then its programs are deleted."""
-        job = self.state.jobs[command.load.job]
-        return not job.over and job.attempt == command.load.attempt
+        return is_loading(self.state.jobs[command.load.job], command.load.attempt)
 
     def _send_load(self, session: HolderSession, command: SendLoad, group: _Group) -> None:
         if self._is_due(command):

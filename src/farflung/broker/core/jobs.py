@@ -271,6 +271,11 @@ def is_planning(job: Job, attempt: int) -> bool:
     return job.state == PLANNING and job.attempt == attempt
 
 
+def is_loading(job: Job, attempt: int) -> bool:
+    """Whether workers still have to load the plan of `attempt`; if not, its programs may be gone."""
+    return job.state == LOADING and job.attempt == attempt
+
+
 def planning_words(job: Job, workers: int, so_far: str = "") -> str:
     """Describe the planning of a job on some of `workers` idle workers; `so_far` adds its progress.
 

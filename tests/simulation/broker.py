@@ -19,7 +19,7 @@ from tests.simulation.world import LEASE_SECONDS, Process, World
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import Reject, RunPlanner, SendLoad
-from farflung.broker.core.jobs import is_planning
+from farflung.broker.core.jobs import is_loading, is_planning
 from farflung.broker.core.state import decide
 from farflung.broker.dispatcher import Arrival, Closed, events_of
 from farflung.broker.journal import SNAPSHOT_EVERY, Journal
@@ -187,8 +187,7 @@ class BrokerProcess(Process):
             self.on_end(end, reason)
 
     def _send_load(self, end: Any, command: SendLoad) -> None:
-        job = self.state.jobs[command.load.job]
-        if not job.over and job.attempt == command.load.attempt:
+        if is_loading(self.state.jobs[command.load.job], command.load.attempt):
             end.send(command.message(self.store.stored))
 
     def _plan(self, command: RunPlanner) -> None:

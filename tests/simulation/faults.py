@@ -22,6 +22,7 @@ KINDS = (
     "cut",  # a path between two carries nothing
     "sever",  # a data link is lost for good
     "flap",  # a worker loses each data link soon after it is made, so that attempt after attempt fails
+    "cross",  # a worker is killed just as its submitter reports a copy or the last state
     "reset",  # every connection of a process is lost and made again
     "slow",  # messages between two take long
     "fail",  # an operation of a worker raises an error
@@ -99,6 +100,8 @@ def strike(fleet: Fleet, fault: Fault) -> None:
             world.network.sever(fault.other)
         case "flap":
             world.network.flap(worker.name, 20 * fault.seconds)
+        case "cross":
+            submitter.crossing = partial(_kill_one, fleet, fault)
         case "reset":
             world.network.reset(process)
         case "slow":
@@ -117,3 +120,10 @@ def strike(fleet: Fleet, fault: Fault) -> None:
             fleet.stranger.babble(fleet.broker)
         case "echo":
             worker.after(0.0, worker.hear_an_echo)
+
+
+def _kill_one(fleet: Fleet, fault: Fault, workers: Sequence[str]) -> None:
+    worker = fleet.workers[workers[fault.other % len(workers)]]
+    if worker.alive:
+        worker.die(silently=False)
+        fleet.world.schedule(fault.seconds, fleet.world.weather, worker.start)

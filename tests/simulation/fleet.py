@@ -41,6 +41,7 @@ class Fleet:
     def suffer(self, coming: Iterator[Fault], most_events: int) -> None:
         """Live through faults, until there are no more or so many events have passed."""
         world, end = self.world, self.world.count + most_events
+        world.calm_since = None
         for submitter in self.submitters.values():
             submitter.go_on()
         while world.count < end and (fault := next(coming, None)) is not None:
@@ -87,6 +88,7 @@ class Fleet:
             self.world.laws.counts["unfit at rest" if unfit else "waits at rest"] += 1
 
     def _calm(self) -> None:
+        self.world.calm_since = self.world.now
         self.broker.crash_after = None
         for worker in self.workers.values():
             worker.trouble = ""
@@ -95,6 +97,7 @@ class Fleet:
             process.start()
         for submitter in self.submitters.values():
             submitter.retire()
+            submitter.crossing = None
         self.world.network.heal_all()
 
     def _until(self, holds: object, words: str) -> None:

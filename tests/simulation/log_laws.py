@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.ledger import Ledger, Line
 from tests.simulation.model import undisturbed
 from tests.simulation.store import VirtualStore
-from tests.simulation.world import World
+from tests.simulation.world import LEASE_SECONDS, World
 
 from farflung.broker.core import facts
 from farflung.broker.core.facts import AnyDecision
@@ -31,6 +31,12 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
     facts.JobRolledBack: (("loading", "running", "collecting"), "queued"),
 }
 """In which phases of a job each fact is right, and the phase after it."""
+
+SETTLED_SECONDS = 8 * LEASE_SECONDS
+"""After so long without faults, whatever they broke has been noticed."""
+
+LASTING = ("too large for these workers", "in a row ended without a new step")
+"""Why a job may fail even then."""
 
 
 class LogLaws:
@@ -170,6 +176,12 @@ class LogLaws:
         self._counts[f"job {fact.state}"] += 1
         self._require_no_deadline(fact)
         self._require(fact.state == "done" or bool(fact.reason), f"{fact.job} {fact.state} without a reason")
+        if fact.state == "failed" and self._world.calm_since is not None:
+            calm = self._world.now - self._world.calm_since
+            self._require(
+                calm < SETTLED_SECONDS or any(words in fact.reason for words in LASTING),
+                f"{fact.job} fails after {calm:.0f} s without a fault: {fact.reason}",
+            )
         if fact.state == "done":
             total = len(ledger.whole) - 1
             complete = [number for number, line in ledger.lines.items() if total in line.decided]

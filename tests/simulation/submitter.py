@@ -7,6 +7,7 @@ unless it begins a new project. The user may stop a run, or ask for a copy of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.ends import End
@@ -39,7 +40,9 @@ LINK_SECONDS = 6 * LEASE_SECONDS
 
 
 class SubmitterProcess(Process):
-    """One submitter. Once it retires it begins no other run, until it goes on."""
+    """One submitter. Once it retires it begins no other run, until it goes on. `crossing` is called with the
+    workers of an attempt just before the submitter reports a copy or the last state.
+    """
 
     role = "submitter"
 
@@ -48,6 +51,7 @@ class SubmitterProcess(Process):
         self.project: Project | None = None
         self._retires = False
         self._rounds = self._failures = 0
+        self.crossing: Callable[[list[str]], None] | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -99,7 +103,7 @@ class SubmitterProcess(Process):
             self._submit_in(self.random.uniform(1, 5))
             return
         draw, self.control = self.random, end
-        if self.project is None or draw.random() < 0.3:
+        if self.project is None or self.project.over or draw.random() < 0.3:
             self.project = Project(some_training(draw), draw.choice(sorted(GRAPHS)))
         project, workers = self.project, sorted(self.world.workers)
         asked = draw.choice([0, GRAPHS[project.graph], GRAPHS[project.graph] + draw.randint(0, 1)])
@@ -112,7 +116,7 @@ class SubmitterProcess(Process):
             on,
             unit=project.unit,
             attempts=project.attempts,
-            checkpoint_every=draw.choice([0, 0, 1, 2]),
+            checkpoint_every=draw.choice([0, 1, 1, 2]),
             checkpoint_end=draw.random() < 0.5,
         )
         start = project.checkpoints.get(project.unit, ())
@@ -280,12 +284,12 @@ class SubmitterProcess(Process):
         is_current, chance = self._is_current(attempt), self.random.random()
         if self.run is not run or (not is_current and (run.attempt is not None or chance < 0.5)):
             return
-        is_stored = chance < 0.95
+        is_stored = chance < 0.9
         if is_stored:
             self.world.laws.on_copy(run, unit, copy)
             run.project.save(next(iter(copy.values())))
         if is_current and attempt.collecting is None:
-            self._tell(Kept(*attempt.name, unit, is_stored))
+            self._report(attempt, Kept(*attempt.name, unit, is_stored))
 
     def _store_final(self, run: Run, attempt: Attempt) -> None:
         if attempt.collecting is None or attempt.collected:
@@ -300,7 +304,7 @@ class SubmitterProcess(Process):
             self.world.laws.on_collected(run, attempt)
             if run.submit.checkpoint_end:
                 run.project.save(next(iter(attempt.final.values())))
-            self._tell(Collected(*attempt.name))
+            self._report(attempt, Collected(*attempt.name))
 
     def _over(self, reason: str, state: str) -> None:
         """The run is over: cancel the job if the broker may still hold it, and close every session."""
@@ -309,7 +313,7 @@ class SubmitterProcess(Process):
         self.note("ends its run", state, reason)
         if run.job:
             self._tell(Cancel(run.job, reason, collect=False))
-        if state == "done" or run.project.over:
+        if state == "done":
             self.project = None
         if run.attempt is not None:
             for end in run.attempt.dialled.values():
@@ -318,6 +322,12 @@ class SubmitterProcess(Process):
             self.control.close(f"the job is over: {state}")
             self.control = None
         self._submit_in(self.random.uniform(0.1, 2))
+
+    def _report(self, attempt: Attempt, message: Any) -> None:
+        crossing, self.crossing = self.crossing, None
+        if crossing is not None:
+            crossing(attempt.planned.plan.workers())
+        self._tell(message)
 
     def _tell(self, message: Any) -> None:
         if self.control is not None:

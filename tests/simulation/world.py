@@ -31,7 +31,9 @@ class LawBroken(AssertionError):
 
 
 class World:
-    """Clock, heap and trace. `now` is in virtual seconds; `count` counts the events that were carried out."""
+    """Clock, heap and trace. `now` is in virtual seconds; `count` counts the events that were carried out.
+    Since `calm_since` there have been no faults (None: there are some).
+    """
 
     network: Network
     laws: Laws
@@ -40,6 +42,7 @@ class World:
         self.seed = seed
         self.now = 1000.0
         self.count = 0
+        self.calm_since: float | None = None
         self.processes: dict[str, Process] = {}
         self.workers: list[str] = []
         self._repeat = repeat or f"python -m tests.simulation --seed {seed} --worlds 1"

@@ -49,6 +49,7 @@ def training(**changes: object) -> Training:
         "microbatch_size": 4,
         "optimizer": SGD(0.1),
         "clip": 1.0,
+        "copies": 1,
         **changes,
     }
     return Training(**given)  # type: ignore[arg-type]

@@ -107,3 +107,12 @@ def test_copies_are_saved_while_training_goes_on_and_change_nothing(fleet: Fleet
     again = run(fleet, job, 2, Checkpointing(CheckpointPolicy(), store, "r", copied, attempts=1))
     assert again.losses == {step: saving.losses[step] for step in range(3, STEPS + 1)}
     assert same(again.weights, saving.weights)
+
+
+def test_a_run_goes_on_with_other_learning_codecs_on_the_same_cut(fleet: Fleet, tmp_path: Path) -> None:
+    job = job_of("gpt", STEPS, OPTIMIZERS["adamw"], codec="axes3/axes10-dithered")
+    store = CheckpointStore.open(tmp_path / "checkpoints")
+    run(fleet, replace(job, steps=STOPPED), 2, Checkpointing(CheckpointPolicy(), store, "r"))
+    other = replace(job, codec="axes10/axes30-dithered")
+    resumed = run(fleet, other, 2, Checkpointing(CheckpointPolicy(), store, "r", store.load(), attempts=1))
+    assert set(resumed.losses) == set(range(STOPPED + 1, STEPS + 1))

@@ -20,8 +20,8 @@ from farflung.protocol.messages import Cancel, Ended, Keep, Kept, Load, RolledBa
 from farflung.worker.state import Attempt
 
 if TYPE_CHECKING:
-    from tests.simulation.broker import BrokerProcess
     from tests.simulation import runs
+    from tests.simulation.broker import BrokerProcess
     from tests.simulation.runs import Run
     from tests.simulation.submitter import SubmitterProcess
     from tests.simulation.worker import WorkerProcess
@@ -156,9 +156,7 @@ class Laws:
             fact is not None and fact.scale == scale,
             f"{worker.name} applies unit {unit} with {scale}, the log has {fact}",
         )
-        self._require(
-            codecs == line.codecs.get(unit + 1), f"{worker.name} hears other codecs than the log's"
-        )
+        self._require(codecs == line.codecs.get(unit + 1), f"{worker.name} hears other codecs than the log's")
 
     # Submitters
 
@@ -200,7 +198,7 @@ class Laws:
         self.log.on_collected(attempt.name)
 
     def on_ended(self, submitter: SubmitterProcess, run: Run, ended: Ended) -> None:
-        """A submitter hears the end that was logged; a job that is done has the bits of one without faults."""
+        """A submitter hears the end that was logged; a job that is done has undisturbed bits."""
         ledger = self.log.jobs[ended.job]
         self._require(
             ledger.ended == ended.state, f"{submitter.name} hears {ended}, logged is {ledger.ended}"

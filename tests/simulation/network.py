@@ -94,7 +94,9 @@ class Network:
 
     def data_links(self) -> list[str]:
         """The data links that any end still holds, in words."""
-        live = [near for near in self._sessions if near.kind == "data" and not (near.over and near.other.over)]
+        live = [
+            near for near in self._sessions if near.kind == "data" and not (near.over and near.other.over)
+        ]
         return [f"{near.process.name} to {near.other.process.name}" for near in live]
 
     def on_death(self, process: Process, silently: bool) -> None:

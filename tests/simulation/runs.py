@@ -70,7 +70,7 @@ class Attempt:
 @dataclass
 class Run:
     """One run of one job, in memory. `start` is the state of the next attempt; `words` and `missing` say what
-    the job waits for. `failing` counts why the run fails if the broker gives no better reason; 0: it does not.
+    the job waits for. `failing` counts why the run fails if the broker gives no better reason; 0: never.
     """
 
     project: Project

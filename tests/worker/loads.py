@@ -27,7 +27,9 @@ def plan() -> Plan:
 def load(attempt: int = 5) -> Load:
     """Job `job-1` on that plan, submitted by `desk`."""
     programs = [SegmentProgram(n, b"", {"weight": 12, "bias": 4}) for n in range(3)]
-    training = Training(steps=STEPS, microbatches=MICROBATCHES, microbatch_size=2, optimizer=SGD(lr=0.1))
+    training = Training(
+        steps=STEPS, microbatches=MICROBATCHES, microbatch_size=2, optimizer=SGD(lr=0.1), copies=1
+    )
     return Load("job-1", attempt, plan(), training, programs, {"c": ["c:1"], "a": ["a:1"]}, "desk")
 
 

@@ -276,7 +276,7 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
     if isinstance(message, Decide) and state.ready is not None and message.unit == state.unit:
         apply = Apply(message.unit, message.scale, message.codecs)
-        copied = [KeepState(message.unit)] if message.keep else []
+        copied = [KeepState(message.unit)] if message.keep and state.load.training.copies else []
         return replace(state, unit=state.unit + 1, ready=None), [apply, *copied]
     if isinstance(message, SendState) and state.phase == "running":
         return replace(state, phase="collecting"), [EndTraining(), GiveState(message.whole)]

@@ -1,6 +1,6 @@
 """Receive the state of a job's segments: named slices, straight into the memory that the segments use.
 
-The state is every owned parameter and buffer, and the optimizer slots of those that `Load.updated` names.
+The state is every owned parameter and buffer and, after the first step, the slots of what is trained.
 """
 
 from __future__ import annotations

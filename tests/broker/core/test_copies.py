@@ -299,6 +299,14 @@ def test_a_wait_may_be_longer_by_the_copy_that_shares_its_lines() -> None:
     assert longest(dataclasses.replace(alone, state="loading", step=0)) == 1001.0
 
 
+def test_no_copy_is_made_where_workers_have_no_memory_for_one() -> None:
+    story = Scenario("a")
+    (denied,) = story.submit(1, checkpoint_every=2, copies=0).commands
+    assert isinstance(denied, Reply) and "no memory" in denied.message.reason  # type: ignore[union-attr]
+    story.running(1, copies=0)
+    assert not story.say(Keep("job-1", 1)).facts
+
+
 @settings(max_examples=40)
 @given(st.data(), st.integers(0, 4), st.integers(0, 1))
 def test_copies_of_any_run_follow_each_other_and_none_is_forgotten(

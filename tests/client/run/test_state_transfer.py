@@ -16,6 +16,7 @@ from torch import Tensor
 
 from farflung.client.run.state_collector import (
     MOST_CODERS_BYTES,
+    MOST_OPEN_COPIES,
     ReceivedState,
     StateCollector,
     StateCollectors,
@@ -292,7 +293,7 @@ def test_copies_come_one_after_the_other_beside_the_state_at_the_end() -> None:
                     target.opening(worker, header)[:] = content
                     target.complete(header)
             found.append((await target.copy(unit).state()).tensors)
-            target.drop()
+            target.drop(unit)
         assert not target.end._received
         return found
 
@@ -302,13 +303,51 @@ def test_copies_come_one_after_the_other_beside_the_state_at_the_end() -> None:
         assert all(torch.equal(home[key], values[key]) for key in values)
 
 
-def test_a_second_copy_is_refused_while_one_is_under_way() -> None:
+def test_slices_of_another_copy_are_refused_while_one_is_under_way() -> None:
     values = state()
     target = StateCollectors(collector(values), lambda: collector(values))
     (first, _), (second, _), _ = sent_by(0, values)
+    target.opening("b", msgspec.structs.replace(sent_by(1, values)[0][0], unit=999))  # it says so too early
+    target.copy(3)
     target.opening("a", msgspec.structs.replace(first, unit=3))
-    with pytest.raises(ProtocolError, match="after unit 4 came while that after 3"):
-        target.opening("a", msgspec.structs.replace(second, unit=4))
+    with pytest.raises(ProtocolError, match="after unit 999 came, which is not under way"):
+        target.opening("b", msgspec.structs.replace(sent_by(1, values)[0][0], unit=999))
+    target.retract(msgspec.structs.replace(second, unit=999))
+    target.drop(3)
+    with pytest.raises(ProtocolError, match="after unit 2 came, which is not under way"):
+        target.opening("a", msgspec.structs.replace(first, unit=2))
+
+
+def test_few_copies_are_open_before_one_is_said_to_be_under_way() -> None:
+    values = state()
+    target = StateCollectors(collector(values), lambda: collector(values))
+    header = sent_by(0, values)[0][0]
+    for unit in range(MOST_OPEN_COPIES):
+        target.opening("a", msgspec.structs.replace(header, unit=unit))
+    with pytest.raises(ProtocolError, match="not under way"):
+        target.opening("a", msgspec.structs.replace(header, unit=MOST_OPEN_COPIES))
+
+
+def test_a_copy_that_nobody_waits_for_any_more_still_comes() -> None:
+    """Collecting began while it was under way: its workers send the rest, and must not be refused."""
+
+    async def scenario() -> None:
+        target = StateCollectors(collector(values), lambda: collector(values))
+        header, content = sent[0]
+        memory = target.opening("a", header)
+        waiting = asyncio.create_task(target.copy(3).state())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        memory[:] = content
+        target.complete(header)
+        for header, content in sent[1:]:
+            target.opening("a", header)[:] = content
+            target.complete(header)
+
+    values = state()
+    sent = copy_of(3, sent_by(0, values))
+    asyncio.run(scenario())
 
 
 def test_the_forms_of_slots_are_those_of_their_parameters() -> None:

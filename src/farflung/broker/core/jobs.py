@@ -62,6 +62,9 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
     if training.units().at(message.unit) is None:
         turn.do(Reply(Denied(_no_unit(training, message.unit))))
         return
+    if message.checkpoint_every and not training.copies:
+        turn.do(Reply(Denied("the job asks for copies of its state, for which its workers have no memory")))
+        return
     number = turn.state.submitted + 1
     turn.emit(
         facts.JobSubmitted(
@@ -212,6 +215,8 @@ def on_collected(turn: Transition, job: Job, message: Collected) -> None:
 def on_keep(turn: Transition, job: Job, message: Keep) -> None:
     """Let the state be copied after the next training step; without effect if that is so, or none follows.
 
+    Nor has it one if the job's workers have no memory for a copy.
+
     Raises
     ------
     ProtocolError
@@ -221,7 +226,7 @@ def on_keep(turn: Transition, job: Job, message: Keep) -> None:
         raise ProtocolError(
             f"the submitter asks for a copy in attempt {message.attempt} of {job.job}, which has not begun"
         )
-    if job.state != COLLECTING and not job.copies.due:
+    if job.state != COLLECTING and not job.copies.due and job.training.copies:
         turn.emit(facts.CopyAsked(turn.now, job.job))
 
 

@@ -170,22 +170,29 @@ class RunStart:
     def _store(self, options: RunOptions | None = None) -> CheckpointStore:
         """Where these options keep checkpoints; by default, where this run saves."""
         from farflung.client.output.checkpoints.store import CheckpointStore
-        from farflung.client.output.run_folder import CHECKPOINTS
         from farflung.client.output.run_record import absolute
 
-        folder = self.path.resolve()
         place = (options or self.options).checkpoint_to
         if place is None:
-            return CheckpointStore.open(folder / CHECKPOINTS)
+            return self._own_store()
+        folder = self.path.resolve()
         return CheckpointStore.open(place if "://" in place else absolute(place), scratch=folder)
 
+    def _own_store(self) -> CheckpointStore:
+        """The checkpoints in the run folder."""
+        from farflung.client.output.checkpoints.store import CheckpointStore
+        from farflung.client.output.run_folder import CHECKPOINTS
+
+        return CheckpointStore.open(self.path.resolve() / CHECKPOINTS)
+
     def _to_load_from(self) -> Iterator[CheckpointStore]:
-        """Where the run to resume may have checkpoints: the place to save to, then the one before."""
+        """Where the run to resume may have checkpoints: the place to save to, the one before, its own folder.
+
+        A resume that was killed before it saved leaves nothing at the place that it was to save to.
+        """
         assert self.earlier is not None
-        stores = [self._store()]
-        if self.earlier.options.checkpoint_to != self.record.options.checkpoint_to:
-            stores.append(self._store(self.earlier.options))
-        for store in stores:
+        stores = [self._store(), self._store(self.earlier.options), self._own_store()]
+        for store in {store.name: store for store in stores}.values():
             store.require_run(self.record.run)
             yield store
 

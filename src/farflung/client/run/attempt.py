@@ -15,7 +15,7 @@ from farflung.client.run.start import Start, first_segments
 from farflung.client.run.state_collector import ReceivedState, StateCollector, StateCollectors, with_slots
 from farflung.client.run.state_transfer import send_coders, send_state
 from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
-from farflung.errors import ConnectionFailed
+from farflung.errors import ConnectionFailed, RunFailed
 from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
 from farflung.protocol.messages import Planned, Welcome
@@ -89,9 +89,12 @@ class Attempt:
     async def copied_state(self, unit: int) -> ReceivedState:
         """Wait for the whole copy of the state after `unit`; returns all owned tensors."""
         try:
-            return self._completed(await self._collectors.copy(unit).state())
-        finally:
-            self._collectors.drop()
+            received = await self._collectors.copy(unit).state()
+        except RunFailed:
+            self._collectors.drop(unit)
+            raise
+        self._collectors.drop(unit)  # not if this is cancelled: the rest of the copy still comes
+        return self._completed(received)
 
     async def close(self, reason: str) -> None:
         """Close every link."""

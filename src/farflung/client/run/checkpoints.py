@@ -59,6 +59,7 @@ class RunCheckpoints:
         self._send = send
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="farflung-checkpoint")
         self._asking: asyncio.TimerHandle | None = None
+        self._ended = 0
         resumed = checkpointing.resumed if checkpointing is not None else None
         self.policy = NEVER if checkpointing is None else checkpointing.policy
         self.attempts = 0 if checkpointing is None else checkpointing.attempts
@@ -69,17 +70,22 @@ class RunCheckpoints:
         self.saved = None if resumed is None else resumed.record.step
         """The step of the newest checkpoint, None if there is none."""
 
-    def start_at(self, unit: int, step: int) -> Start:
-        """The state at `unit`, after `step` steps: that of a checkpoint, or the one that the run began with.
+    async def start_at(self, ended: int, unit: int, step: int) -> Start:
+        """The state at `unit`, after `step` steps, for the attempt after `ended`.
+
+        It is that of a checkpoint, or the one that the run began with. No version of an attempt that has
+        ended is saved any more.
 
         Raises
         ------
         CheckpointError
             The checkpoint of that step cannot be read.
         """
+        self._ended = ended
         if unit == self.start.unit or self._checkpointing is None:
             return self.start
-        checkpoint = self._checkpointing.store.load(step)
+        loop = asyncio.get_running_loop()
+        checkpoint = await loop.run_in_executor(self._thread, self._checkpointing.store.load, step)
         return Start.of(self._prepared, self._training, checkpoint, unit)
 
     def ask_later(self, planned: Planned) -> None:
@@ -126,6 +132,8 @@ class RunCheckpoints:
 
     def _write(self, version: Version, state: ReceivedState) -> None:
         assert self._checkpointing is not None
+        if version.planned.attempt <= self._ended:
+            raise CheckpointError(f"attempt {version.planned.attempt} has ended")
         job, plan, owned = self._prepared.job, version.planned.plan, version.planned.owned
         record = CheckpointRecord(
             run=self._checkpointing.run,

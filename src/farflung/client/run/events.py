@@ -45,9 +45,10 @@ class FleetLost:
 
 @dataclass(frozen=True)
 class WeightsSaved:
-    """The trained weights, as an attempt left them, are in the run folder."""
+    """The trained weights, as an attempt left them after `step` steps, are in the run folder."""
 
     attempt: int
+    step: int
 
 
 Event = Message | Lost | AttemptLost | TaskFailed | Stop | FleetLost | WeightsSaved
@@ -61,14 +62,16 @@ class BackgroundTasks:
 
     def __init__(self, on_failure: Callable[[TaskFailed], None]) -> None:
         self._on_failure = on_failure
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, task: BackgroundTask, collect: bool) -> None:
         """Start a task; if it fails, `collect` says whether the weights can still be collected.
 
         It takes a function, not a coroutine: a task that is stopped before its first step never calls it.
         """
-        self._tasks.append(asyncio.create_task(self._watched(task, collect)))
+        made = asyncio.create_task(self._watched(task, collect))
+        self._tasks.add(made)
+        made.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
         """Cancel all tasks."""

@@ -13,6 +13,7 @@ from farflung.client.capture.prepared import Prepared
 from farflung.client.output.checkpoints.contents import Checkpoint
 from farflung.client.run.state_collector import with_slots
 from farflung.errors import CheckpointError
+from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
 from farflung.plans import Plan
 from farflung.runtime.state import NO_CODERS, StateKey
@@ -73,6 +74,9 @@ class Start:
         named = {name: tensors.get(name) for name in prepared.state}
         own = {name: tensor for name, tensor in named.items() if tensor is not None}
         coders = {int(at): state for at, state in checkpoint.coders.items() if at.isdecimal()}
+        before = record.identity.training
+        if (before.codecs, before.codec_format) != (training.codecs, training.codec_format):
+            coders = {}
         state = StateByKey(_Over(own, prepared.state), slots)
         return cls(training, state, first, record.step, coders, record.cut_sha256)
 
@@ -94,14 +98,15 @@ def cut_digest(plan: Plan) -> str:
 
 
 def _require_forms(prepared: Prepared, training: Training, found: Mapping[StateKey, Tensor]) -> None:
-    """Check a checkpoint's tensors: what is trained must be there, and what is there must fit the graph."""
+    """Check a checkpoint's tensors: what training changes must be there, and all must fit the graph."""
     graph, batch = prepared.graph, training.microbatch_size
     entries = [entry for entry in graph.inputs if entry.kind in ("parameter", "buffer")]
     forms = {entry.name: Form.of(graph.values[entry.value], batch) for entry in entries}
     trained = [entry.name for entry in entries if entry.trainable]
+    changed = changed_by_training(graph)
     for key, form in with_slots(forms, trained, training.optimizer).items():
         tensor = found.get(key)
-        if tensor is None and (key.slot or key.name in trained):
+        if tensor is None and (key.slot or key.name in changed):
             raise CheckpointError(f"the checkpoint lacks {key}: it is damaged or foreign")
         if tensor is None:
             continue

@@ -22,6 +22,10 @@ MOST_CODERS_BYTES = 2**30
 """The largest state of one worker's coders; those of a GPT with `axes100` on four links take 3 MB."""
 
 
+MOST_OPEN_COPIES = 4
+"""Copies whose slices are taken before the broker says which one is under way; only one of them is true."""
+
+
 class ReceivedState(NamedTuple):
     """State that came from the workers: `tensors` by key, and the coders' by the worker's first segment."""
 
@@ -212,36 +216,29 @@ class StateCollector:
 
 
 class StateCollectors:
-    """The collectors of one attempt: for the state at its end, and for the copy that is under way, if any.
+    """The collectors of one attempt: for the state at its end, and for copies while training goes on.
 
-    `make` makes the collector of a copy.
+    `make` makes the collector of a copy. Slices may come before the broker says which copy is under way, so a
+    few units are open until then.
     """
 
     def __init__(self, end: StateCollector, make: Callable[[], StateCollector]) -> None:
         self.end = end
         self._make = make
-        self._unit: int | None = None
-        self._copy: StateCollector | None = None
+        self._copies: dict[int, StateCollector] = {}
+        self._under_way: int | None = None
+        self._done = -1
 
     def copy(self, unit: int) -> StateCollector:
-        """The collector of the copy after `unit`.
+        """The collector of the copy after `unit`, which is under way; slices of any other one are refused."""
+        self._under_way = unit
+        self._copies = {unit: self._copies.get(unit) or self._make()}
+        return self._copies[unit]
 
-        Raises
-        ------
-        ProtocolError
-            Another copy is under way.
-        """
-        if self._copy is None:
-            self._unit, self._copy = unit, self._make()
-        if self._unit != unit:
-            raise ProtocolError(
-                f"a copy of the state after unit {unit} came while that after {self._unit} comes"
-            )
-        return self._copy
-
-    def drop(self) -> None:
-        """Forget the copy that is under way; the next one may begin."""
-        self._unit, self._copy = None, None
+    def drop(self, unit: int) -> None:
+        """Forget the copy after `unit`, which has come whole."""
+        del self._copies[unit]
+        self._under_way, self._done = None, unit
 
     def opening(self, worker: str, header: SliceHeader) -> memoryview:
         """The memory into which to receive a slice; see `StateCollector.opening`."""
@@ -253,10 +250,22 @@ class StateCollectors:
 
     def retract(self, header: SliceHeader) -> None:
         """Undo `opening` for a slice that was cut off by a lost link: it will be sent again."""
-        self._of(header).retract(header)
+        collector = self.end if header.unit is None else self._copies.get(header.unit)
+        if collector is not None:  # else of a copy that was refused since
+            collector.retract(header)
 
     def _of(self, header: SliceHeader) -> StateCollector:
-        return self.end if header.unit is None else self.copy(header.unit)
+        unit = header.unit
+        if unit is None:
+            return self.end
+        is_due = unit > self._done if self._under_way is None else unit == self._under_way
+        if not is_due or (unit not in self._copies and len(self._copies) >= MOST_OPEN_COPIES):
+            raise ProtocolError(
+                f"slices of a copy of the state after unit {unit} came, which is not under way"
+            )
+        if unit not in self._copies:
+            self._copies[unit] = self._make()
+        return self._copies[unit]
 
 
 def _key_of(header: SliceHeader) -> StateKey:

@@ -120,7 +120,9 @@ class Submitter:
         self._checkpoints = RunCheckpoints(checkpointing, prepared, self._training, self._connection.send)
         self._start = self._checkpoints.start
         self.recorder = Recorder(prepared.job, run, observer, prepared.emulated, self._start.unit)
-        self._tasks = BackgroundTasks(self._events.put_nowait)
+        self.recorder.metrics.checkpoint_step = self._checkpoints.saved
+        self._tasks = BackgroundTasks(self._events.put_nowait)  # of the attempt
+        self._others = BackgroundTasks(self._events.put_nowait)
         self._attempt: Attempt | None = None
         self._job = ""  # empty before the broker accepts the job and after it has ended
         self._failure = ""
@@ -143,6 +145,8 @@ class Submitter:
             outcome = Outcome(CANCELLED, STOPPED_AT_ONCE)
             raise
         finally:
+            self._tasks.stop()
+            await self._tasks.ended()
             await self._checkpoints.close()
             self.recorder.metrics.checkpoint_step = self._checkpoints.saved
             summary = self.recorder.close(outcome)
@@ -183,7 +187,8 @@ class Submitter:
             case Accepted():
                 return await self._accepted(event)
             case Planned():
-                await self._begin_attempt(event)
+                if not self._has_weights:  # else the job is over once the broker hears of that
+                    await self._begin_attempt(event)
             case Running():
                 attempt = self._require_attempt()
                 await self.recorder.running(attempt.bytes_sent)
@@ -201,6 +206,7 @@ class Submitter:
                 await self._begin_collecting(event)
             case WeightsSaved():
                 self._has_weights = True
+                self.recorder.metrics.steps = event.step
                 self._connection.send(Collected(self._job, event.attempt))
             case Ended():
                 return self._ended(event)
@@ -211,7 +217,9 @@ class Submitter:
                 if self._attempt is not None:
                     self._attempt.moved(event.worker, event.addresses)
             case Renewed():
-                self._tasks.begin(partial(self._connection.take_certificate, event.certificate), collect=True)
+                self._others.begin(
+                    partial(self._connection.take_certificate, event.certificate), collect=True
+                )
 
             case Stop():
                 self._stop_reason = event.reason
@@ -271,10 +279,9 @@ class Submitter:
         self._checkpoints.stop_asking()
         self._stop_failing()
         self._tasks.stop()
-        self._tasks.begin(partial(ended.close, message.reason), collect=False)
+        self._others.begin(partial(ended.close, message.reason), collect=False)
         await self.recorder.rolled_back(message)
-        start = partial(self._checkpoints.start_at, message.unit, message.step)
-        self._start = await asyncio.to_thread(start)
+        self._start = await self._checkpoints.start_at(message.attempt, message.unit, message.step)
 
     async def _begin_collecting(self, message: Collecting) -> None:
         if self._is_collecting:  # the broker repeats it if a job that is collecting is cancelled
@@ -296,7 +303,7 @@ class Submitter:
             self.recorder.metrics.weights_step = step
         if self._checkpoints.policy.end and step > self._start.step:
             await self._checkpoints.save(version, state, self.recorder)
-        self._events.put_nowait(WeightsSaved(version.planned.attempt))
+        self._events.put_nowait(WeightsSaved(version.planned.attempt, step))
 
     def _save_copy(self, unit: int) -> None:
         attempt, version = self._require_attempt(), self._version()
@@ -361,8 +368,8 @@ class Submitter:
         """End the job at the broker if it has not ended, then close every session."""
         if self._job:
             await self._cancel_at_once(outcome.reason)
-        self._tasks.stop()
-        await self._tasks.ended()
+        self._others.stop()
+        await self._others.ended()
         words = f"the job is over: {outcome.state}"
         if self._attempt is not None:
             await self._attempt.close(words)

@@ -125,6 +125,7 @@ def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
         group=None,
         copies=job.copies.interrupted(),
         pace=Pace(fact.at),
+        words="",
     )
     return _assign_workers(state, job, fact.workers).with_job(job)
 

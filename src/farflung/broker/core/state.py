@@ -100,7 +100,12 @@ def _on_restarted(event: events.Restarted, turn: Transition) -> None:
     for job in list(turn.state.jobs.values()):
         if not job.over:
             where = f"at step {job.step}" if job.step else f"while the job was {job.state}"
-            jobs.end(turn, job, FAILED, f"the broker was restarted {where}; submit the job again")
+            jobs.end(
+                turn,
+                job,
+                FAILED,
+                f"the broker was restarted {where}; resume the run (`farflung train --resume`)",
+            )
 
 
 @_decide.register

@@ -92,6 +92,8 @@ class RunStart:
         CheckpointError
             The place of checkpoints cannot be used, or there is no checkpoint to go on from.
         """
+        if self.options.checkpoint_to is not None and self.policy.saves:
+            self._store().require_writable()
         if self.earlier is None:
             from farflung.client.output.run_folder import RunFolder
 

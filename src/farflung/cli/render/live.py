@@ -112,6 +112,9 @@ class LiveObserver(Observer):
         self._hide("validating")
         self._console.print(f"validation loss after {step} steps: {loss_words(loss)}")
 
+    def checkpointed(self, step: int, place: str) -> None:
+        self._console.print(f"checkpoint of step {step} saved in {place}", markup=False)
+
     def warned(self, words: str) -> None:
         self._console.print(f"warning: {words}")
 

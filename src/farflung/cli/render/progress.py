@@ -173,6 +173,9 @@ class PlainObserver(Observer):
     def validated(self, step: int, loss: float | None) -> None:
         note(f"validation loss after {step} steps: {loss_words(loss)}")
 
+    def checkpointed(self, step: int, place: str) -> None:
+        note(f"checkpoint of step {step} saved in {place}")
+
     def warned(self, words: str) -> None:
         note(f"warning: {words}")
 

@@ -508,3 +508,12 @@ def _save_without_end(path: Path, newest: int) -> None:
             CheckpointStore.open(path).save(record_of(step), contents_of(step, 20_000))
     finally:
         os._exit(1)
+
+
+def test_a_place_that_cannot_hold_checkpoints_is_known_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match="file is no folder; choose another --checkpoint-to"):
+            CheckpointStore.open(path).require_writable()
+    CheckpointStore.open(tmp_path / "new" / "run").require_writable()
+    assert not (tmp_path / "new").exists()

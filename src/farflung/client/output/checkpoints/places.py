@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from abc import ABC, abstractmethod
@@ -45,6 +46,9 @@ class CheckpointPlace(ABC):
     @abstractmethod
     def sizes(self, step: int) -> dict[str, int]:
         """The files of a checkpoint and their sizes in bytes."""
+
+    def require_writable(self) -> None:  # noqa: B027
+        """Raise CheckpointError if it is known without writing that nothing can be written here."""
 
     @abstractmethod
     def begin(self, record: CheckpointRecord) -> Path:
@@ -104,6 +108,14 @@ class Folder(CheckpointPlace):
 
     def sizes(self, step: int) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in self._at(step).iterdir() if path.is_file()}
+
+    def require_writable(self) -> None:
+        path = self.path.absolute()
+        found = next(one for one in (path, *path.parents) if one.exists())
+        if not found.is_dir():
+            raise CheckpointError(f"{found} is no folder")
+        if not os.access(found, os.W_OK | os.X_OK):
+            raise CheckpointError(f"{found} cannot be written to")
 
     def begin(self, record: CheckpointRecord) -> Path:
         make_folder(self.path)

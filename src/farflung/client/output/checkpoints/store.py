@@ -124,6 +124,21 @@ class CheckpointStore:
             except CheckpointError as error:
                 raise CheckpointError(f"checkpoints cannot be kept in {self.name}: {error}") from None
 
+    def require_writable(self) -> None:
+        """Check, without writing, that checkpoints can be kept here; an object store shows that only later.
+
+        Raises
+        ------
+        CheckpointError
+            The path is no folder, or must not be written to.
+        """
+        try:
+            self._place.require_writable()
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"checkpoints cannot be kept in {self.name}: {error}; choose another --checkpoint-to"
+            ) from None
+
     def newest(self) -> Found:
         """The newest whole checkpoint: its record is valid, and each file has the size that it should have.
 

@@ -45,7 +45,7 @@ class _Group:
 
 class BrokerProcess(Process):
     """The one broker. `crash_after` makes it die at its next group of facts: -1 before it is stored, else
-    after that many of its commands.
+    after that many of its commands. `crossing` loses one of the workers of the next plan as it is made.
     """
 
     def __init__(self, world: World) -> None:
@@ -53,6 +53,7 @@ class BrokerProcess(Process):
         self.store = VirtualStore()
         self.crash_after: int | None = None
         self.restart_seconds = 1.0
+        self.crossing: Callable[[list[str]], str] | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -194,6 +195,12 @@ class BrokerProcess(Process):
         if is_planning(self.state.jobs[command.job], command.attempt):
             assert command.graph in self.store.stored, "the planner was asked for a graph that is not stored"
             answer = answer_of(command, self.random, self.world.now)
-            self.after(
-                self.random.uniform(0.05, 3), lambda: self._put(None, replace(answer, now=self.world.now))
-            )
+            self.after(self.random.uniform(0.05, 3), lambda: self._planned(answer))
+
+    def _planned(self, answer: events.PlanMade | events.PlanFailed | events.PlanLacks) -> None:
+        self._put(None, replace(answer, now=self.world.now))
+        if self.crossing is not None and isinstance(answer, events.PlanMade):
+            crossing, self.crossing = self.crossing, None
+            end: Any = self.registry.workers.get(crossing(answer.result.plan.workers()))
+            if end is not None:
+                end.give_up("connection reset by peer")  # in the same group

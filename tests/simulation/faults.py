@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from tests.simulation.world import LEASE_SECONDS
 
 if TYPE_CHECKING:
+    from tests.simulation.broker import BrokerProcess
     from tests.simulation.fleet import Fleet
+    from tests.simulation.submitter import SubmitterProcess
 
 KINDS = (
     "kill",  # a process is killed; its sockets are closed
@@ -22,7 +24,7 @@ KINDS = (
     "cut",  # a path between two carries nothing
     "sever",  # a data link is lost for good
     "flap",  # a worker loses each data link soon after it is made, so that attempt after attempt fails
-    "cross",  # a worker is killed just as its submitter reports a copy or the last state
+    "cross",  # a worker is killed just as its submitter reports a copy or the last state, or as it is chosen
     "reset",  # every connection of a process is lost and made again
     "slow",  # messages between two take long
     "fail",  # an operation of a worker raises an error
@@ -101,7 +103,8 @@ def strike(fleet: Fleet, fault: Fault) -> None:
         case "flap":
             world.network.flap(worker.name, 20 * fault.seconds)
         case "cross":
-            submitter.crossing = partial(_kill_one, fleet, fault)
+            one: BrokerProcess | SubmitterProcess = fleet.broker if fault.seconds < 1 else submitter
+            one.crossing = partial(_kill_one, fleet, fault)
         case "reset":
             world.network.reset(process)
         case "slow":
@@ -122,8 +125,9 @@ def strike(fleet: Fleet, fault: Fault) -> None:
             worker.after(0.0, worker.hear_an_echo)
 
 
-def _kill_one(fleet: Fleet, fault: Fault, workers: Sequence[str]) -> None:
+def _kill_one(fleet: Fleet, fault: Fault, workers: Sequence[str]) -> str:
     worker = fleet.workers[workers[fault.other % len(workers)]]
     if worker.alive:
         worker.die(silently=False)
         fleet.world.schedule(fault.seconds, fleet.world.weather, worker.start)
+    return worker.name

@@ -89,7 +89,7 @@ class Fleet:
 
     def _calm(self) -> None:
         self.world.calm_since = self.world.now
-        self.broker.crash_after = None
+        self.broker.crash_after = self.broker.crossing = None
         for worker in self.workers.values():
             worker.trouble = ""
         for process in self.world.processes.values():

@@ -198,7 +198,7 @@ class Laws:
         self.log.on_collected(attempt.name)
 
     def on_ended(self, submitter: SubmitterProcess, run: Run, ended: Ended) -> None:
-        """A submitter hears the end that was logged; a job that is done has undisturbed bits."""
+        """A submitter hears the logged end; a job that is done has the bits of one without faults."""
         ledger = self.log.jobs[ended.job]
         self._require(
             ledger.ended == ended.state, f"{submitter.name} hears {ended}, logged is {ledger.ended}"

@@ -1,4 +1,4 @@
-"""What the log says of one job, from the stored facts alone: a second opinion on the broker's state."""
+"""What the log says of one job, kept from the stored facts alone, as a second opinion."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ class Attempt:
 @dataclass
 class Run:
     """One run of one job, in memory. `start` is the state of the next attempt; `words` and `missing` say what
-    the job waits for. `failing` counts why the run fails if the broker gives no better reason; 0: never.
+    the job waits for. `failing` numbers the failure that ends the run if the broker gives no better reason;
+    0: there is none.
     """
 
     project: Project

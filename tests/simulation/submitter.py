@@ -51,7 +51,7 @@ class SubmitterProcess(Process):
         self.project: Project | None = None
         self._retires = False
         self._rounds = self._failures = 0
-        self.crossing: Callable[[list[str]], None] | None = None
+        self.crossing: Callable[[list[str]], str] | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -280,7 +280,7 @@ class SubmitterProcess(Process):
             self.after(self.random.expovariate(1), lambda: self._stored(run, attempt, unit, copy))
 
     def _stored(self, run: Run, attempt: Attempt, unit: int, copy: dict[str, Chain]) -> None:
-        """A copy is written, or cannot be; after a rollback it may still be, and nobody hears of it."""
+        """A copy is written, or cannot be. After a rollback it may still be written, unheard."""
         is_current, chance = self._is_current(attempt), self.random.random()
         if self.run is not run or (not is_current and (run.attempt is not None or chance < 0.5)):
             return

@@ -10,49 +10,21 @@ import msgspec
 import pytest
 from tests.simulation.broker import BrokerProcess
 from tests.simulation.campaign import live
-from tests.simulation.compute import Compute
-from tests.simulation.submitter import SubmitterProcess
+from tests.simulation.planting import HONEST_STEP, Patch, hears, reduces, without
+from tests.simulation.recovery_bugs import RECOVERY_BUGS
 from tests.simulation.world import LawBroken
 
 from farflung.broker import journal
-from farflung.broker.core import facts, jobs, records, recovery, reducer, state
+from farflung.broker.core import facts, jobs, recovery, state
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
-from farflung.broker.core.events import Send
 from farflung.broker.core.transition import Transition
-from farflung.protocol.messages import Decide, RolledBack, SendState, Stop, UnitDone
+from farflung.protocol.messages import Decide, SendState, Stop, UnitDone
 from farflung.worker import state as worker
 
 pytestmark = pytest.mark.faults
 
 WORLDS = 100
-Patch = pytest.MonkeyPatch
-honest_step = worker.step
-
-
-def _without(patch: Patch, message: type) -> None:
-    """The broker forgets to send messages of one kind to one of the workers."""
-    honest = Transition.do
-
-    def do(self: Transition, command: Any) -> None:
-        forgotten = isinstance(command, Send) and isinstance(command.message, message)
-        if not (forgotten and command.worker == "worker-b"):
-            honest(self, command)
-
-    patch.setattr(Transition, "do", do)
-
-
-def _reduces(patch: Patch, kind: type, wrong: Callable[[Any, Any, Any], Any]) -> None:
-    """One kind of fact is applied wrongly: `wrong` gets it, and the state before and after it."""
-    honest = reducer.reduce_fact
-
-    def reduce_fact(before: Any, fact: Any) -> Any:
-        after = honest(before, fact)
-        return wrong(fact, before, after) if isinstance(fact, kind) else after
-
-    for module in ("transition", "state", "reducer"):
-        patch.setattr(f"farflung.broker.core.{module}.reduce_fact", reduce_fact)
-    patch.setattr("tests.simulation.log_laws.reduce_fact", reduce_fact)
 
 
 def decided_again(patch: Patch) -> None:
@@ -61,7 +33,7 @@ def decided_again(patch: Patch) -> None:
     def wrong(fact: Any, before: Any, after: Any) -> Any:
         return after.with_job(replace(after.jobs[fact.job], unit=before.jobs[fact.job].unit))
 
-    _reduces(patch, facts.UnitDecided, wrong)
+    reduces(patch, facts.UnitDecided, wrong)
 
 
 def goes_on_after_a_restart(patch: Patch) -> None:
@@ -114,17 +86,17 @@ def acts_before_it_stores(patch: Patch) -> None:
 
 def forgets_stop(patch: Patch) -> None:
     """The end of a job does not reach a member."""
-    _without(patch, Stop)
+    without(patch, Stop)
 
 
 def forgets_decide(patch: Patch) -> None:
     """A decision does not reach a member."""
-    _without(patch, Decide)
+    without(patch, Decide)
 
 
 def forgets_send_state(patch: Patch) -> None:
     """A member is not asked for its state."""
-    _without(patch, SendState)
+    without(patch, SendState)
 
 
 def keeps_workers_of_ended_jobs(patch: Patch) -> None:
@@ -133,7 +105,7 @@ def keeps_workers_of_ended_jobs(patch: Patch) -> None:
     def wrong(fact: Any, before: Any, after: Any) -> Any:
         return replace(after, workers=before.workers)
 
-    _reduces(patch, facts.JobEnded, wrong)
+    reduces(patch, facts.JobEnded, wrong)
 
 
 def two_copies_at_once(patch: Patch) -> None:
@@ -165,10 +137,10 @@ def forgets_a_stored_copy(patch: Patch) -> None:
 
 def begins_without_its_state(patch: Patch) -> None:
     """A worker says that it has loaded before its state is there."""
-    _hears(
+    hears(
         patch,
         lambda before, event: (
-            honest_step(replace(before, filled=True), event) if isinstance(event, worker.Verified) else None
+            HONEST_STEP(replace(before, filled=True), event) if isinstance(event, worker.Verified) else None
         ),
     )
 
@@ -181,6 +153,13 @@ def passes_over_a_large_job(patch: Patch) -> None:
 def takes_any_plan(patch: Patch) -> None:
     """A plan for an attempt that is over is sent to workers."""
     patch.setattr(jobs, "is_planning", lambda job, attempt: not job.over)
+
+
+def sends_a_plan_of_a_job_that_waits_again(patch: Patch) -> None:
+    """A plan is sent although its attempt ended when it was stored."""
+    patch.setattr(
+        "tests.simulation.broker.is_loading", lambda job, attempt: not job.over and job.attempt == attempt
+    )
 
 
 def does_not_requeue(patch: Patch) -> None:
@@ -208,16 +187,6 @@ def forgets_reports(patch: Patch) -> None:
     patch.setattr(CommitGroup, "holds", lambda self, name, ready: False)
 
 
-def _hears(patch: Patch, wrong: Callable[[Any, Any], Any]) -> None:
-    """A worker decides wrongly: `wrong` answers a state and an event, by None if rightly."""
-    honest = worker.step
-
-    def step(before: Any, event: Any) -> Any:
-        return wrong(before, event) or honest(before, event)
-
-    patch.setattr(worker, "step", step)
-
-
 def applies_a_repeated_decision(patch: Patch) -> None:
     """A worker applies each decision that it hears."""
 
@@ -231,7 +200,7 @@ def applies_a_repeated_decision(patch: Patch) -> None:
             return before, [worker.Apply(said.unit, said.scale, said.codecs)]
         return None
 
-    _hears(patch, wrong)
+    hears(patch, wrong)
 
 
 def obeys_an_attempt_that_is_over(patch: Patch) -> None:
@@ -242,17 +211,17 @@ def obeys_an_attempt_that_is_over(patch: Patch) -> None:
             return worker.State(before.worker), [worker.Drop("stopped")]
         return None
 
-    _hears(patch, wrong)
+    hears(patch, wrong)
 
 
 def keeps_its_job_without_a_broker(patch: Patch) -> None:
     """A worker that lost its session keeps the job that the broker has given up."""
-    _hears(patch, lambda before, event: (before, []) if isinstance(event, worker.BrokerLost) else None)
+    hears(patch, lambda before, event: (before, []) if isinstance(event, worker.BrokerLost) else None)
 
 
 def hides_a_lost_link(patch: Patch) -> None:
     """A worker does not say that it lost a neighbour."""
-    _hears(patch, lambda before, event: (before, []) if isinstance(event, worker.PeerLost) else None)
+    hears(patch, lambda before, event: (before, []) if isinstance(event, worker.PeerLost) else None)
 
 
 def copies_before_it_applies(patch: Patch) -> None:
@@ -264,211 +233,6 @@ def copies_before_it_applies(patch: Patch) -> None:
         return after, sorted(commands, key=lambda one: not isinstance(one, worker.KeepState))
 
     patch.setattr(worker, "step", step)
-
-
-def forgets_stop_to_survivors(patch: Patch) -> None:
-    """The workers that are left do not hear that the attempt is over."""
-    honest = Transition.do
-
-    def do(self: Transition, command: Any) -> None:
-        message = getattr(command, "message", None)
-        if not (isinstance(message, Stop) and not self.state.jobs[message.job].over):
-            honest(self, command)
-
-    patch.setattr(Transition, "do", do)
-
-
-def does_not_say_that_it_went_back(patch: Patch) -> None:
-    """The submitter does not hear that the attempt is over."""
-    honest = Transition.tell
-
-    def tell(self: Any, job: str, message: Any) -> None:
-        if not isinstance(message, RolledBack):
-            honest(self, job, message)
-
-    patch.setattr(Transition, "tell", tell)
-
-
-def goes_back_to_a_copy_that_could_not_be_stored(patch: Patch) -> None:
-    """A copy counts although the submitter could not store it."""
-    patch.setattr(Copies, "failed", lambda self: replace(self, under_way=None, stable=self.under_way + 1))
-
-
-def goes_back_to_a_copy_under_way(patch: Patch) -> None:
-    """A copy counts before the submitter has stored it."""
-    honest = Copies.decided
-
-    def decided(self: Copies, unit: Any, keep: bool) -> Copies:
-        after = honest(self, unit, keep)
-        return replace(after, stable=unit.number + 1) if keep else after
-
-    patch.setattr(Copies, "decided", decided)
-
-
-def takes_a_copy_of_an_old_attempt(patch: Patch) -> None:
-    """A copy counts although its attempt is over."""
-
-    def on_kept(turn: Any, job: Any, message: Any) -> None:
-        turn.emit(facts.CopyStored(turn.now, job.job, message.unit, message.stored))
-
-    patch.setattr(jobs, "on_kept", on_kept)
-
-
-def waits_for_a_copy_of_an_old_attempt(patch: Patch) -> None:
-    """A copy stays under way although its attempt is over."""
-    patch.setattr(Copies, "interrupted", lambda self: self)
-
-
-def keeps_decisions_of_an_old_attempt(patch: Patch) -> None:
-    """The next attempt is answered with decisions of the last one."""
-    _rolls_back(patch, lambda before: {"decisions": before.decisions})
-
-    def decision_of(self: records.Job, unit: int) -> Any:
-        return next((one for one in self.decisions if one.unit == unit), None)
-
-    patch.setattr(records.Job, "decision_of", decision_of)
-
-
-def does_not_go_back(patch: Patch) -> None:
-    """The next attempt begins where the last one was."""
-    _rolls_back(patch, lambda before: {"unit": before.unit or before.training.units().at(0)})
-
-
-def does_not_clear_members(patch: Patch) -> None:
-    """A job that is queued again still has members."""
-    _rolls_back(patch, lambda before: {"members": before.members})
-
-
-def keeps_workers_of_an_old_attempt(patch: Patch) -> None:
-    """The workers of an attempt that is over are not free again."""
-    _reduces(patch, facts.JobRolledBack, lambda fact, before, after: replace(after, workers=before.workers))
-
-
-def keeps_shares_of_an_old_attempt(patch: Patch) -> None:
-    """The shares of an attempt that is over count in the next one."""
-    _rolls_back(patch, lambda before: {"group": before.group})
-
-    def planning(fact: Any, before: Any, after: Any) -> Any:
-        return after.with_job(replace(after.jobs[fact.job], group=before.jobs[fact.job].group))
-
-    _reduces(patch, facts.JobPlanning, planning)
-
-
-def counts_no_fruitless_attempts(patch: Patch) -> None:
-    """A job may fail in the same way for ever."""
-    honest = reducer._after_attempt
-    patch.setattr(reducer, "_after_attempt", lambda job, fact: replace(honest(job, fact), fruitless=0))
-
-
-def counts_fruitful_attempts(patch: Patch) -> None:
-    """Attempts that get further count as fruitless, too."""
-    patch.setattr(recovery, "_got_further", lambda job: False)
-    honest = reducer._after_attempt
-
-    def after_attempt(job: Any, fact: Any) -> Any:
-        return replace(honest(job, fact), fruitless=job.recovery.fruitless + 1)
-
-    patch.setattr(reducer, "_after_attempt", after_attempt)
-
-
-def ends_a_job_that_lost_a_worker_twice(patch: Patch) -> None:
-    """A job ends although it could go on."""
-    patch.setattr(recovery, "MOST_FRUITLESS", 2)
-
-
-def goes_back_after_a_stop(patch: Patch) -> None:
-    """A job that its user has stopped begins again when a worker is lost."""
-    honest = recovery.give_up
-
-    def give_up(turn: Any, job: Any, reason: str) -> None:
-        if job.state == "collecting":
-            recovery._roll_back(turn, job, reason)
-        else:
-            honest(turn, job, reason)
-
-    patch.setattr(recovery, "give_up", give_up)
-
-
-def forgets_that_an_attempt_was_over(patch: Patch) -> None:
-    """A state that came home just before its attempt was given up counts for nothing."""
-    honest = reducer._after_attempt
-    patch.setattr(reducer, "_after_attempt", lambda job, fact: replace(honest(job, fact), over=0))
-
-
-def names_the_wrong_workers(patch: Patch) -> None:
-    """A job that does not fit on some workers waits although others come."""
-
-    def wrong(fact: Any, before: Any, after: Any) -> Any:
-        job = after.jobs[fact.job]
-        known = tuple(after.workers) if fact.unfit else ()
-        return after.with_job(replace(job, recovery=replace(job.recovery, unfit=known)))
-
-    _reduces(patch, facts.JobRequeued, wrong)
-
-
-def feeds_an_old_attempt(patch: Patch) -> None:
-    """A submitter goes on feeding an attempt that is over."""
-    honest = SubmitterProcess._roll_back
-
-    def roll_back(self: Any, run: Any, message: Any) -> None:
-        attempt = run.attempt
-        honest(self, run, message)
-        attempt.fed = -1
-        self.after(0.1, lambda: self._feed(attempt, attempt.next_unit) if self.run is run else None)
-
-    patch.setattr(SubmitterProcess, "_roll_back", roll_back)
-
-
-def begins_with_a_newer_state(patch: Patch) -> None:
-    """A submitter begins with its newest state instead of the one that it is asked for."""
-    honest = SubmitterProcess._roll_back
-
-    def roll_back(self: Any, run: Any, message: Any) -> None:
-        honest(self, run, message)
-        run.start = run.project.checkpoints.get(run.project.unit, run.start)
-
-    patch.setattr(SubmitterProcess, "_roll_back", roll_back)
-
-
-def begins_again_with_the_state_it_holds(patch: Patch) -> None:
-    """A worker that survives uses what it has computed instead of the state that is sent."""
-    honest = Compute._fill
-
-    def fill(self: Any, state: Any) -> None:
-        honest(self, state)
-        self.chain = getattr(self, "kept", {}).get(self.attempt[0], self.chain)
-
-    def reset(self: Any) -> None:
-        if getattr(self, "chain", ()):
-            self.kept = {self.attempt[0]: self.chain}
-        honest_reset(self)
-
-    honest_reset = Compute._reset
-    patch.setattr(Compute, "_reset", reset)
-    patch.setattr(Compute, "_fill", fill)
-
-
-def forgets_failures_in_a_snapshot(patch: Patch) -> None:
-    """A log snapshot does not hold what failures have cost a job."""
-    honest = journal.decode_snapshot
-
-    def decode_snapshot(body: bytes) -> Any:
-        found = honest(body)
-        forgotten = {name: replace(job, recovery=records.Recovery()) for name, job in found.jobs.items()}
-        return replace(found, jobs=forgotten)
-
-    patch.setattr(journal, "decode_snapshot", decode_snapshot)
-
-
-def _rolls_back(patch: Patch, wrong: Callable[[records.Job], dict[str, Any]]) -> None:
-    """A rollback leaves some fields of a job as `wrong` says."""
-    _reduces(
-        patch,
-        facts.JobRolledBack,
-        lambda fact, before, after: after.with_job(
-            replace(after.jobs[fact.job], **wrong(before.jobs[fact.job]))
-        ),
-    )
 
 
 BUGS = [
@@ -488,6 +252,7 @@ BUGS = [
     begins_without_its_state,
     passes_over_a_large_job,
     takes_any_plan,
+    sends_a_plan_of_a_job_that_waits_again,
     does_not_requeue,
     ignores_lost_workers,
     forgets_reports,
@@ -496,27 +261,7 @@ BUGS = [
     keeps_its_job_without_a_broker,
     hides_a_lost_link,
     copies_before_it_applies,
-    forgets_stop_to_survivors,
-    does_not_say_that_it_went_back,
-    goes_back_to_a_copy_that_could_not_be_stored,
-    goes_back_to_a_copy_under_way,
-    takes_a_copy_of_an_old_attempt,
-    waits_for_a_copy_of_an_old_attempt,
-    keeps_decisions_of_an_old_attempt,
-    does_not_go_back,
-    does_not_clear_members,
-    keeps_workers_of_an_old_attempt,
-    keeps_shares_of_an_old_attempt,
-    counts_no_fruitless_attempts,
-    counts_fruitful_attempts,
-    ends_a_job_that_lost_a_worker_twice,
-    goes_back_after_a_stop,
-    forgets_that_an_attempt_was_over,
-    names_the_wrong_workers,
-    feeds_an_old_attempt,
-    begins_with_a_newer_state,
-    begins_again_with_the_state_it_holds,
-    forgets_failures_in_a_snapshot,
+    *RECOVERY_BUGS,
 ]
 
 

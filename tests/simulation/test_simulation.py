@@ -50,7 +50,8 @@ def test_fleets_stand_long_runs(events: int) -> None:
     happened = figures.happened
     kinds = {kind.__name__ for kind in facts.Decision.__subclasses__()}
     ends = {"job done", "job failed", "job cancelled", "crash before", "crash after", "copy", "collected"}
-    for what in kinds | set(KINDS) | ends | {"refusal"}:
+    back = {"done after a rollback", "rolled back while loading", "rolled back while running"}
+    for what in kinds | set(KINDS) | ends | back | {"refusal", "snapshot", "a copy that was not stored"}:
         assert happened.get(what, 0) > 10, (what, happened)
 
 

@@ -267,7 +267,7 @@ def test_weights_that_do_not_fit_leave_no_half_file(hub: Hub) -> None:
     (line,) = command.errors
     assert "cannot write to the run folder" in line
     names = {path.name for path in (hub.on.folder / "deep").iterdir()}
-    assert names <= {"metrics.jsonl", "events.jsonl", "plan.json", "summary.json"}
+    assert names <= {"run.json", "metrics.jsonl", "events.jsonl", "plan.json", "summary.json"}
     hub.on.idle("a")
 
 

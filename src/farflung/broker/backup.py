@@ -1,6 +1,6 @@
 """Back up a broker into one file, and make a broker's folder from it again.
 
-The file holds the store and the certificate authority with its key: all that cannot be made again. Whoever
+The file holds the store and the certificate authority with its key: all that cannot be made again. Who
 reads it can impersonate every member of the fleet.
 """
 

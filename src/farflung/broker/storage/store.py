@@ -246,7 +246,7 @@ class Store:
             )
 
     def _own(self) -> None:
-        """Raise the epoch, so that nobody who owned the store before can write."""
+        """Raise the epoch, so that earlier owners of the store cannot write."""
         try:
             with self.transaction():
                 self._connection.execute(

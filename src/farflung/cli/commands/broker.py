@@ -75,7 +75,7 @@ def backup(
         print_json({"file": str(file), "folder": str(where), "holds": found})
         return
     note(f"backed up the broker of {where} to {file} ({_words(found)})")
-    note(f"keep {file} secret: whoever has it can pose as your broker and every member of its fleet")
+    note(f"keep {file} secret: who has it can pose as your broker and every member of its fleet")
 
 
 @app.command()

@@ -24,7 +24,7 @@ from farflung.runtime.training import Training
 
 @cache
 def captured(case: Case, samples: int) -> tuple[nn.Module, Graph]:
-    """A module of the case, which nobody changes, and its graph."""
+    """A module of the case, which must not be changed, and its graph."""
     module = case.build()
     return module, capture(module, case.batch(max(2, samples), 1), case.loss).graph
 

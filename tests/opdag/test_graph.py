@@ -49,7 +49,7 @@ def types_of(graph: Graph, op: str) -> set[str]:
 
 @cache
 def in_bfloat16(name: str) -> tuple[nn.Module, Batch, Graph]:
-    """A module, which nobody changes, a batch of it and its graph."""
+    """A module that must not be changed, a batch of it and its graph."""
     entry = case(name)
     module, batch = entry.build(), entry.batch(SAMPLES, 3)
     if "dropout" in name:  # eager draws from a stream of its own

@@ -14,7 +14,7 @@ Kind = Literal["control", "data"]
 
 
 class Handler(Protocol):
-    """Whoever holds an end of a session."""
+    """A process that holds an end of a session."""
 
     def on_message(self, end: End, message: Any) -> None:
         """A message has arrived."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 KINDS = (
     "kill",  # a process is killed; its sockets are closed
-    "power",  # a machine loses power: nobody is told
+    "power",  # a machine loses power: its links say nothing
     "leave",  # a worker shuts down in order
     "crash",  # the broker dies at its next group of decisions
     "freeze",  # a process stands still

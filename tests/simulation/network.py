@@ -3,7 +3,7 @@
 A session delivers each message once and in order, over as many connections as it takes. Each of its ends
 gives it up alone, when it has heard nothing for a lease. An end that was given up while its peer still waits
 is refused when the peer dials again. What a killed process had sent may arrive in part, and its peers
-then hear that it is gone; a power cut tells nobody.
+then hear that it is gone; after a power cut they hear nothing.
 """
 
 from __future__ import annotations

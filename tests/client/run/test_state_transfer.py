@@ -328,7 +328,7 @@ def test_few_copies_are_open_before_one_is_said_to_be_under_way() -> None:
         target.opening("a", msgspec.structs.replace(header, unit=MOST_OPEN_COPIES))
 
 
-def test_a_copy_that_nobody_waits_for_any_more_still_comes() -> None:
+def test_a_copy_that_is_not_awaited_any_more_still_comes() -> None:
     """Collecting began while it was under way: its workers send the rest, and must not be refused."""
 
     async def scenario() -> None:
@@ -344,9 +344,15 @@ def test_a_copy_that_nobody_waits_for_any_more_still_comes() -> None:
         for header, content in sent[1:]:
             target.opening("a", header)[:] = content
             target.complete(header)
+        assert not target.end._received
+        for header, content in others:
+            target.opening("b", header)[:] = content
+            target.complete(header)
+        tensors = (await target.copy(3).state()).tensors
+        assert all(torch.equal(tensors[key], values[key]) for key in values)
 
     values = state()
-    sent = copy_of(3, sent_by(0, values))
+    sent, others = (copy_of(3, sent_by(segment, values)) for segment in (0, 1))
     asyncio.run(scenario())
 
 

@@ -34,6 +34,7 @@ from farflung.protocol.submitter import (
     Keep,
     Kept,
     Planned,
+    Return,
     RolledBack,
     Running,
     Submit,
@@ -77,6 +78,7 @@ FromWorker = (
 FromSubmitter = (
     Attach
     | Submit
+    | Return
     | Keep
     | Kept
     | Collected

@@ -14,6 +14,8 @@ from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.training import Training
 
 MOST_ATTEMPTS = 10**9
+PATIENCE_SECONDS = 86_400
+"""How long a job waits for its submitter, or for workers that no other can replace: a day."""
 
 
 class Submit(Message, frozen=True):
@@ -27,6 +29,10 @@ class Submit(Message, frozen=True):
     so many did earlier runs of it have. The state is copied to the submitter after each `checkpoint_every`
     steps (0: only when it asks, see `Keep`). With `checkpoint_end` workers send the state of the optimizer
     and of the coders with the weights when the job ends (`SendState`).
+
+    `run` is a random name of the run (empty: none). While its job is not over, the same `Submit` again makes
+    no second job: it is answered like `Return` with attempt 0. A job whose submitter is away is held for
+    `patience_seconds`.
     """
 
     name: Text
@@ -40,10 +46,28 @@ class Submit(Message, frozen=True):
     attempts: Annotated[int, Meta(ge=0, le=MOST_ATTEMPTS)] = 0
     checkpoint_every: Count = 0
     checkpoint_end: bool = False
+    run: Text = ""
+    patience_seconds: Count = PATIENCE_SECONDS
 
     def __post_init__(self) -> None:
         if self.on and (self.workers > len(self.on) or len(set(self.on)) < len(self.on)):
             raise ValueError(f"expected at most {len(self.on)} workers, all with different names")
+
+
+class Return(Message, frozen=True):
+    """The sender is the submitter of this job from now on.
+
+    It holds the links of `attempt` (0: none), and has recorded every unit before `unit`. The answer is
+    `Ended` if the job is over. It is `Denied` if the job is unknown or another holder's, or, for now, if
+    another session of the submitter holds it and was heard a moment ago. Else `Accepted` comes, and then what
+    the sender has missed: `UnitDone` of each decided unit from `unit` on, with the attempt that decided it,
+    `RolledBack` if its attempt ended so, and where the job stands: `Planned`, `Running` or `Collecting`. A
+    job that runs or is collected goes on in a new attempt if the sender holds none of its links.
+    """
+
+    job: Id
+    attempt: Count
+    unit: Count
 
 
 _WAITING = "waiting for"

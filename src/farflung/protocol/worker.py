@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -53,10 +53,25 @@ class HomeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probes: bool = True
 
 
+class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker that registers again still holds of an attempt.
+
+    `unit` is the unit that it runs, or runs next: it has applied all units before. A worker whose `phase` is
+    loaded waits for `Begin`. A broken one cannot go on, and says why again (`Broken`).
+    """
+
+    job: Id
+    attempt: Count
+    unit: Count
+    phase: Literal["loading", "loaded", "running", "collecting", "broken"]
+
+
 class Register(Message, frozen=True):
     """First message of a worker: peers can dial it at `addresses` (HOST:PORT); `boot` is new per process.
 
     `relay_mbps` is the rate at which it relays links of others; 0 if it does not. `line` is its access line.
+    `standing` is the attempt that it holds from an earlier session, if any. `generation` is the greatest of
+    any broker that admitted this process: a broker with a smaller one has been replaced.
     """
 
     device: Device
@@ -65,12 +80,18 @@ class Register(Message, frozen=True):
     boot: Id
     relay_mbps: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     line: HomeLine = HomeLine()
+    standing: Standing | None = None
+    generation: Count = 0
 
 
 class Registered(Message, frozen=True):
-    """The broker admits the worker to the backup pool."""
+    """The broker admits the worker: to the backup pool, or to the attempt that it holds.
+
+    `generation` is the epoch of the broker's store, which each start raises; 0 if the broker is older.
+    """
 
     worker: Id
+    generation: Count = 0
 
 
 class Moved(Message, frozen=True):

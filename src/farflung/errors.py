@@ -57,6 +57,10 @@ class ProfileError(FarflungError):
     """A device profile cannot be read or made, or is not of this model."""
 
 
+class CopyError(FarflungError):
+    """A copy of a share of a job's state cannot be written to this worker's disk, or not be used."""
+
+
 class IdentityError(FarflungError):
     """A token, certificate or certificate authority was refused."""
 

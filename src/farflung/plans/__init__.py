@@ -1,6 +1,7 @@
 """Plans and topologies as data: the workers and links of a fleet, and which worker runs which segment."""
 
 from farflung.plans.connected import connected_part, subtopology, why_left_out
+from farflung.plans.holders import holders_of
 from farflung.plans.plan import FEEDER, FP32_BYTES, Edge, LaterCodecs, LinkCodec, Placement, Plan
 from farflung.plans.plan_file import read_plan, write_plan
 from farflung.plans.topology import Link, Scale, Topology, WorkerSpec
@@ -27,6 +28,7 @@ __all__ = [
     "WorkerSpec",
     "encode_topology",
     "connected_part",
+    "holders_of",
     "subtopology",
     "read_plan",
     "read_topology",

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from farflung.errors import ProtocolError
+from farflung.protocol.copies import Copied, CopyLost, Retain
 from farflung.protocol.fields import Message
 from farflung.protocol.probing import AskTopology, EndProbe, FleetTopology, Probe, Probed
 from farflung.protocol.reachability import (
@@ -66,6 +67,8 @@ FromWorker = (
     | Refused
     | UnitReady
     | Broken
+    | Copied
+    | CopyLost
     | AskReverse
     | AskCircuit
     | NotReached
@@ -93,7 +96,7 @@ FromSubmitter = (
 FromPeer = Claim | Welcome
 FromViewer = Ask | AskTopology | Renew
 ToWorker = (
-    Attached | Registered | Load | Begin | Decide | SendState | Stop | PeerMoved | DialBack | Circuit
+    Attached | Registered | Load | Begin | Decide | SendState | Stop | Retain | PeerMoved | DialBack | Circuit
     | NotReached | HoldCircuit | Probe | EndProbe | Denied | Status | FleetTopology | Renewed
 )  # fmt: skip
 ToSubmitter = (

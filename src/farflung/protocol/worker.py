@@ -12,6 +12,7 @@ from farflung.plans import LinkCodec, Plan
 from farflung.plans.ability import Ability, Lacks
 from farflung.plans.codec_pair import MOST_CODECS
 from farflung.plans.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
+from farflung.protocol.copies import MOST_HELD, HeldCopy, StateVersion
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Opset, Text
 from farflung.runtime.parcel import CodecSample
 from farflung.runtime.training import Training
@@ -72,6 +73,9 @@ class Register(Message, frozen=True):
     `relay_mbps` is the rate at which it relays links of others; 0 if it does not. `line` is its access line.
     `standing` is the attempt that it holds from an earlier session, if any. `generation` is the greatest of
     any broker that admitted this process: a broker with a smaller one has been replaced.
+
+    `held` are the copies on its disk, which may take `disk_bytes` (0: it holds none). The broker answers with
+    what to keep of each job (`Retain`).
     """
 
     device: Device
@@ -82,6 +86,8 @@ class Register(Message, frozen=True):
     line: HomeLine = HomeLine()
     standing: Standing | None = None
     generation: Count = 0
+    held: Annotated[list[HeldCopy], Meta(max_length=MOST_HELD)] = msgspec.field(default_factory=list)
+    disk_bytes: Count = 0
 
 
 class Registered(Message, frozen=True):
@@ -127,6 +133,10 @@ class Load(Message, frozen=True):
     `addresses` maps neighbours to HOST:PORT lists; dial those with a greater id. If steps were applied before
     `unit`, the submitter also sends the optimizer slots of each trained parameter; if `unit` is not the first
     one and the job has codecs, also the state of this worker's coders.
+
+    `holders` maps each member to the one that holds its copies; those two need a link, but do not wait for
+    it. With `version` the state comes from copies of that version and not from the submitter: from this
+    worker's own disk, or over a link from the member that `donors` names for it.
     """
 
     job: Id
@@ -137,13 +147,20 @@ class Load(Message, frozen=True):
     addresses: dict[Id, Addresses]
     submitter: Id
     unit: Count = 0
+    holders: dict[Id, Id] = msgspec.field(default_factory=dict)
+    version: StateVersion | None = None
+    donors: dict[Id, Id] = msgspec.field(default_factory=dict)
 
 
 class Loaded(Message, frozen=True):
-    """The worker has verified its segments, holds their whole state and is linked to its neighbours."""
+    """The worker has verified its segments, holds their whole state and is linked to its neighbours.
+
+    If it can make no copies of its state, `unprotected` says why.
+    """
 
     job: Id
     attempt: Count
+    unprotected: Text = ""
 
 
 class Refused(Message, frozen=True):
@@ -250,6 +267,7 @@ class Decide(Message, frozen=True):
 
     `codecs`, if given, replace the plan's codecs from the next unit on; all are in the job's codebook. With
     `keep`, copy the state right after this unit, and send the copy to the submitter while training goes on.
+    With `copy`, copy it to this worker's disk and to that of its holder, and say so (`Copied`).
     """
 
     job: Id
@@ -258,6 +276,7 @@ class Decide(Message, frozen=True):
     scale: float
     codecs: Annotated[tuple[LinkCodec, ...], Meta(max_length=100_000)] | None = None
     keep: bool = False
+    copy: bool = False
 
 
 class SendState(Message, frozen=True):
@@ -281,8 +300,12 @@ class Broken(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """Drop the job's work and memory and go back to the backup pool."""
+    """Drop the job's work and memory and go back to the backup pool.
+
+    If the job is `over`, delete the copies of its state, too.
+    """
 
     job: Id
     attempt: Count
     reason: Text
+    over: bool = False

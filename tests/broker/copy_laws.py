@@ -32,7 +32,7 @@ class _Owed:
             self.owed = True
         elif isinstance(fact, facts.CopyStored):
             self.in_flight.remove(fact.unit)
-        elif isinstance(fact, facts.JobPlanning | facts.JobRolledBack):
+        elif isinstance(fact, facts.JobPlanning | facts.JobRolledBack | facts.JobRegrouped):
             self.owed |= bool(self.in_flight)
             self.in_flight.clear()
         elif isinstance(fact, facts.UnitDecided):

@@ -59,6 +59,12 @@ class Place:
         assert len(run.rows) == STEPS
         return [row["loss"] for row in run.rows]
 
+    def regroups(self, run: Run) -> None:
+        """Cut the link between the workers until both have given it up, and the next attempt begins."""
+        self.network.cut("a", "b")
+        eventually("the workers link up again", lambda: bool(run.events("regrouping")))
+        self.network.heal("a", "b")
+
     def rejoin(self, name: str) -> None:
         self.workers[name].process.wait()
         self.workers[name] = self.on.worker(name)
@@ -111,8 +117,20 @@ def test_a_cut_changes_no_bit_of_what_codecs_write(place: Place) -> None:
     place.network.cut("a")
     time.sleep(LONG_CUT_SECONDS)
     place.network.heal("a")
+    run.reaches(20)
+    place.regroups(run)
     assert place.whole(run) == losses
     place.workers["a"].says("linked to b again")
+
+
+def test_a_link_that_is_cut_beyond_the_lease_costs_the_step_in_flight(
+    place: Place, losses: list[float]
+) -> None:
+    run = place.train("regrouped", "--steps", str(STEPS))
+    run.reaches(5)
+    place.regroups(run)
+    assert place.whole(run) == losses
+    assert {row["attempt"] for row in run.rows} == {1, 2} and not run.events("rolled back")
 
 
 def test_a_worker_may_move_to_another_address(place: Place, losses: list[float]) -> None:

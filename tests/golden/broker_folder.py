@@ -108,7 +108,9 @@ def _history() -> Iterator[Any]:
         yield fact(facts.JobLoading, job=job, programs={1: digest_of(_BLOBS[1])}, steering=None)
         yield fact(facts.JobRunning, job=job)
         yield fact(facts.UnitDecided, job=job, attempt=3, unit=2, keep=False)
+        yield fact(facts.JobRegrouped, job=job, attempt=4)
         if job == "job-1":
+            yield fact(facts.JobEnding, job=job, state="done")
             yield fact(facts.JobCollecting, job=job, state="done")
             yield fact(facts.JobEnded, job=job, state="done", reason="")
     yield fact(facts.WorkerLost, worker="w-4")

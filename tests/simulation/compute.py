@@ -51,6 +51,10 @@ class Compute:
         """Verify the programs; answers `Verified`."""
         self._post(None, lambda: self._prepare(load))
 
+    def regroup(self, load: Load) -> None:
+        """Drop the unit in flight and go on in another attempt; answers `Filled`."""
+        self._post(None, lambda: self._regroup(load))
+
     def fill(self, attempt: Attempt, state: State) -> None:
         """Take the state over; answers `Filled`."""
         self._post(attempt, lambda: self._fill(state))
@@ -164,6 +168,16 @@ class Compute:
         else:
             self._load, self.unit = load, load.unit
         self._worker.on_outcome(Verified(self.attempt, problem))
+
+    def _regroup(self, load: Load) -> None:
+        attempt = (load.job, load.attempt)
+        if self._load is None:
+            self._worker.on_outcome(ComputeFailed(attempt, "the state is lost"))
+            return
+        assert len(self.chain) == load.unit == self.unit, f"{self.chain} is not the state of {load.unit}"
+        self.attempt, self._load, self._stage, self._began = attempt, load, 0, False
+        self._inputs, self._values = set(), {}
+        self._worker.on_outcome(Filled(attempt))
 
     def _fill(self, state: State) -> None:
         assert self._load is not None

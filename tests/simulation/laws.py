@@ -12,7 +12,7 @@ from tests.simulation.world import World
 
 from farflung.broker.core import events
 from farflung.broker.core.facts import JobPlanning, WaitExplained
-from farflung.broker.core.records import CANCELLED, COLLECTING, QUEUED, RUNNING, State
+from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, State
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec
@@ -112,6 +112,9 @@ class Laws:
             case Cancel(collect=collect):
                 brings = collect and before.state in (RUNNING, COLLECTING)
                 expected = COLLECTING if brings else CANCELLED
+                if collect and before.state == LOADING and before.keeps:
+                    expected = LOADING
+                    self._require(bool(after.ending), f"{message} is forgotten")
                 self._require(after.state == expected, f"after {message} {after.job} is {after.state}")
 
     # Workers
@@ -128,6 +131,18 @@ class Laws:
         newer = held is None or held[1] != attempt or held[0] != worker.life
         self._require(newer, f"{worker.name} loads {attempt} twice")
         self._applied[worker.name] = (worker.life, attempt, load.unit - 1)
+
+    def on_regroup(self, worker: WorkerProcess, load: Load) -> None:
+        """A worker keeps its state in another attempt: the state of the unit with which that begins."""
+        attempt, (life, of, last) = (load.job, load.attempt), self._applied[worker.name]
+        line = self.log.jobs[load.job].lines.get(load.attempt)
+        self._require(line is not None and line.keeps, f"{load} keeps a state, which is not in the log")
+        assert line is not None
+        self._require(
+            (life, last + 1, of[0]) == (worker.life, load.unit, load.job) and line.begins == load.unit,
+            f"{worker.name} goes on at unit {load.unit} of {attempt} after unit {last} of {of}",
+        )
+        self._applied[worker.name] = (life, attempt, last)
 
     def on_drop(self, worker: WorkerProcess, reason: str) -> None:
         """A worker is told to stop before it is told to load again."""

@@ -12,12 +12,13 @@ from farflung.plans import LinkCodec, Plan
 
 @dataclass
 class Line:
-    """One attempt, which begins at the unit `begins`."""
+    """One attempt, which begins at the unit `begins`; if it `keeps` the state, with what workers held."""
 
     begins: int
     plan: Plan | None = None
     decided: dict[int, facts.UnitDecided] = field(default_factory=dict)
     codecs: dict[int, tuple[LinkCodec, ...]] = field(default_factory=dict)
+    keeps: bool = False
 
 
 @dataclass
@@ -26,8 +27,8 @@ class Ledger:
 
     `wish`: a copy is due; `under_way`: the one that is not stored yet; `saved` are the units whose state the
     submitter has written, `stable` is the newest one of which the log says so. `furthest` is the first unit
-    that no failed attempt has decided, `fruitless` how many in a row decided none of these. On the workers
-    `unfit` alone it cannot be planned.
+    that no failed attempt has decided, `fruitless` how many in a row decided none of these, and `regrouped`
+    how many of them regrouped. On the workers `unfit` alone it cannot be planned.
     """
 
     submitted: facts.JobSubmitted
@@ -42,6 +43,7 @@ class Ledger:
     unfit: frozenset[str] = frozenset()
     rolled_back: dict[int, int] = field(default_factory=dict)
     fruitless: int = 0
+    regrouped: int = 0
     wish: bool = False
     under_way: int | None = None
     saved: set[int] = field(default_factory=set)

@@ -12,7 +12,7 @@ from tests.simulation.world import LEASE_SECONDS, World
 
 from farflung.broker.core import facts
 from farflung.broker.core.facts import AnyDecision
-from farflung.broker.core.recovery import MOST_FRUITLESS
+from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED
 from farflung.broker.core.state import State, durable, reduce_fact
 from farflung.broker.journal import Journal
 from farflung.worker.state import Attempt
@@ -27,7 +27,9 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
     facts.JobRunning: (("loading",), "running"),
     facts.UnitDecided: (("running",), "running"),
     facts.CodecsDecided: (("running",), "running"),
-    facts.JobCollecting: (("running",), "collecting"),
+    facts.JobCollecting: (("running", "loading"), "collecting"),
+    facts.JobRegrouped: (("loading", "running", "collecting"), "loading"),
+    facts.JobEnding: (("loading",), "loading"),
     facts.JobRolledBack: (("loading", "running", "collecting"), "queued"),
 }
 """In which phases of a job each fact is right, and the phase after it."""
@@ -115,7 +117,14 @@ class LogLaws:
                 self._judge_copy(ledger, fact)
             case facts.JobRolledBack():
                 self._judge_rollback(ledger, fact)
+            case facts.JobRegrouped():
+                self._judge_regroup(ledger, fact)
+            case facts.JobEnding(state=state):
+                self._require(ledger.line.keeps and not ledger.ending, f"{fact} of attempt {ledger.attempt}")
+                ledger.ending = state
             case facts.JobCollecting(state=state):
+                if ledger.phase == "loading":
+                    self._require(ledger.line.keeps and ledger.ending == state, f"{fact} of a job that loads")
                 ledger.ending = state
             case facts.JobEnded(state=state):
                 self._judge_end(ledger, fact)
@@ -157,6 +166,20 @@ class LogLaws:
         ledger.under_way = None
         ledger.stable = unit + 1 if fact.stored else ledger.stable
 
+    def _judge_regroup(self, ledger: Ledger, fact: facts.JobRegrouped) -> None:
+        self._counts[f"regrouped while {ledger.phase}"] += 1
+        before = ledger.line
+        self._require(ledger.phase != "loading" or before.keeps, f"{fact} of workers without a state")
+        self._require(fact.attempt == ledger.attempt + 1, f"{fact} follows attempt {ledger.attempt}")
+        is_further = ledger.next_unit > ledger.furthest
+        ledger.fruitless = 0 if is_further else ledger.fruitless
+        ledger.regrouped = 1 if is_further else ledger.regrouped + 1
+        self._require(ledger.regrouped <= MOST_REGROUPED, f"{fact} is no. {ledger.regrouped} in a row")
+        ledger.furthest = max(ledger.furthest, ledger.next_unit)
+        ledger.attempt = fact.attempt
+        ledger.lines[fact.attempt] = Line(ledger.next_unit, before.plan, keeps=True)
+        ledger.interrupt_copies()
+
     def _judge_rollback(self, ledger: Ledger, fact: facts.JobRolledBack) -> None:
         self._require_no_deadline(fact)
         self._counts[f"rolled back while {ledger.phase}"] += 1
@@ -169,7 +192,7 @@ class LogLaws:
         self._require(fruitless < MOST_FRUITLESS, f"{fact.job} goes on after {fruitless} fruitless attempts")
         ledger.fruitless, ledger.furthest = fruitless, max(ledger.furthest, ledger.next_unit)
         ledger.rolled_back[fact.attempt] = fact.unit
-        ledger.next_unit, ledger.ending = fact.unit, ""
+        ledger.next_unit, ledger.ending, ledger.regrouped = fact.unit, "", 0
         ledger.interrupt_copies()
 
     def _judge_end(self, ledger: Ledger, fact: facts.JobEnded) -> None:
@@ -184,7 +207,8 @@ class LogLaws:
             )
         if fact.state == "done":
             total = len(ledger.whole) - 1
-            complete = [number for number, line in ledger.lines.items() if total in line.decided]
+            lines = ledger.lines.items()
+            complete = [number for number, line in lines if total in line.decided or line.begins > total]
             home = any((fact.job, number) in self._collected for number in complete)
             self._require(home, f"{fact.job} is done, but its submitter has no state of {complete}")
         if "in a row ended" in fact.reason:

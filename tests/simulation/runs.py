@@ -86,6 +86,7 @@ class Run:
     failing: int = 0
     collected: bool = False
     rollbacks: int = 0
+    regrouped: int = 0
 
 
 def some_training(draw: random.Random) -> Training:

@@ -174,11 +174,24 @@ class SubmitterProcess(Process):
         return run.attempt
 
     def _begin_attempt(self, run: Run, planned: Planned) -> None:
+        if planned.keeps:
+            self._leave(run, planned)
         assert run.attempt is None and planned.attempt > run.project.attempts, f"{planned} is no new attempt"
-        run.attempt = attempt = Attempt(planned, run.start, len(run.start))
+        first = planned.unit if planned.keeps else len(run.start)
+        run.attempt = attempt = Attempt(planned, run.start, first)
         run.project.attempts = planned.attempt
         for worker in planned.plan.workers():
             self._dial(attempt, worker, self.world.now + DIAL_SECONDS)
+
+    def _leave(self, run: Run, planned: Planned) -> None:
+        """Drop the attempt: the workers go on with their state in the next one."""
+        attempt = run.attempt
+        assert attempt is not None and attempt.next_unit == planned.unit, f"{planned} leaves out a unit"
+        run.attempt, run.failing, run.regrouped = None, 0, run.regrouped + 1
+        for end in attempt.dialled.values():
+            end.close(planned.reason)
+        if self.random.random() < 0.3:
+            self.after(self.random.uniform(0, 0.5), self.stop)  # while the workers link up again
 
     def _roll_back(self, run: Run, message: RolledBack) -> None:
         """Drop the attempt, and go back to the state that the next one begins with."""
@@ -219,8 +232,9 @@ class SubmitterProcess(Process):
         attempt = run.attempt
         if isinstance(message, Welcome):
             attempt.linked[worker] = end
-            state = State(attempt.name, attempt.start)
-            self.after(self.random.expovariate(1), lambda: end.send(state))
+            if not attempt.planned.keeps:
+                state = State(attempt.name, attempt.start)
+                self.after(self.random.expovariate(1), lambda: end.send(state))
             self._feed(attempt, attempt.next_unit)
             return
         assert message.attempt == attempt.name, f"{worker} sent {message} of another attempt"

@@ -163,6 +163,11 @@ class WorkerProcess(Process):
             case machine.Prepare(load):
                 self.world.laws.on_prepare(self, load)
                 self._prepare(command)
+            case machine.Regroup(load):
+                self.world.laws.on_regroup(self, load)
+                self._dismiss(f"{load.job} goes on in attempt {load.attempt}")
+                self.compute.regroup(load)
+                self._link_up(command)
             case machine.Drop(reason):
                 self.world.laws.on_drop(self, reason)
                 self._dismiss(reason)
@@ -200,8 +205,11 @@ class WorkerProcess(Process):
             session.send(parcel)
 
     def _prepare(self, command: machine.Prepare) -> None:
+        self.compute.prepare(command.load)
+        self._link_up(command)
+
+    def _link_up(self, command: machine.Prepare | machine.Regroup) -> None:
         load = command.load
-        self.compute.prepare(load)
         for end in list(self._pending):
             self._welcome_if_due(end)
         for peer in command.dial:

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from tests.worker.loads import load
 
 from farflung.plans import LinkCodec
-from farflung.protocol.messages import Begin, Broken, Decide, Loaded, Refused, SendState, Stop, UnitReady
+from farflung.protocol.messages import (
+    Begin,
+    Broken,
+    Continue,
+    Decide,
+    Loaded,
+    Refused,
+    SendState,
+    Stop,
+    UnitReady,
+)
 from farflung.protocol.worker import LinkBytes, LinkRate, Share
 from farflung.runtime.parcel import Sent
 from farflung.worker import state as machine
@@ -28,6 +38,7 @@ from farflung.worker.state import (
     PeerLinked,
     PeerLost,
     Prepare,
+    Regroup,
     Start,
     State,
     Tell,
@@ -71,6 +82,50 @@ def test_a_unit_runs_from_begin_to_decide() -> None:
     finished = UnitFinished(KEY, 0, SHARES)
     assert run(*READY, begin, finished, decide, decide)[1].count(Apply(0, 0.5)) == 1
     assert Apply(0, 0.5) not in run(*READY, begin, decide)[1]
+
+
+def go_on(attempt: int = 6, unit: int = 1) -> FromBroker:
+    return FromBroker(Continue(JOB, attempt, unit, {"a": ["a.example:1"], "c": ["c.example:1"]}, "cut"))
+
+
+ONE_UNIT = (
+    *READY,
+    FromBroker(Begin(JOB, ATTEMPT)),
+    UnitFinished(KEY, 0, SHARES),
+    FromBroker(Decide(JOB, ATTEMPT, 0, 0.5)),
+)
+LINKED_AGAIN = (*LINKED, Filled((JOB, 6)))
+
+
+@pytest.mark.parametrize("lost", [[], [PeerLost("a", "cut")]])
+def test_a_worker_keeps_its_state_in_another_attempt(lost: list[machine.Event]) -> None:
+    state, done = run(*ONE_UNIT, *lost, go_on())
+    new = msgspec.structs.replace(
+        load(), attempt=6, unit=1, addresses={"a": ["a.example:1"], "c": ["c.example:1"]}
+    )
+    assert done[-1] == Regroup(new, ("c",))
+    assert (state.phase, state.unit, state.ready, state.linked) == ("loading", 1, None, frozenset())
+    state, done = run(*ONE_UNIT, *lost, go_on(), *LINKED_AGAIN, FromBroker(Begin(JOB, 6)))
+    assert done[-2:] == [Tell(Loaded(JOB, 6)), Start()] and state.phase == "running"
+    assert run(*ONE_UNIT, *lost, go_on(), go_on(), go_on(5))[1].count(Regroup(new, ("c",))) == 1
+
+
+def test_a_worker_that_links_up_again_may_be_asked_for_its_state() -> None:
+    state, done = run(*ONE_UNIT, go_on(), *LINKED_AGAIN, FromBroker(SendState(JOB, 6)))
+    assert done[-2:] == [EndTraining(), GiveState()] and state.phase == "collecting"
+    assert GiveState() not in run(*ONE_UNIT, go_on(), FromBroker(SendState(JOB, 6)))[1]
+
+
+def test_a_worker_without_the_state_refuses_and_is_idle() -> None:
+    problem = "it does not hold the state with which unit 2 begins"
+    state, done = run(*ONE_UNIT, go_on(unit=2))
+    assert state == State("b") and done[-2:] == [Tell(Refused(JOB, 6, problem)), Drop(problem)]
+    assert run(go_on(unit=2))[1] == [Tell(Refused(JOB, 6, problem))]
+
+
+def test_a_worker_whose_segment_failed_says_so_in_the_next_attempt_too() -> None:
+    _, done = run(*ONE_UNIT, ComputeFailed(KEY, "out of memory"), go_on())
+    assert done[-1] == Tell(Broken(JOB, 6, "out of memory"))
 
 
 def test_a_report_is_sent_again_until_its_unit_is_decided() -> None:

@@ -45,6 +45,7 @@ from farflung.protocol.viewer import Ask, Denied, Renew, Renewed, Status
 from farflung.protocol.worker import (
     Begin,
     Broken,
+    Continue,
     Decide,
     Load,
     Loaded,
@@ -96,8 +97,9 @@ FromSubmitter = (
 FromPeer = Claim | Welcome
 FromViewer = Ask | AskTopology | Renew
 ToWorker = (
-    Attached | Registered | Load | Begin | Decide | SendState | Stop | Retain | PeerMoved | DialBack | Circuit
-    | NotReached | HoldCircuit | Probe | EndProbe | Denied | Status | FleetTopology | Renewed
+    Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | PeerMoved
+    | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe | Denied | Status | FleetTopology
+    | Renewed
 )  # fmt: skip
 ToSubmitter = (
     Attached

@@ -103,6 +103,9 @@ class Planned(Message, frozen=True):
     and gets them back at the end. A parameter used by several segments is owned by the first of them.
     `prediction` is the simulated step, if workers and links are known. `unable` maps workers that have no
     part to the ops of the model that they lack.
+
+    The attempt begins at `unit`. If it `keeps` the state, the workers go on with what they hold, for this
+    `reason`: send none.
     """
 
     job: Id
@@ -113,6 +116,9 @@ class Planned(Message, frozen=True):
     prediction: Prediction | None = None
     unable: dict[Id, Text] = msgspec.field(default_factory=dict)
     notes: list[Text] = msgspec.field(default_factory=list)
+    unit: Count = 0
+    keeps: bool = False
+    reason: Text = ""
 
 
 class Running(Message, frozen=True):

@@ -178,6 +178,21 @@ class Begin(Message, frozen=True):
     attempt: Count
 
 
+class Continue(Message, frozen=True):
+    """Another attempt of the job that the worker holds: keep the state, and drop the unit in flight.
+
+    `unit` is the first one that is not decided: all before it are applied. Plan, programs and training stay
+    those of the last `Load`; `addresses` are as there. Link up anew and answer with `Loaded`. Then units go
+    on after `Begin`, or the state is sent after `SendState`.
+    """
+
+    job: Id
+    attempt: Count
+    unit: Count
+    addresses: dict[Id, Addresses]
+    reason: Text = ""
+
+
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One segment's part of a unit.
 

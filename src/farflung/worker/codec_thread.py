@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
+from farflung.errors import CodecError
 from farflung.plans import LinkCodec
 from farflung.runtime.backend import LinkCoding
 from farflung.runtime.parcel import Coded, Parcel, Sent
@@ -86,8 +87,16 @@ class CodedLinks:
         self._post(lambda: self._decided(unit, codecs))
 
     def restart(self) -> None:
-        """Forget parcels that wait, and what the current unit taught the codecs: it runs again."""
+        """Forget parcels that wait, and what the current unit taught the codecs: it runs again.
+
+        Returns once the codec thread has done so: no parcel that was written or read before comes out later.
+        """
+        done = threading.Event()
         self._post(self._restart)
+        self._post_call(done.set)
+        done.wait()
+        if self._is_closed:
+            raise CodecError("a codec failed while a step was dropped")
 
     def snapshot(self, taken: Callable[[bytes], None]) -> None:
         """Call `taken` with the coders' state as of the last decided unit."""

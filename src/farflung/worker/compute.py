@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic
 
 from farflung.errors import FarflungError
@@ -89,7 +88,7 @@ class _Job(Generic[Array]):
         send: Send,
         limits: Limits,
         codecs: CodecThread,
-        post: Callable[[str, Callable[[], None]], None],
+        post: Callable[[Attempt, str, Callable[[], None]], None],
     ) -> None:
         self._worker, self._load, self._memory_bytes = worker, load, memory_bytes
         self._peers = dict(enumerate(placed.worker for placed in load.plan.placements))
@@ -155,7 +154,7 @@ class _Job(Generic[Array]):
         self._computing -= time.perf_counter() - began
 
     def _decoded(self, parcel: Parcel[memoryview]) -> None:
-        self._post("taking a value in", lambda: self._receive(parcel))
+        self._post(self._attempt, "taking a value in", lambda: self._receive(parcel))
 
     def _receive(self, parcel: Parcel[memoryview]) -> None:
         array: Array | None = None
@@ -173,7 +172,7 @@ class _Job(Generic[Array]):
         def fail() -> None:
             raise error
 
-        self._post("reading what came", fail)
+        self._post(self._attempt, "reading what came", fail)
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         reported = tuple(Share(s.segment, s.finite, s.loss, s.squares) for s in shares)
@@ -188,6 +187,12 @@ class _Job(Generic[Array]):
         """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""
         self._links.decided(unit, codecs)
         self.executor.decide(unit, scale)
+
+    def regroup(self, load: Load) -> None:
+        """Go on in another attempt with the state as it is; the unit in flight is dropped and runs again."""
+        self.executor.restart()
+        self._links.restart()
+        self._load, self._attempt, self._computing = load, (load.job, load.attempt), 0.0
 
     def restore(self, receiver: StateReceiver) -> None:
         """Go on from the optimizer slots and the coders' state that were received, whole and verified."""
@@ -271,6 +276,13 @@ class ComputeThread(threading.Thread):
     def check_state(self, attempt: Attempt, receiver: StateReceiver) -> None:
         """Verify the digests of the whole state and finish compiling; answers `Filled` or `ComputeFailed`."""
         self._post(attempt, self._of_state("verifying"), lambda: self._check_state(attempt, receiver))
+
+    def regroup(self, load: Load) -> None:
+        """Go on with the job at hand in another attempt; answers `Filled` once the unit in flight is dropped.
+
+        What was posted for the attempt before, and is not done yet, will not be done.
+        """
+        self._post(None, "dropping a step", lambda: self._regroup(load))
 
     def begin(self, attempt: Attempt) -> None:
         """Start running tasks."""
@@ -388,7 +400,7 @@ class ComputeThread(threading.Thread):
         try:
             self._job = _Job(
                 self._worker, load, receiver, self._memory_bytes, self._backend, self._emit, self._send,
-                limits, self._codecs, partial(self._post, self._attempt),
+                limits, self._codecs, self._post,
             )  # fmt: skip
         except FarflungError as error:
             self._emit(Verified(self._attempt, str(error)))
@@ -401,6 +413,16 @@ class ComputeThread(threading.Thread):
             return
         self._current.restore(receiver)
         self._current.compile(self.stopwatch)
+        self._emit(Filled(attempt))
+
+    def _regroup(self, load: Load) -> None:
+        self._began = False
+        job, attempt = self._job, (load.job, load.attempt)
+        if job is None or self._attempt[0] != load.job:
+            self._emit(ComputeFailed(attempt, "a segment failed, so the state is lost"))
+            return
+        job.regroup(load)
+        self._attempt = attempt
         self._emit(Filled(attempt))
 
     def _begin(self) -> None:

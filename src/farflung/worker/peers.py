@@ -83,8 +83,11 @@ class Peers:
         self._sent_by_closed: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
 
-    def admit(self, worker: str, load: Load, receiver: StateReceiver, peers: frozenset[str]) -> None:
-        """Begin an attempt: admit links of `peers` from now on."""
+    def admit(self, worker: str, load: Load, receiver: StateReceiver | None, peers: frozenset[str]) -> None:
+        """Begin an attempt: admit links of `peers` from now on.
+
+        Without a `receiver` the worker has its state already.
+        """
         self._loop = asyncio.get_running_loop()
         self._load, self._admission, self._receiver, self._admitted = (
             load,
@@ -240,11 +243,13 @@ class Peers:
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         """Memory for a message that the plan expects from this peer; None if its attempt or unit is over."""
-        if self._links.get(link.peer.id) is not link or self._admission is None or self._receiver is None:
+        if self._links.get(link.peer.id) is not link or self._admission is None:
             if self._load is None:
                 return None
             raise ProtocolError(f"{link.peer.id} sent data before it was welcomed")
         if isinstance(header, SliceHeader):
+            if self._receiver is None:
+                raise ProtocolError(f"{link.peer.id} sent state, which this worker has already")
             return self._receiver.opening(link.peer.id, header)
         if not isinstance(header, ValueHeader):
             raise ProtocolError(f"{link.peer.id} sent a probe's message on a data link")
@@ -258,9 +263,11 @@ class Peers:
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
         """Pass on a message that was received completely."""
-        if self._links.get(link.peer.id) is not link or self._receiver is None:
+        if self._links.get(link.peer.id) is not link:
             return
         if isinstance(header, SliceHeader):
+            if self._receiver is None:
+                return
             self._receiver.complete(header)
             if self._receiver.full:  # once: no slice is admitted after the last
                 self._events.state_arrived()

@@ -290,6 +290,8 @@ class WorkerService:
             self._send(command.message)
         elif isinstance(command, machine.Prepare):
             self._prepare(command)
+        elif isinstance(command, machine.Regroup):
+            self._regroup(command)
         elif isinstance(command, machine.Drop):
             self._peers.dismiss(command.reason)
             self._compute.drop()
@@ -327,6 +329,17 @@ class WorkerService:
         self._peers.admit(worker, load, self._state_receiver, self._state.admitted)
         if self._state_receiver.full:
             self.state_arrived()
+        self._addresses = dict(load.addresses)
+        for peer in command.dial:
+            self._spawn(self._dial_peer(peer, load))
+
+    def _regroup(self, command: machine.Regroup) -> None:
+        load = command.load
+        self._peers.dismiss(f"job {load.job} goes on in attempt {load.attempt}")
+        self._state_receiver = None
+        self._compute.regroup(load)
+        self._peers.admit(self._identity.id, load, None, self._state.admitted)
+        self._peers.trust()
         self._addresses = dict(load.addresses)
         for peer in command.dial:
             self._spawn(self._dial_peer(peer, load))

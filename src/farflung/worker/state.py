@@ -11,10 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import msgspec
+
 from farflung.plans import LinkCodec
 from farflung.protocol.messages import (
     Begin,
     Broken,
+    Continue,
     Decide,
     Denied,
     Load,
@@ -40,6 +43,7 @@ class State:
     """The worker's job, if any, and what it still needs before it can begin.
 
     `ready` is what was reported about unit `unit`; it is kept until the broker has decided that unit.
+    `failure` says why a segment failed, which costs the state.
     """
 
     worker: str
@@ -52,6 +56,7 @@ class State:
     unit: int = 0
     ready: UnitReady | None = None
     warned: bool = False
+    failure: str = ""
 
     @property
     def attempt(self) -> Attempt | None:
@@ -185,6 +190,17 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class Regroup:
+    """Keep the state, drop the unit in flight and the links, and dial the peers in `dial`.
+
+    Answered by `Filled`. `load` is that of the job with the number and addresses of the new attempt.
+    """
+
+    load: Load
+    dial: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Start:
     """Run the first unit, and each further one when the one before it is decided."""
 
@@ -231,7 +247,7 @@ class Note:
     text: str
 
 
-Command = Tell | Prepare | Start | Apply | KeepState | EndTraining | GiveState | Drop | Note
+Command = Tell | Prepare | Regroup | Start | Apply | KeepState | EndTraining | GiveState | Drop | Note
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:
@@ -256,7 +272,7 @@ def step(state: State, event: Event) -> tuple[State, list[Command]]:
         return _progress(replace(state, filled=True))
     if isinstance(event, UnitFinished):
         return _unit_finished(state, event)
-    return _break(state, event.reason)
+    return _break(replace(state, failure=event.reason), event.reason)
 
 
 def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
@@ -266,6 +282,8 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return state, [Note(f"the broker refused: {message.reason}")]
     if isinstance(message, Load):
         return _start_loading(state, message)
+    if isinstance(message, Continue):
+        return _regroup(state, message)
     if state.load is None or not isinstance(message, Begin | Decide | SendState | Stop):
         return state, []
     if (message.job, message.attempt) != (state.load.job, state.load.attempt):
@@ -278,7 +296,9 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         apply = Apply(message.unit, message.scale, message.codecs)
         copied = [KeepState(message.unit)] if message.keep and state.load.training.copies else []
         return replace(state, unit=state.unit + 1, ready=None), [apply, *copied]
-    if isinstance(message, SendState) and state.phase == "running":
+    if isinstance(message, SendState) and (
+        state.phase == "running" or (state.phase == "loading" and state.announced)
+    ):
         return replace(state, phase="collecting"), [EndTraining(), GiveState(message.whole)]
     return state, []
 
@@ -295,6 +315,28 @@ def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
     count = len(load.plan.segments_of(state.worker))
     note = Note(f"job {load.job}: loading {count_of(count, 'segment')}")
     return fresh, [*commands, Prepare(load, dial), note]
+
+
+def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
+    """Go on with the state at hand in another attempt; refuse if it is not that of the next unit."""
+    load = state.load
+    if load is not None and load.job == message.job and load.attempt >= message.attempt:
+        return state, []
+    if state.failure:
+        return state, [Tell(Broken(message.job, message.attempt, state.failure))]
+    if load is None or load.job != message.job or not state.verified or state.unit != message.unit:
+        problem = f"it does not hold the state with which unit {message.unit} begins"
+        refused = Tell(Refused(message.job, message.attempt, problem))
+        return State(state.worker), [refused, *([Drop(problem)] if load else [])]
+    load = msgspec.structs.replace(
+        load, attempt=message.attempt, unit=message.unit, addresses=message.addresses
+    )
+    fresh = State(
+        state.worker, phase="loading", load=load, verified=True, unit=state.unit, warned=state.warned
+    )
+    dial = tuple(sorted(peer for peer in fresh.neighbours if peer > state.worker))
+    note = Note(f"job {load.job}: linking up again, the state stays ({message.reason})")
+    return fresh, [Regroup(load, dial), note]
 
 
 def _progress(state: State) -> tuple[State, list[Command]]:

@@ -7,7 +7,7 @@ from tests.broker.scenario import Scenario, told, training
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.records import Job
-from farflung.broker.core.recovery import MOST_FRUITLESS
+from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED
 from farflung.broker.core.state import replay
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import (
@@ -29,6 +29,16 @@ def again(story: Scenario) -> None:
     """The next attempt is planned, loaded and runs."""
     story.planned()
     load_all(story)
+
+
+def cut_until_the_end(story: Scenario) -> None:
+    """Cut the link between a and b in each attempt: two that regroup, one that rolls back, and so on."""
+    for _ in range(MOST_FRUITLESS * (MOST_REGROUPED + 1)):
+        assert not job_of(story).over
+        story.feed(events.WorkerMessage(story.now, "a", Broken("job-1", job_of(story).attempt, "cut", "b")))
+        if job_of(story).state == "planning":
+            story.planned()
+        load_all(story)
 
 
 def load_all(story: Scenario) -> None:
@@ -91,11 +101,7 @@ def test_a_copy_that_was_under_way_is_made_in_the_next_attempt() -> None:
 def test_attempts_that_get_no_further_end_the_job() -> None:
     story = Scenario("a", "b")
     story.running(2)
-    for _ in range(MOST_FRUITLESS):
-        assert not job_of(story).over
-        story.feed(events.WorkerMessage(story.now, "a", Broken("job-1", job_of(story).attempt, "cut", "b")))
-        if job_of(story).state == "planning":
-            again(story)
+    cut_until_the_end(story)
     (end,) = [message for message in told(story.commands) if isinstance(message, Ended)]
     assert end.state == "failed"
     assert end.reason.endswith(f"cut; {MOST_FRUITLESS} attempts in a row ended without a new step")
@@ -105,11 +111,7 @@ def test_attempts_that_get_no_further_end_the_job() -> None:
 def test_a_resumed_job_ends_after_as_many_fruitless_attempts() -> None:
     story = Scenario("a", "b")
     story.running(2, steps=9, unit=4, attempts=3)
-    for _ in range(MOST_FRUITLESS):
-        assert not job_of(story).over
-        story.feed(events.WorkerMessage(story.now, "a", Broken("job-1", job_of(story).attempt, "cut", "b")))
-        if job_of(story).state == "planning":
-            again(story)
+    cut_until_the_end(story)
     assert job_of(story).state == "failed"
 
 

@@ -967,7 +967,7 @@ def _attempts_rise(history: list[facts.Fact]) -> None:
     for fact in history:
         if isinstance(fact, facts.JobSubmitted):
             attempts[fact.job] = fact.attempts
-        elif isinstance(fact, facts.JobPlanning):
+        elif isinstance(fact, facts.JobPlanning | facts.JobRegrouped):
             assert fact.attempt == attempts[fact.job] + 1
             attempts[fact.job] = fact.attempt
 

@@ -173,6 +173,25 @@ class JobRolledBack(Decision, frozen=True):
     over: bool = False
 
 
+class JobRegrouped(Decision, frozen=True):
+    """The attempt before `attempt` ended. In this one every member keeps its state and the job goes on.
+
+    The unit in flight is dropped and runs again; what was decided stays applied.
+    """
+
+    job: str
+    attempt: int
+    reason: str
+
+
+class JobEnding(Decision, frozen=True):
+    """The job ends as `state` once its members, which are regrouping, have sent their state."""
+
+    job: str
+    state: str
+    reason: str
+
+
 class CodecsDecided(Decision, frozen=True):
     """From `unit` on the job's links use `codecs`; links that are not listed are dense.
 
@@ -251,6 +270,8 @@ AnyDecision = (
     | CopyAsked
     | CopyStored
     | JobRolledBack
+    | JobRegrouped
+    | JobEnding
     | CodecsDecided
     | JobCollecting
     | JobEnded

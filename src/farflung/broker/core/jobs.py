@@ -121,10 +121,14 @@ def worker_loaded(turn: Transition, job: Job, worker: str) -> None:
         return
     turn.emit(facts.WorkerLoaded(job.job, worker))
     job = turn.state.jobs[job.job]
-    if job.loaded >= set(job.members):
-        turn.emit(facts.JobRunning(turn.now, job.job))
-        turn.send_members(job, Begin(job.job, job.attempt))
-        turn.tell(job.job, Running(job.job, job.attempt))
+    if not job.loaded >= set(job.members):
+        return
+    if job.ending or job.unit is None:
+        collect(turn, job, job.ending or DONE, job.reason if job.ending else "")
+        return
+    turn.emit(facts.JobRunning(turn.now, job.job))
+    turn.send_members(job, Begin(job.job, job.attempt))
+    turn.tell(job.job, Running(job.job, job.attempt))
 
 
 def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
@@ -145,18 +149,29 @@ def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
     names = plan.workers()
     for name in names:
         turn.do(load_of(turn.state, turn.state.jobs[job.job], name))
-    planned = Planned(
-        job.job,
-        job.attempt,
-        plan,
-        result.owned,
-        {name: turn.state.addresses_for(name, job.submitter, job.job) for name in names},
-        result.prediction,
-        dict(result.unable),
-        list(result.notes),
+    planned = msgspec.structs.replace(
+        planned_of(turn.state, turn.state.jobs[job.job]),
+        prediction=result.prediction,
+        unable=dict(result.unable),
+        notes=list(result.notes),
     )
     turn.tell(job.job, planned)
     tuning.begin(turn, job, result.steering)
+
+
+def planned_of(state: State, job: Job) -> Planned:
+    """What the submitter needs to take part in the current attempt, but for what only the planner knows."""
+    assert job.plan is not None
+    return Planned(
+        job.job,
+        job.attempt,
+        job.plan,
+        list(map(list, job.owned)),
+        {name: state.addresses_for(name, job.submitter, job.job) for name in job.plan.workers()},
+        unit=job.next_unit,
+        keeps=job.keeps,
+        reason=job.reason if job.keeps else "",
+    )
 
 
 def load_of(state: State, job: Job, worker: str) -> SendLoad:
@@ -202,8 +217,9 @@ def on_collected(turn: Transition, job: Job, message: Collected) -> None:
     ProtocolError
         The job is not being collected.
     """
-    if job.recovery.over and message.attempt == job.recovery.over:
-        end(turn, job, DONE, "")
+    is_earlier = message.attempt < job.attempt or job.state == QUEUED
+    if job.recovery.over and job.recovery.over <= message.attempt and is_earlier:
+        end(turn, job, job.ending or DONE, job.reason if job.ending else "")
         return
     if message.attempt < job.attempt:
         return
@@ -254,6 +270,9 @@ def cancel(turn: Transition, job: Job, message: Cancel) -> None:
         end(turn, job, CANCELLED, message.reason)
     elif job.state == RUNNING:
         collect(turn, job, CANCELLED, message.reason)
+    elif job.state == LOADING and job.keeps:
+        if not job.ending:
+            turn.emit(facts.JobEnding(turn.now, job.job, CANCELLED, one_line(message.reason)))
     elif job.state == COLLECTING:
         turn.do(Reply(Collecting(job.job, job.attempt, job.step, job.ending, job.reason)))
     else:

@@ -59,6 +59,11 @@ def _describe_job_rolled_back(fact: facts.JobRolledBack) -> str:
 
 
 @log_line.register
+def _describe_job_regrouped(fact: facts.JobRegrouped) -> str:
+    return f"{fact.job} goes on with the state that its workers hold (attempt {fact.attempt}): {fact.reason}"
+
+
+@log_line.register
 def _describe_job_loading(fact: facts.JobLoading) -> str:
     words = f"{fact.job} is loading on {', '.join(fact.plan.workers())}"
     return "; ".join([words, *(f"{worker} is left out: {why}" for worker, why in fact.unable.items())])

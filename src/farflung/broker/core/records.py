@@ -73,8 +73,10 @@ class Recovery:
     """The attempts of a job that have failed.
 
     `failed` counts them. `reached` is the furthest unit that any attempt began, and `fruitless` how many in a
-    row failed without getting further. `over` is the newest attempt that had decided every unit (0: none).
-    `unfit` are the workers on which the job was found impossible to plan.
+    row failed without getting further. `over` is the attempt since which the job's last
+    state has not changed (0: none): who has collected it then has all.
+    `unfit` are the workers on which the job was found impossible to plan. `regrouped` counts the attempts in
+    a row that ended with all members keeping their state, without getting further.
     """
 
     failed: int = 0
@@ -82,6 +84,7 @@ class Recovery:
     fruitless: int = 0
     over: int = 0
     unfit: tuple[str, ...] = ()
+    regrouped: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,11 @@ class Job:
     `seen` is the host that the submitter connects from. `members` are the workers that the job holds (after
     its end: held). `ending` is the final state of a job that is collecting. `on` names the only workers that
     may run it, if any; `unable` maps workers to the ops of its model that they lack, until they register
-    again. `trained` are the value ids of the parameters that each segment updates. `codecs` are the current
-    codecs of its links. `decisions` are those that may have to be sent again,
-    the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end` workers
-    send it whole at the end. `recovery` counts what failures have cost it.
+    again. `trained` are the value ids of the parameters that each segment updates, `owned` the names of the
+    state that it owns. In an attempt that `keeps` the state, members go on with what they held in the one
+    before. `codecs` are the current codecs of its links. `decisions` are those that may have to be sent
+    again, the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end`
+    workers send it whole at the end. `recovery` counts what failures have cost it.
 
     `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits) and `tuning` (codec
     tuning) are observed, and empty after a replay.
@@ -126,6 +130,8 @@ class Job:
     traffic: Mapping[tuple[str, str], LinkTraffic] = field(default_factory=dict)
     words: str = ""
     trained: tuple[frozenset[int], ...] = ()
+    owned: tuple[tuple[str, ...], ...] = ()
+    keeps: bool = False
     codecs: tuple[LinkCodec, ...] = ()
     decisions: tuple[Decide, ...] = ()
     tuning: TuningState | None = None
@@ -142,6 +148,13 @@ class Job:
     def began(self) -> int:
         """The unit that the attempt has come to; greater than any other once every unit is decided."""
         return MOST_COUNT if self.unit is None else self.unit.number
+
+    @property
+    def next_unit(self) -> int:
+        """The number of the first unit that is not decided, also if the job has no such unit."""
+        if self.unit is not None:
+            return self.unit.number
+        return 1 + max((decision.unit for decision in self.decisions), default=-1)
 
     def decision_of(self, unit: int) -> Decide | None:
         """The decision of a unit in the current attempt, if it may have to be sent again."""

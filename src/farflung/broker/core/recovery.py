@@ -1,17 +1,58 @@
-"""When an attempt of a job fails, another one begins at the newest unit whose state the submitter has."""
+"""What follows when an attempt of a job cannot go on.
+
+If all its workers are there, they *regroup*: the next attempt goes on with the state that they hold. Else the
+job *rolls back*: the next one begins at the newest unit whose state the submitter has.
+"""
 
 from __future__ import annotations
 
 from farflung.broker.core import facts, jobs
 from farflung.broker.core.events import Send
-from farflung.broker.core.records import COLLECTING, DONE, FAILED, PLANNING, Job
+from farflung.broker.core.records import COLLECTING, DONE, FAILED, LOADING, PLANNING, RUNNING, Job, State
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
-from farflung.protocol.messages import RolledBack, Stop
+from farflung.protocol.messages import Continue, RolledBack, Stop
 from farflung.text import count_of
 
 MOST_FRUITLESS = 5
 """After so many attempts in a row that got no further the job ends: others would fail in the same way."""
+
+MOST_REGROUPED = 2
+"""After so many attempts in a row that only regrouped and got no further, the job rolls back: it may get
+other workers then.
+"""
+
+
+def link_lost(turn: Transition, job: Job, reason: str) -> None:
+    """Two members of an attempt, or one and the submitter, lost the link between them for good."""
+    is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and not _got_further(job)
+    if is_in_vain or not can_regroup(turn, job):
+        give_up(turn, job, reason)
+    else:
+        regroup(turn, job, reason)
+
+
+def can_regroup(turn: Transition, job: Job) -> bool:
+    """Whether every member of the job's plan is connected and holds the state of the first undecided unit."""
+    has_state = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and job.keeps)
+    return has_state and all(turn.state.workers[name].connected for name in job.members)
+
+
+def regroup(turn: Transition, job: Job, reason: str) -> None:
+    """Begin an attempt in which all members keep their state; the unit in flight runs again."""
+    turn.emit(facts.JobRegrouped(turn.now, job.job, job.attempt + 1, one_line(reason)))
+    job = turn.state.jobs[job.job]
+    for name in job.members:
+        turn.do(Send(name, continue_of(turn.state, job, name)))
+    turn.tell(job.job, jobs.planned_of(turn.state, job))
+
+
+def continue_of(state: State, job: Job, worker: str) -> Continue:
+    """What a member that holds the state of the job's next unit needs to go on in the current attempt."""
+    assert job.plan is not None
+    peers = sorted(job.plan.neighbours(worker))
+    addresses = {peer: state.addresses_for(peer, worker) for peer in peers}
+    return Continue(job.job, job.attempt, job.next_unit, addresses, job.reason)
 
 
 def give_up(turn: Transition, job: Job, reason: str) -> None:
@@ -22,7 +63,7 @@ def give_up(turn: Transition, job: Job, reason: str) -> None:
     """
     if job.state == PLANNING:
         turn.emit(facts.JobRequeued(turn.now, job.job, one_line(reason)))
-    elif job.state == COLLECTING and job.ending != DONE:
+    elif job.ending and job.ending != DONE:
         jobs.end(turn, job, job.ending, f"{job.reason}; its weights are not complete: {reason}")
     elif job.recovery.fruitless + 1 >= MOST_FRUITLESS and not _got_further(job):
         attempts = count_of(MOST_FRUITLESS, "attempt")

@@ -160,6 +160,8 @@ def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         pace=Pace(fact.at),
         blobs=JobBlobs(job.blobs.graph),
         plan=None,
+        owned=(),
+        keeps=False,
         unit=unit,
         step=unit.step,
         ending="",
@@ -175,6 +177,40 @@ def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
 
 
 @_evolve.register
+def _apply_job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
+    job = state.jobs[fact.job]
+    is_further = job.began > job.recovery.reached
+    recovery = replace(
+        job.recovery,
+        reached=max(job.began, job.recovery.reached),
+        fruitless=0 if is_further else job.recovery.fruitless,
+        over=_over_since(job),
+        regrouped=1 if is_further else job.recovery.regrouped + 1,
+    )
+    tuning = job.tuning and replace(job.tuning, waiting=(), is_busy=False)  # its answer counts no more
+    regrouped = replace(
+        job,
+        state=LOADING,
+        reason=job.reason if job.ending else fact.reason,
+        attempt=fact.attempt,
+        keeps=True,
+        loaded=frozenset(),
+        group=None,
+        tuning=tuning,
+        copies=job.copies.interrupted(),
+        recovery=recovery,
+        pace=replace(job.pace, moved_at=fact.at),
+    )
+    return state.with_job(regrouped)
+
+
+@_evolve.register
+def _apply_job_ending(fact: facts.JobEnding, state: State) -> State:
+    job = state.jobs[fact.job]
+    return state.with_job(replace(job, ending=fact.state, reason=fact.reason))
+
+
+@_evolve.register
 def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
     held = state.jobs[fact.job]
     job = replace(
@@ -185,6 +221,8 @@ def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
         members=tuple(fact.plan.workers()),
         loaded=frozenset(),
         trained=tuple(frozenset(values) for values in fact.trained),
+        owned=tuple(map(tuple, fact.owned)),
+        keeps=False,
         codecs=tuple(fact.plan.codecs),
         tuning=None,
         pace=Pace(fact.at),
@@ -194,7 +232,9 @@ def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
 
 @_evolve.register
 def _apply_job_running(fact: facts.JobRunning, state: State) -> State:
-    return state.with_job(replace(state.jobs[fact.job], state=RUNNING, pace=Pace(fact.at)))
+    job = state.jobs[fact.job]
+    pace = replace(job.pace, moved_at=fact.at) if job.keeps else Pace(fact.at)
+    return state.with_job(replace(job, state=RUNNING, reason="", pace=pace))
 
 
 @_evolve.register
@@ -266,6 +306,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         wishes=NO_WISHES,
         unable={},
         plan=None,
+        owned=(),
         unit=None,
         group=None,
         loaded=frozenset(),
@@ -325,6 +366,13 @@ def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
     fruitless = 0 if job.began > before.reached else before.fruitless + 1
     over = fact.attempt if fact.over else before.over
     return Recovery(before.failed + 1, max(job.began, before.reached), fruitless, over)
+
+
+def _over_since(job: Job) -> int:
+    """The first attempt whose last state is still that of the job; 0 if more units follow."""
+    if job.unit is not None and not job.ending:
+        return job.recovery.over
+    return job.recovery.over if job.keeps and job.recovery.over else job.attempt
 
 
 def _next_pace(job: Job, at: float) -> Pace:

@@ -218,11 +218,11 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
             units.add_shares(turn, job, event.worker, message)
         case Refused():
             why = f"worker {event.worker} refused the job {jobs.moment(job)}: {message.reason}"
-            recovery.fail(turn, job, why)
+            (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
         case Broken():
             why = f"worker {event.worker} could not go on {jobs.moment(job)}: {message.reason}"
-            if message.peer and (job.state != LOADING or job.recovery.failed):
-                recovery.give_up(turn, job, why)
+            if message.peer and (job.state != LOADING or job.keeps or job.recovery.failed):
+                recovery.link_lost(turn, job, why)
             else:  # a segment failed, or two workers cannot reach each other
                 recovery.fail(turn, job, why)
 

@@ -52,7 +52,7 @@ class RunMetrics:
         self._units = self._training.units()
         self.current = self._units.at(first)
         self._started = now
-        self._loading_since = now
+        self._loading_since: float | None = now
         self._last = now
         self._counted_bytes = 0
         self.steps = self._steps_before = self.current.step if self.current else self._training.steps
@@ -79,10 +79,15 @@ class RunMetrics:
 
     def running(self, now: float, sent_bytes: int) -> None:
         """Note that the first unit begins; this process has sent `sent_bytes` over data links so far."""
-        self.loading_seconds = now - self._loading_since
+        if self._loading_since is not None:
+            self.loading_seconds, self.loading_bytes = now - self._loading_since, sent_bytes
         self.is_running = True
-        self.loading_bytes = self._counted_bytes = sent_bytes
-        self._last = now
+        self._counted_bytes, self._last = sent_bytes, now
+
+    def regrouping(self) -> None:
+        """Note that the workers link up again, and load nothing."""
+        self.is_running = False
+        self._loading_since = None
 
     def rolled_back(self, unit: int) -> None:
         """Go back to `unit`, which runs again in the next attempt."""
@@ -258,6 +263,12 @@ class Recorder:
             unable=message.unable,
             notes=message.notes,
         )
+
+    async def regrouping(self, message: Planned) -> None:
+        """Another attempt begins, in which the workers keep their state."""
+        self.metrics.regrouping()
+        self.observer.warned(f"{message.reason}. The workers keep their state and link up again")
+        await self._record("regrouping", attempt=message.attempt, unit=message.unit, reason=message.reason)
 
     async def running(self, sent_bytes: int) -> None:
         """Loading is done; `sent_bytes` were sent over data links."""

@@ -25,8 +25,8 @@ from farflung.runtime.state import StateKey
 class Attempt:
     """Dials the workers of a plan, loads them, feeds them and collects the trained state.
 
-    `start` is the state with which it begins; with `whole` the state at the end has optimizer slots and
-    coders. `hear` is called when a link is lost, until `close`.
+    `start` is the state with which it begins, unless the workers keep what they hold; with `whole` the state
+    at the end has optimizer slots and coders. `hear` is called when a link is lost, until `close`.
     """
 
     def __init__(
@@ -60,6 +60,8 @@ class Attempt:
     async def load(self, routes: WorkerRoutes) -> None:
         """Dial every worker, and send each one the parameters and buffers that its segments own.
 
+        Workers that keep their state get none.
+
         Raises
         ------
         ConnectionFailed
@@ -74,7 +76,8 @@ class Attempt:
         """Stream every microbatch of the job; see `Feeder.run`."""
         await self._linked.wait()  # a worker without state can be ready before its welcome comes
         microbatches = Microbatches(self._prepared.job, self._prepared.graph)
-        async with aclosing(microbatches.stream(self._start.unit)) as stream:
+        first = self.planned.unit if self.planned.keeps else self._start.unit
+        async with aclosing(microbatches.stream(first)) as stream:
             await self._feeder.run(stream)
 
     def moved(self, worker: str, addresses: Sequence[str]) -> None:
@@ -109,6 +112,8 @@ class Attempt:
         self._connected.add(worker)
         if len(self._connected) == len(planned.plan.workers()):
             self._linked.set()
+        if planned.keeps:
+            return
         segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         with suppress(ConnectionFailed):  # the lost link has been reported
             await send_state(planned.job, planned.attempt, segments, self._start.state, session, progress.add)

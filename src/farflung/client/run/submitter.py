@@ -248,8 +248,12 @@ class Submitter:
         return None
 
     async def _begin_attempt(self, planned: Planned) -> None:
-        """Connect to the workers of the plan, and send them their parameters."""
-        await self.recorder.planned(planned)
+        """Connect to the workers of the plan, and send them their parameters unless they keep their state."""
+        if planned.keeps:
+            self._end_attempt(planned.reason)
+            await self.recorder.regrouping(planned)
+        else:
+            await self.recorder.planned(planned)
         self._attempt = Attempt(
             self._prepared,
             planned,
@@ -273,15 +277,19 @@ class Submitter:
         """End the attempt here, and wait for the plan of the next one, which begins at an earlier unit."""
         if self._has_weights:  # the broker ends the job once it hears of that
             return
-        ended, self._attempt = self._require_attempt(), None
         self._has_rolled_back = True
+        self._end_attempt(message.reason)
+        await self.recorder.rolled_back(message)
+        self._start = await self._checkpoints.start_at(message.attempt, message.unit, message.step)
+
+    def _end_attempt(self, reason: str) -> None:
+        """End what was done for the attempt that is over; its links close in the background."""
+        ended, self._attempt = self._require_attempt(), None
         self._is_collecting = False
         self._checkpoints.stop_asking()
         self._stop_failing()
         self._tasks.stop()
-        self._others.begin(partial(ended.close, message.reason), collect=False)
-        await self.recorder.rolled_back(message)
-        self._start = await self._checkpoints.start_at(message.attempt, message.unit, message.step)
+        self._others.begin(partial(ended.close, reason), collect=False)
 
     async def _begin_collecting(self, message: Collecting) -> None:
         if self._is_collecting:  # the broker repeats it if a job that is collecting is cancelled

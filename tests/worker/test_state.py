@@ -208,13 +208,12 @@ def test_a_refusal_frees_the_worker() -> None:
     ]
 
 
-@pytest.mark.parametrize(("peer", "named"), [("a", "worker a"), ("desk", "the submitter")])
-def test_a_lost_link_breaks_the_attempt_once(peer: str, named: str) -> None:
-    lost = PeerLost(peer, "connection reset")
+def test_a_lost_link_breaks_the_attempt_once() -> None:
+    lost = PeerLost("a", "connection reset")
     state, done = run(*READY, FromBroker(Begin(JOB, ATTEMPT)), lost, PeerLost("c", "too"))
     assert state.phase == "broken"
-    reason = f"lost the link to {named}: connection reset"
-    assert [c for c in done if isinstance(c, Tell)][1:] == [Tell(Broken(JOB, ATTEMPT, reason, peer))]
+    reason = "lost the link to worker a: connection reset"
+    assert [c for c in done if isinstance(c, Tell)][1:] == [Tell(Broken(JOB, ATTEMPT, reason, "a"))]
     assert run(*READY, FromBroker(Begin(JOB, ATTEMPT)), lost, FromBroker(Stop(JOB, ATTEMPT, "over")))[0] == (
         State("b")
     )
@@ -224,7 +223,16 @@ def test_neighbours_may_leave_while_the_state_is_sent_home() -> None:
     giving = (*READY, FromBroker(Begin(JOB, ATTEMPT)), FromBroker(SendState(JOB, ATTEMPT)))
     state, done = run(*giving, PeerLost("a", "closed"))
     assert (state.phase, done[-2:]) == ("collecting", [EndTraining(), GiveState()])
-    assert run(*giving, PeerLost("desk", "closed"))[0].phase == "broken"
+    assert run(*giving, PeerLost("desk", "closed"))[0].phase == "collecting"
+
+
+def test_a_worker_that_runs_waits_for_a_submitter_whose_link_is_lost() -> None:
+    lost = PeerLost("desk", "connection reset")
+    state, done = run(*READY, FromBroker(Begin(JOB, ATTEMPT)), lost, UnitFinished(KEY, 0, SHARES))
+    assert state.phase == "running" and isinstance(done[-1], Tell) and isinstance(done[-1].message, UnitReady)
+    state, done = run(*READY[:2], lost)
+    reason = "lost the link to the submitter: connection reset"
+    assert state.phase == "broken" and done[-1] == Tell(Broken(JOB, ATTEMPT, reason, "desk"))
 
 
 def test_a_lost_broker_drops_the_job() -> None:

@@ -353,7 +353,10 @@ def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
     if not was_ours or state.load is None or state.phase not in ("loading", "running", "collecting"):
         return state, []
     is_submitter = event.peer == state.load.submitter
-    if state.phase == "collecting" and not is_submitter:
+    if is_submitter and state.phase != "loading":
+        reason = f"job {state.load.job}: lost the link to the submitter ({event.reason}); waiting for it"
+        return state, [Note(reason)]
+    if state.phase == "collecting":
         return state, []
     who = "the submitter" if is_submitter else f"worker {event.peer}"
     return _break(state, f"lost the link to {who}: {event.reason}", event.peer)

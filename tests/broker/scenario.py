@@ -19,6 +19,7 @@ from farflung.broker.core.state import Outcome, State, decide, reduce_fact
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import FEEDER, Edge, Placement, Plan
+from farflung.protocol.copies import Copied, HeldCopy
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import (
     Cancel,
@@ -104,9 +105,13 @@ class Scenario:
         boot: str = "boot-1",
         silent_seconds: float | None = None,
         device: Device = DEVICE,
+        held: Sequence[HeldCopy] = (),
+        disk_bytes: int = 0,
     ) -> Outcome:
         where = WorkerAddresses((f"{worker}.example:7000",))
-        register = Register(device, "lab", list(where.addresses), boot)
+        register = Register(
+            device, "lab", list(where.addresses), boot, held=list(held), disk_bytes=disk_bytes
+        )
         return self.feed(events.WorkerRegisters(self.now, worker, register, where, silent_seconds, 3.0))
 
     def leave(self, worker: str, reason: str = "connection reset") -> Outcome:
@@ -164,11 +169,23 @@ class Scenario:
         for worker in self.state.jobs["job-1"].members:
             self.ready(worker, unit, **share)
 
+    def copied(self, worker: str, unit: int, share: int, job: str = "job-1", trouble: str = "") -> Outcome:
+        """A worker has a copy of a share, or not: `trouble` says why."""
+        digest = b"" if trouble else digest_of(unit, share)
+        attempt = self.state.jobs[job].attempt
+        message = Copied(job, attempt, unit, share, digest, 0 if trouble else 500, trouble)
+        return self.feed(events.WorkerMessage(self.now, worker, message))
+
     def collected(self, job: str = "job-1", attempt: int = 1, submitter: str = "ana") -> Outcome:
         return self.say(Collected(job, attempt), submitter)
 
     def cancel(self, collect: bool, job: str = "job-1", submitter: str = "ana") -> Outcome:
         return self.say(Cancel(job, "Ctrl-C", collect), submitter)
+
+
+def digest_of(unit: int, share: int) -> bytes:
+    """The digest of a pretended copy."""
+    return bytes([unit + 1, share]) * 16
 
 
 def sent(outcome_commands: object, worker: str) -> list[Message]:

@@ -23,6 +23,7 @@ from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, si
 from farflung.broker.storage import store
 from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
 from farflung.broker.survey.measurements import Measurement, row
+from farflung.protocol.copies import StateVersion
 from farflung.protocol.worker import SegmentProgram
 from farflung.transport.security.certificates import certificate_to_pem, key_to_pem
 from farflung.transport.security.identity import AUTHORITY_FILE, KEY_FILE, Identity, read_key
@@ -100,6 +101,7 @@ def _history() -> Iterator[Any]:
         yield fact(facts.JobRunning, job=job)
         for unit in range(3):
             yield fact(facts.UnitDecided, job=job, attempt=2, unit=unit, keep=unit == 1)
+        yield fact(facts.VersionStable, job=job, version=StateVersion(2, 2))
         yield fact(facts.CopyAsked, job=job)
         yield fact(facts.CopyStored, job=job, unit=1)
         yield fact(facts.CodecsDecided, job=job, attempt=2, unit=3)
@@ -108,6 +110,7 @@ def _history() -> Iterator[Any]:
         yield fact(facts.JobLoading, job=job, programs={1: digest_of(_BLOBS[1])}, steering=None)
         yield fact(facts.JobRunning, job=job)
         yield fact(facts.UnitDecided, job=job, attempt=3, unit=2, keep=False)
+        yield fact(facts.VersionFailed, job=job, version=StateVersion(3, 2))
         yield fact(facts.JobRegrouped, job=job, attempt=4)
         if job == "job-1":
             yield fact(facts.JobEnding, job=job, state="done")

@@ -230,7 +230,7 @@ def copies_before_it_applies(patch: Patch) -> None:
 
     def step(before: Any, event: Any) -> Any:
         after, commands = honest(before, event)
-        return after, sorted(commands, key=lambda one: not isinstance(one, worker.KeepState))
+        return after, sorted(commands, key=lambda one: not isinstance(one, worker.CopyState))
 
     patch.setattr(worker, "step", step)
 

@@ -179,7 +179,7 @@ class WorkerProcess(Process):
                 self.compute.decide(attempt, unit, scale)
             case machine.EndTraining() if attempt:
                 self.compute.end_training(attempt)
-            case machine.KeepState(unit) if attempt:
+            case machine.CopyState(unit, keep=True) if attempt:
                 self.compute.give(attempt, unit)
             case machine.GiveState() if attempt:
                 self.compute.give(attempt, None)

@@ -22,7 +22,7 @@ from farflung.runtime.state import trained_names
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
-from farflung.worker.compute import ComputeThread, OutgoingState, StateGiven
+from farflung.worker.compute import ComputeThread, OutgoingState, StateCopied, StateGiven
 from farflung.worker.state import UnitFinished, Verified
 from farflung.worker.state_receiver import StateReceiver
 
@@ -68,7 +68,7 @@ class Trained:
             self.thread.receive(ATTEMPT, fed)
         return self.all_of(UnitFinished, unit + 1)[unit].shares
 
-    def copied(self) -> dict[str, bytes]:
+    def given(self) -> dict[str, bytes]:
         return {str(one.key): bytes(one.buffer) for one in self.all_of(OutgoingState, 0)}
 
     def all_of(self, kind: type[Kind], count: int) -> list[Kind]:
@@ -102,7 +102,7 @@ def test_a_copy_holds_the_step_that_was_just_applied_and_the_next_step_is_as_wit
         ended.thread.decide(ATTEMPT, 0, 0.5)
         ended.thread.give_state(ATTEMPT, whole=True)
         ended.all_of(StateGiven, 1)
-        expected = ended.copied()
+        expected = ended.given()
     with training() as undisturbed:
         undisturbed.run(0)
         undisturbed.thread.decide(ATTEMPT, 0, 0.5)
@@ -110,10 +110,12 @@ def test_a_copy_holds_the_step_that_was_just_applied_and_the_next_step_is_as_wit
     with training() as copying:
         copying.run(0)
         copying.thread.decide(ATTEMPT, 0, 0.5)
-        copying.thread.keep_state(ATTEMPT, 0)
+        copying.thread.copy_state(ATTEMPT, 0, keep=True, copy=True)
         assert copying.run(1) == shares
         copying.thread.decide(ATTEMPT, 1, 1.0)
         copying.run(2)
-        assert copying.copied() == expected and any("exp_avg_sq" in key for key in expected)
-        assert {one.unit for one in copying.all_of(OutgoingState, 0)} == {0}
+        (copied,) = copying.all_of(StateCopied, 1)
+        assert {str(piece.key): bytes(data) for piece, data in copied.pieces.items()} == expected
+        assert copied.keep == set(copied.pieces) and any("exp_avg_sq" in key for key in expected)
+        assert copied.unit == 0
         assert not copying.all_of(StateGiven, 0)

@@ -115,9 +115,9 @@ def test_only_the_versions_to_keep_stay(tmp_path: Path) -> None:
     one = store(tmp_path)
     copies = [one.write(JOB, StateVersion(1, unit), share, PIECES) for unit in (3, 4, 5) for share in (0, 1)]
     other = one.write("job-2", StateVersion(1, 3), 0, PIECES)
-    one.retain(JOB, [StateVersion(1, 3), StateVersion(1, 5)])
+    one.retain(JOB, [StateVersion(1, 3)], StateVersion(1, 4))
     assert one.held() == [*copies[:2], *copies[4:], other]
-    one.retain(JOB, [])
+    one.retain(JOB, [], StateVersion(9, 0))
     assert one.held() == [other] and not (tmp_path / "copies" / JOB).exists()
 
 

@@ -60,13 +60,13 @@ def test_verifying_copying_and_handing_out_are_given_time_by_the_size_of_the_par
     thread.prepare(load(), receiver, limits(chore_seconds=0.0))
     next(thread._pending(wait=True))  # its program is empty
 
-    def look(argument: object = None) -> None:
+    def look(*arguments: object) -> None:
         seen.append(thread.stopwatch.doing)
 
-    job = SimpleNamespace(give_state=look, keep_state=look)
+    job = SimpleNamespace(give_state=look, copy_state=look)
     thread._attempt, thread._job = ("job-1", 5), cast(Any, job)
     thread.check_state(("job-1", 5), receiver)
-    thread.keep_state(("job-1", 5), 3)
+    thread.copy_state(("job-1", 5), 3, keep=True, copy=False)
     thread.give_state(("job-1", 5))
     thread.close()
     thread.run()

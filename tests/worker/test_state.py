@@ -28,12 +28,12 @@ from farflung.worker.state import (
     BrokerBack,
     BrokerLost,
     ComputeFailed,
+    CopyState,
     Drop,
     EndTraining,
     Filled,
     FromBroker,
     GiveState,
-    KeepState,
     Note,
     PeerLinked,
     PeerLost,
@@ -179,7 +179,7 @@ def test_a_copy_is_of_the_state_that_a_unit_has_just_left() -> None:
     keep = FromBroker(Decide(JOB, ATTEMPT, 0, 0.5, keep=True))
     decided = (*READY, FromBroker(Begin(JOB, ATTEMPT)), UnitFinished(KEY, 0, SHARES), keep)
     state, done = run(*decided)
-    assert done[-2:] == [Apply(0, 0.5), KeepState(0)]
+    assert done[-2:] == [Apply(0, 0.5), CopyState(0, keep=True)]
     assert (state.phase, state.unit) == ("running", 1)
     assert run(*decided, keep) == (state, done)
     assert run(*decided, UnitFinished(KEY, 1, SHARES), FromBroker(Decide(JOB, ATTEMPT, 1, 1.0)))[1][-1] == (
@@ -196,7 +196,7 @@ def test_the_state_at_the_end_is_as_whole_as_the_broker_asks_for(whole: bool) ->
 def test_a_worker_that_lost_a_link_applies_the_step_that_was_decided() -> None:
     finished = (*READY, FromBroker(Begin(JOB, ATTEMPT)), UnitFinished(KEY, 0, SHARES))
     state, done = run(*finished, PeerLost("a", "reset"), FromBroker(Decide(JOB, ATTEMPT, 0, 0.5, keep=True)))
-    assert (state.phase, state.unit, done[-2:]) == ("broken", 1, [Apply(0, 0.5), KeepState(0)])
+    assert (state.phase, state.unit, done[-2:]) == ("broken", 1, [Apply(0, 0.5), CopyState(0, keep=True)])
 
 
 def test_a_refusal_frees_the_worker() -> None:
@@ -296,7 +296,7 @@ def test_invariants_hold_after_any_events(events: list[machine.Event]) -> None:
                 assert before.ready is not None and before.ready.unit == command.unit == applied + 1
                 assert before.phase in ("running", "broken", "collecting")  # a decided step is finished
                 applied = command.unit
-            elif isinstance(command, KeepState):
+            elif isinstance(command, CopyState):
                 assert applied == command.unit and Apply(command.unit, 1.0) in commands
             elif isinstance(command, Drop):
                 assert state.load is None or state.phase == "loading"

@@ -54,6 +54,8 @@ from farflung.protocol.messages import (
     Broken,
     Cancel,
     Collected,
+    Copied,
+    CopyLost,
     Keep,
     Kept,
     Loaded,
@@ -114,7 +116,10 @@ def events_of(
             )
         case AskReverse() | AskCircuit() if session.peer.role == "submitter":
             yield events.SubmitterMessage(now, session.peer.id, content, session.remote)
-        case Loaded() | Refused() | UnitReady() | Broken() | AskReverse() | AskCircuit() | NotReached():
+        case (
+            Loaded() | Refused() | UnitReady() | Broken() | Copied() | CopyLost()
+            | AskReverse() | AskCircuit() | NotReached()
+        ):  # fmt: skip
             yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
         case Submit() | Keep() | Kept() | Collected() | Cancel():
             yield events.SubmitterMessage(now, session.peer.id, content, session.remote)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from farflung.broker.core.protection import protection
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
 from farflung.protocol.fields import has_left
 from farflung.protocol.messages import Status
@@ -39,7 +40,7 @@ def status_of(
         version=version,
         uptime_seconds=uptime_seconds,
         workers=[_worker_status(state, worker, sightings.get(worker.worker)) for worker in workers],
-        jobs=[_job_status(job) for job in list(state.jobs.values())[-RECENT_JOBS:]],
+        jobs=[_job_status(state, job) for job in list(state.jobs.values())[-RECENT_JOBS:]],
         backup_pool=state.backup_pool(),
         timeouts=dict(timeouts),
         links=list(links),
@@ -74,7 +75,7 @@ def _worker_state(state: State, worker: Worker) -> str:
     return "loading" if state.jobs[worker.job].state in (PLANNING, LOADING) else "running"
 
 
-def _job_status(job: Job) -> JobStatus:
+def _job_status(state: State, job: Job) -> JobStatus:
     moving = job.state in (RUNNING, COLLECTING)
     return JobStatus(
         job=job.job,
@@ -89,4 +90,5 @@ def _job_status(job: Job) -> JobStatus:
         emulated=job.training.emulated,
         links=[job.traffic[link] for link in sorted(job.traffic)],
         codecs=list(job.codecs) if moving else [],
+        protection=protection(state, job),
     )

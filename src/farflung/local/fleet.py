@@ -117,7 +117,8 @@ class FleetProcesses(ABC):
         namespace: str = "",
     ) -> None:
         """Start a worker: forked into `namespace` if possible, else as a command after `prefix`."""
-        own = ["--name", name, "--folder", str(self._folder / name)]
+        # These workers end together: copies on each other's disks would protect nothing.
+        own = ["--name", name, "--folder", str(self._folder / name), "--disk", "0"]
         environment = {"FARFLUNG_TOKEN": token.text}
         whole = ["join", self.address, *own, *arguments]
         forked = self._forked(name, whole, environment, namespace) if is_forked else None

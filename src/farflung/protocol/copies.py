@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.protocol.fields import Count, Id, Message, Text
+from farflung.protocol.fields import MOST_COUNT, Count, Id, Message, Text
 
 Digest = Annotated[bytes, Meta(max_length=32)]
 """A SHA-256; empty if there is none."""
@@ -64,7 +64,11 @@ class CopyLost(Message, frozen=True):
 
 
 class Retain(Message, frozen=True):
-    """Keep only these versions of the job's state on disk, and delete all others that are complete there."""
+    """Keep these versions of the job's state on disk, and delete all others up to `up_to`.
+
+    A copy of a later version may have come before this message.
+    """
 
     job: Id
     versions: Annotated[list[StateVersion], Meta(max_length=16)]
+    up_to: StateVersion = StateVersion(MOST_COUNT, MOST_COUNT)

@@ -52,7 +52,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     """One job as `farflung status` shows it; an emulated one has no loss.
 
     `links` is the traffic between workers since the job began or the broker was started, `codecs` the codecs
-    of links that are not dense.
+    of links that are not dense. `protection` says what the loss of a worker costs, if the job has a plan.
     """
 
     job: str
@@ -67,6 +67,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     emulated: bool = False
     links: list[LinkTraffic] = []
     codecs: list[LinkCodec] = []
+    protection: str = ""
 
 
 class LinkView(msgspec.Struct, frozen=True):

@@ -66,6 +66,10 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """A copy whose links may use these codecs, in this version's format."""
         return msgspec.structs.replace(self, codecs=codecs, codec_format=CODEC_FORMAT, sample_codecs=sample)
 
+    def with_copies(self, copies: int) -> Training:
+        """A copy whose workers have memory for at least so many copies of their state."""
+        return msgspec.structs.replace(self, copies=max(self.copies, copies))
+
     def units(self) -> Units:
         """Every unit of the job in order."""
         return Units(

@@ -31,7 +31,8 @@ from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.state import CODERS, StateKey
 from farflung.schedule import Unit
 from farflung.worker.codec_thread import CodecThread, CodedLinks
-from farflung.worker.loading import load_segments, require_compiled_to_fit, restore_slots
+from farflung.worker.copy_store import Piece
+from farflung.worker.loading import load_segments, no_room_for_copy, require_compiled_to_fit, restore_slots
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
 from farflung.worker.state_receiver import EMPTY, StateReceiver
 from farflung.worker.task_deadlines import Doing, Limits, Passes, Stopwatch, of_state
@@ -48,10 +49,9 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class OutgoingState:
-    """One piece of a segment's state for the submitter; its bytes do not change until they are sent.
+    """One piece of a segment's state at the end, for the submitter; its bytes do not change until it is sent.
 
-    `unit` is that of a copy made while training goes on: the one that it follows. The coders of the whole
-    worker count to its first segment.
+    The coders of the whole worker count to its first segment.
     """
 
     attempt: Attempt
@@ -59,7 +59,20 @@ class OutgoingState:
     key: StateKey
     buffer: memoryview
     sha256: bytes
-    unit: int | None = None
+
+
+@dataclass(frozen=True)
+class StateCopied:
+    """A copy of this worker's share right after `unit`; its bytes do not change.
+
+    The pieces in `keep` are for the submitter; if `copy`, all are for disks.
+    """
+
+    attempt: Attempt
+    unit: int
+    pieces: dict[Piece, memoryview]
+    keep: frozenset[Piece]
+    copy: bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +82,7 @@ class StateGiven:
     attempt: Attempt
 
 
-Outcome = OutgoingState | StateGiven | Verified | Filled | UnitFinished | ComputeFailed
+Outcome = OutgoingState | StateCopied | StateGiven | Verified | Filled | UnitFinished | ComputeFailed
 Emit = Callable[[Outcome], None]
 Send = Callable[[Outgoing], None]
 
@@ -100,6 +113,7 @@ class _Job(Generic[Array]):
         self._batch = load.training.microbatch_size
         self.segments = load_segments(worker, load, receiver, memory_bytes, backend)
         programs = {number: runner.segment for number, runner in self.segments.items()}
+        self.unprotected = no_room_for_copy(worker, load, programs.values(), memory_bytes)
         self.passes = Passes.of(programs, self._batch, limits)
         self.executor = Executor(load.plan, self.segments, load.training, self, load.unit)
         self._forms = {
@@ -209,33 +223,49 @@ class _Job(Generic[Array]):
         """
 
         def end(coders: bytes) -> None:
-            self._emit_coders(coders, None)
+            self._emit_piece(min(self.segments), CODERS, memoryview(coders))
             self._emit(StateGiven(self._attempt))
 
-        self._copy_tensors(whole, None)
+        for number, segment in self.segments.items():
+            changed = changed_by_training(segment.segment)
+            for key, buffer in segment.snapshot(changed, whole, self.executor.is_over).items():
+                self._emit_piece(number, key, buffer)
         if whole and isinstance(self._links, CodedLinks):
             self._links.snapshot(end)
         else:
             self._emit(StateGiven(self._attempt))
 
-    def keep_state(self, unit: int) -> None:
-        """Emit a whole copy of the state right after `unit`, which has just been decided."""
-        self._copy_tensors(True, unit)
+    def copy_state(self, unit: int, keep: bool, copy: bool) -> None:
+        """Emit a copy of the state right after `unit`, which has just been decided.
+
+        What training does not change, of which the submitter needs no copy, takes no more memory.
+        """
+        attempt, changing = self._attempt, dict[Piece, memoryview]()
+        fixed: dict[Piece, memoryview] = {}
+        for number, runner in self.segments.items():
+            changed = changed_by_training(runner.segment)
+            for key, buffer in runner.snapshot(changed, slots=True).items():
+                changing[Piece(number, key)] = buffer
+            rest = set(runner.segment.owned) - set(changed) if copy else ()
+            for key, buffer in runner.snapshot(rest, live=True).items():
+                fixed[Piece(number, key)] = buffer
+
+        def emit() -> None:
+            kept = frozenset(changing) if keep else frozenset[Piece]()
+            self._emit(StateCopied(attempt, unit, {**changing, **fixed}, kept, copy))
+
+        def with_coders(coders: bytes) -> None:
+            changing[Piece(min(self.segments), CODERS)] = memoryview(coders)
+            emit()
+
         if isinstance(self._links, CodedLinks):
-            self._links.snapshot(lambda coders: self._emit_coders(coders, unit))
+            self._links.snapshot(with_coders)
+        else:
+            emit()
 
-    def _copy_tensors(self, slots: bool, unit: int | None) -> None:
-        for number, segment in self.segments.items():
-            changed = changed_by_training(segment.segment)
-            for key, buffer in segment.snapshot(changed, slots, self.executor.is_over).items():
-                self._emit_piece(number, key, buffer, unit)
-
-    def _emit_coders(self, coders: bytes, unit: int | None) -> None:
-        self._emit_piece(min(self.segments), CODERS, memoryview(coders), unit)
-
-    def _emit_piece(self, segment: int, key: StateKey, buffer: memoryview, unit: int | None) -> None:
+    def _emit_piece(self, segment: int, key: StateKey, buffer: memoryview) -> None:
         digest = hashlib.sha256(buffer).digest()
-        self._emit(OutgoingState(self._attempt, segment, key, buffer, digest, unit))
+        self._emit(OutgoingState(self._attempt, segment, key, buffer, digest))
 
 
 _ENDING = "ending a job"
@@ -314,12 +344,12 @@ class ComputeThread(threading.Thread):
         """
         self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state(whole))
 
-    def keep_state(self, attempt: Attempt, unit: int) -> None:
-        """Copy the whole state after `unit` for the submitter, while training goes on.
+    def copy_state(self, attempt: Attempt, unit: int, keep: bool, copy: bool) -> None:
+        """Copy the state after `unit`, to `keep` it at the submitter or to `copy` it to disks.
 
-        Call it right after `decide` of that unit; answers `OutgoingState`s.
+        Call it right after `decide` of that unit; answers `StateCopied`, while training goes on.
         """
-        self._post(attempt, self._of_state("copying"), lambda: self._current.keep_state(unit))
+        self._post(attempt, self._of_state("copying"), lambda: self._current.copy_state(unit, keep, copy))
 
     def drop(self) -> None:
         """Drop the job and free its memory."""
@@ -405,7 +435,8 @@ class ComputeThread(threading.Thread):
         except FarflungError as error:
             self._emit(Verified(self._attempt, str(error)))
         else:
-            self._emit(Verified(self._attempt, None))
+            unprotected = self._job.unprotected
+            self._emit(Verified(self._attempt, None, unprotected))
 
     def _check_state(self, attempt: Attempt, receiver: StateReceiver) -> None:
         if problem := receiver.verify():

@@ -143,10 +143,23 @@ class CopyStore:
         except OSError as error:
             raise CopyError(f"the copy cannot be read: {_words(error)}") from None
 
-    def retain(self, job: str, versions: Collection[StateVersion]) -> None:
-        """Delete the copies of a job that are of none of these versions; its folder if none is left."""
+    def find(self, job: str, version: StateVersion, share: int) -> HeldCopy:
+        """The copy of a share; CopyError if there is none."""
         for copy in self.held():
-            if copy.job == job and copy.version not in versions:
+            if (copy.job, copy.version, copy.share) == (job, version, share):
+                return copy
+        raise CopyError("the copy is no longer on the disk")
+
+    def delete_share(self, job: str, version: StateVersion, share: int) -> None:
+        """Delete the copies of one share of a version."""
+        for copy in self.held():
+            if (copy.job, copy.version, copy.share) == (job, version, share):
+                self.delete(copy)
+
+    def retain(self, job: str, versions: Collection[StateVersion], up_to: StateVersion) -> None:
+        """Delete the copies of a job up to `up_to` that are of none of `versions`."""
+        for copy in self.held():
+            if copy.job == job and copy.version <= up_to and copy.version not in versions:
                 self.delete(copy)
         with suppress(OSError):
             self._folder_of(job).rmdir()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from farflung.errors import CodecError, GraphError
@@ -32,9 +32,6 @@ def load_segments(
         A program is missing or invalid, or does not fit the plan, the state or `memory_bytes`; the job has no
         unit `load.unit`; or exactly one of job and device is emulated.
     """
-    from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
-    from farflung.runtime.footprint import worker_bytes
-
     batch = load.training.microbatch_size
     emulated = backend.offer().kind == EMULATED
     if emulated != load.training.emulated:
@@ -46,15 +43,34 @@ def load_segments(
         backend.verify(segment, batch)
         check_edges(load, segment)
     again = {p.segment: p.recompute for p in load.plan.placements}
-    window = load.plan.window
-    needed = worker_bytes(segments.values(), batch, window, again, load.training.kept)
-    coding = coding_bytes(worker, load.plan, load.training, segments.values())
-    _require_memory("the segments need", needed + coding, memory_bytes)
+    needed = _needed_bytes(worker, load, segments.values(), load.training)
+    _require_memory("the segments need", needed, memory_bytes)
     if emulated:
         return {n: backend.runner(s, {}, load.training, again[n]) for n, s in segments.items()}
     _require_trained(load, segments.values())
     state = _shaped(segments, receiver.buffers, batch, backend)
     return {n: backend.runner(s, _state_of(s, state), load.training, again[n]) for n, s in segments.items()}
+
+
+def no_room_for_copy(worker: str, load: Load, segments: Collection[Segment], memory_bytes: int) -> str:
+    """Why this worker can make no copies of its state; empty if it can, or if the job wants none."""
+    if not load.holders or load.training.copies:
+        return ""
+    needed = _needed_bytes(worker, load, segments, load.training.with_copies(1))
+    if needed <= memory_bytes:
+        return ""
+    return f"with room for a copy of its state it needs {needed} bytes of memory, it offers {memory_bytes}"
+
+
+def _needed_bytes(worker: str, load: Load, segments: Collection[Segment], training: Training) -> int:
+    """The memory that a worker's segments and codecs need, in bytes."""
+    from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
+    from farflung.runtime.footprint import worker_bytes
+
+    again = {p.segment: p.recompute for p in load.plan.placements}
+    batch, window = training.microbatch_size, load.plan.window
+    needed = worker_bytes(segments, batch, window, again, training.kept)
+    return needed + coding_bytes(worker, load.plan, training, segments)
 
 
 def restore_slots(runners: Mapping[int, SegmentRunner[Array]], receiver: StateReceiver) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from farflung.errors import ProtocolError
+from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Claim, Load, Welcome
 from farflung.runtime.parcel import Coded, Parcel
@@ -19,6 +19,7 @@ from farflung.transport.link.link import Link
 from farflung.transport.link.session import Session
 from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader, slices
 from farflung.worker.admission import Admission
+from farflung.worker.copying import Copying
 from farflung.worker.pending_links import PendingLinks
 from farflung.worker.state import Attempt
 from farflung.worker.state_receiver import EMPTY, StateReceiver
@@ -78,6 +79,7 @@ class Peers:
         self._load: Load | None = None
         self._admission: Admission | None = None
         self._receiver: StateReceiver | None = None
+        self._copies: Copying | None = None
         self._admitted: frozenset[str] = frozenset()
         self._verified = False
         self._sent_by_closed: Counter[str] = Counter()
@@ -182,6 +184,17 @@ class Peers:
         """Call `deliver` with each value or gradient that has been received completely."""
         self._deliver = deliver
 
+    def copies_to(self, copies: Copying) -> None:
+        """Pass slices of copies on to `copies`."""
+        self._copies = copies
+
+    async def send_slice(self, peer: str, header: SliceHeader, buffer: memoryview) -> None:
+        """Send a slice to a peer, and wait until it has left; ConnectionFailed if there is no link."""
+        session = self._sessions.get(peer)
+        if session is None:
+            raise ConnectionFailed(f"there is no link to {peer}")
+        await session.send(header, buffer)
+
     def send_from_thread(self, outgoing: Outgoing) -> None:
         """Send a parcel from the compute or codec thread; it is dropped if its attempt is over."""
         if self._loop is not None:
@@ -248,6 +261,8 @@ class Peers:
                 return None
             raise ProtocolError(f"{link.peer.id} sent data before it was welcomed")
         if isinstance(header, SliceHeader):
+            if header.unit is not None and self._copies is not None:
+                return self._copies.opening(link.peer.id, header)
             if self._receiver is None:
                 raise ProtocolError(f"{link.peer.id} sent state, which this worker has already")
             return self._receiver.opening(link.peer.id, header)
@@ -266,6 +281,9 @@ class Peers:
         if self._links.get(link.peer.id) is not link:
             return
         if isinstance(header, SliceHeader):
+            if header.unit is not None and self._copies is not None:
+                self._copies.complete(link.peer.id, header, buffer)
+                return
             if self._receiver is None:
                 return
             self._receiver.complete(header)
@@ -345,7 +363,9 @@ class Peers:
         self._sent_by_closed[link.peer.id] += link.bytes_sent
         self._sessions[link.peer.id].on_link_lost()
         for header in link.unfinished:
-            if isinstance(header, SliceHeader) and self._receiver is not None:
+            if isinstance(header, SliceHeader) and header.unit is not None and self._copies is not None:
+                self._copies.retract(link.peer.id, header)
+            elif isinstance(header, SliceHeader) and self._receiver is not None:
                 self._receiver.retract(header)
             elif isinstance(header, ValueHeader) and self._admission is not None:
                 self._admission.retract(header)

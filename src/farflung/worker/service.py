@@ -16,6 +16,7 @@ from farflung.errors import AnotherAuthority, ConnectionFailed, DeviceHeld, Farf
 from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_session import BrokerSession, Renewal, dial_broker
+from farflung.protocol.copies import MOST_HELD
 from farflung.protocol.fields import Opset, shutting_down
 from farflung.protocol.messages import Load, Message, Register
 from farflung.protocol.worker import Device, HomeLine
@@ -26,7 +27,9 @@ from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import boot
 from farflung.worker import state as machine
-from farflung.worker.compute import ComputeThread, Outcome, OutgoingState, StateGiven
+from farflung.worker.compute import ComputeThread, Outcome, OutgoingState, StateCopied, StateGiven
+from farflung.worker.copy_store import CopyStore
+from farflung.worker.copying import Copying
 from farflung.worker.peers import Peers
 from farflung.worker.routes import PathMessage, Routes
 from farflung.worker.state_receiver import StateReceiver
@@ -43,7 +46,8 @@ class WorkerOptions:
     `listen` is HOST:PORT for data links; `advertise` are the addresses given to peers (empty: all of this
     machine, and the one that the broker sees). `memory_bytes` is the limit for jobs, `backend` computes them.
     `relay_mbps` is the rate to relay for peers that cannot reach each other, in Mbit/s; `line` is the access
-    line as its owner describes it.
+    line as its owner describes it. Copies of jobs' state may take `disk_bytes` in the identity's folder (0:
+    none are made or held).
     """
 
     identity: Identity
@@ -54,6 +58,7 @@ class WorkerOptions:
     advertise: list[str] = field(default_factory=list)
     relay_mbps: float = 0.0
     line: HomeLine = field(default_factory=HomeLine)
+    disk_bytes: int = 0
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -119,6 +124,9 @@ class WorkerService:
             self._peers.send_from_thread,
         )
         self._peers.deliver_to(self._compute.receive)
+        store = CopyStore(self._identity.folder, options.disk_bytes) if options.disk_bytes else None
+        self._copying = Copying(options.identity.id, store, self._peers, self._send, lambda: self._timeouts)
+        self._peers.copies_to(self._copying)
         self._client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_newcomers=False)
         self._listener: Listener | None = None
@@ -206,8 +214,18 @@ class WorkerService:
         self._listener.set_timeouts(self._timeouts)
         self._routes.on_registered(session.link.local, self._timeouts)
         assert self._device is not None
-        options, addresses = self._options, self._routes.addresses()
-        self._send(Register(self._device, options.site, addresses, boot(), options.relay_mbps, options.line))
+        options, held = self._options, await self._copying.held()
+        register = Register(
+            self._device,
+            options.site,
+            self._routes.addresses(),
+            boot(),
+            options.relay_mbps,
+            options.line,
+            held=held[-MOST_HELD:],
+            disk_bytes=self._copying.disk_bytes,
+        )
+        self._send(register)
         self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
 
     async def _dial_broker(self, handler: Handler) -> Link:
@@ -234,6 +252,7 @@ class WorkerService:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._routes.close()
         self._renewal.stop()
+        await self._copying.close()
         self._compute.drop()
         self._compute.close()
         if self._broker is not None:  # first, so that it gets the reason from here and not from a peer
@@ -293,9 +312,9 @@ class WorkerService:
         elif isinstance(command, machine.Regroup):
             self._regroup(command)
         elif isinstance(command, machine.Drop):
-            self._peers.dismiss(command.reason)
-            self._compute.drop()
-            self._state_receiver = None
+            self._drop(command)
+        elif isinstance(command, machine.Retain):
+            self._copying.retain(command.message)
         elif attempt is None:
             return
         elif isinstance(command, machine.Start):
@@ -306,10 +325,18 @@ class WorkerService:
             self._compute.decide(attempt, command.unit, command.scale, command.codecs)
         elif isinstance(command, machine.EndTraining):
             self._compute.end_training(attempt)
-        elif isinstance(command, machine.KeepState):
-            self._compute.keep_state(attempt, command.unit)
+        elif isinstance(command, machine.CopyState):
+            self._compute.copy_state(attempt, command.unit, command.keep, command.copy)
         else:
             self._compute.give_state(attempt, command.whole)
+
+    def _drop(self, command: machine.Drop) -> None:
+        self._peers.dismiss(command.reason)
+        self._compute.drop()
+        self._copying.end()
+        self._state_receiver = None
+        if command.over:
+            self._copying.retain(messages.Retain(command.job, []))
 
     def _prepare(self, command: machine.Prepare) -> None:
         load = command.load
@@ -326,6 +353,7 @@ class WorkerService:
             self._step(machine.Verified((load.job, load.attempt), str(error)))
             return
         self._compute.prepare(load, self._state_receiver, self._limits())
+        self._copying.begin(load)
         self._peers.admit(worker, load, self._state_receiver, self._state.admitted)
         if self._state_receiver.full:
             self.state_arrived()
@@ -338,6 +366,7 @@ class WorkerService:
         self._peers.dismiss(f"job {load.job} goes on in attempt {load.attempt}")
         self._state_receiver = None
         self._compute.regroup(load)
+        self._copying.begin(load)
         self._peers.admit(self._identity.id, load, None, self._state.admitted)
         self._peers.trust()
         self._addresses = dict(load.addresses)
@@ -363,7 +392,9 @@ class WorkerService:
         if load is None or outcome.attempt != (load.job, load.attempt):
             return
         if isinstance(outcome, OutgoingState):
-            self._peers.send_state(outcome.segment, outcome.key, outcome.buffer, outcome.sha256, outcome.unit)
+            self._peers.send_state(outcome.segment, outcome.key, outcome.buffer, outcome.sha256)
+        elif isinstance(outcome, StateCopied):
+            self._copying.made(outcome)
         elif isinstance(outcome, StateGiven):
             log.info("job %s: the state was handed to the submitter", load.job)
         else:
@@ -381,6 +412,7 @@ class WorkerService:
     # Peers: links to neighbours and the submitter come, break and are replaced.
 
     def peer_linked(self, peer: str) -> None:
+        self._copying.linked(peer)
         self._step(machine.PeerLinked(peer))
         self._routes.report()
 
@@ -392,7 +424,19 @@ class WorkerService:
 
     def peer_lost(self, peer: str, reason: str) -> None:
         self._peers.give_up(peer)
+        self._copying.lost(peer)
         self._step(machine.PeerLost(peer, reason))
+        load = self._state.load
+        if load is not None and peer in self._state.partners - self._state.needed:
+            log.warning("no link to %s, with which copies are exchanged: %s", peer, reason)
+            if peer > self._identity.id:
+                self._spawn(self._dial_later(peer, load))
+
+    async def _dial_later(self, peer: str, load: Load) -> None:
+        """Dial a worker again that is not needed for the attempt, only for copies."""
+        await asyncio.sleep(self._timeouts.resume_seconds)
+        if self._state.load is load and not self._peers.is_linked(peer):
+            await self._dial_peer(peer, load)
 
     async def _dial_peer(self, peer: str, load: Load) -> None:
         """Connect to a neighbour, which must welcome the link within the time limit for loading."""
@@ -417,7 +461,7 @@ class WorkerService:
 
     async def _replace_link(self, peer: str, load: Load, reason: str) -> None:
         """Replace a lost link: dial again if we dialled it, else wait. On failure report the peer as lost."""
-        is_dialler = peer in self._state.neighbours and peer > self._identity.id
+        is_dialler = peer in self._state.neighbours | self._state.partners and peer > self._identity.id
 
         async def attempt() -> None:
             if not is_dialler:

@@ -14,10 +14,12 @@ from typing import Literal
 import msgspec
 
 from farflung.plans import LinkCodec
+from farflung.protocol import messages
 from farflung.protocol.messages import (
     Begin,
     Broken,
     Continue,
+    Copied,
     Decide,
     Denied,
     Load,
@@ -57,6 +59,7 @@ class State:
     ready: UnitReady | None = None
     warned: bool = False
     failure: str = ""
+    unprotected: str = ""
 
     @property
     def attempt(self) -> Attempt | None:
@@ -69,9 +72,25 @@ class State:
         return frozenset(self.load.plan.neighbours(self.worker)) if self.load else frozenset()
 
     @property
+    def partners(self) -> frozenset[str]:
+        """The workers with which this one exchanges copies: its holder, and those that it holds or gives."""
+        if self.load is None:
+            return frozenset()
+        pairs = (*self.load.holders.items(), *self.load.donors.items())
+        return frozenset(one for pair in pairs if self.worker in pair for one in pair) - {self.worker}
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """Ids without whose links the attempt cannot go on: the neighbours, the submitter, and the donor."""
+        if self.load is None:
+            return frozenset()
+        donor = None if self.filled else self.load.donors.get(self.worker)
+        return self.neighbours | {self.load.submitter} | ({donor} if donor else frozenset())
+
+    @property
     def admitted(self) -> frozenset[str]:
-        """Ids whose data links are accepted now: the neighbours and the submitter."""
-        return self.neighbours | {self.load.submitter} if self.load else frozenset()
+        """Ids whose data links are accepted now: the neighbours, the partners and the submitter."""
+        return self.neighbours | self.partners | {self.load.submitter} if self.load else frozenset()
 
 
 # events
@@ -98,10 +117,14 @@ class BrokerBack:
 
 @dataclass(frozen=True)
 class Verified:
-    """The programs of the attempt are verified (`problem` is None) or refused."""
+    """The programs of the attempt are verified (`problem` is None) or refused.
+
+    `unprotected` says why the worker can make no copies of its state; empty if it can.
+    """
 
     attempt: Attempt
     problem: str | None
+    unprotected: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,10 +243,22 @@ class EndTraining:
 
 
 @dataclass(frozen=True)
-class KeepState:
-    """Copy the state, as unit `unit` has just left it, and send the copy to the submitter while training."""
+class CopyState:
+    """Copy the state, as unit `unit` has just left it, while training goes on.
+
+    The copy is to `keep` at the submitter, or to `copy` to this worker's disk and its holder's.
+    """
 
     unit: int
+    keep: bool = False
+    copy: bool = False
+
+
+@dataclass(frozen=True)
+class Retain:
+    """Delete copies from the disk as this message says."""
+
+    message: messages.Retain
 
 
 @dataclass(frozen=True)
@@ -235,9 +270,11 @@ class GiveState:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drop the job: its memory, tapes and data links."""
+    """Drop the job: its memory, tapes and data links; if it is `over`, also copies of its state on disk."""
 
     reason: str
+    job: str = ""
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,7 +284,9 @@ class Note:
     text: str
 
 
-Command = Tell | Prepare | Regroup | Start | Apply | KeepState | EndTraining | GiveState | Drop | Note
+Command = (
+    Tell | Prepare | Regroup | Start | Apply | CopyState | Retain | EndTraining | GiveState | Drop | Note
+)
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:
@@ -267,7 +306,7 @@ def step(state: State, event: Event) -> tuple[State, list[Command]]:
     if isinstance(event, Verified):
         if event.problem is not None:
             return _refuse(state, event.problem)
-        return _progress(replace(state, verified=True))
+        return _progress(replace(state, verified=True, unprotected=event.unprotected))
     if isinstance(event, Filled):
         return _progress(replace(state, filled=True))
     if isinstance(event, UnitFinished):
@@ -284,23 +323,37 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return _start_loading(state, message)
     if isinstance(message, Continue):
         return _regroup(state, message)
+    if isinstance(message, messages.Retain):
+        return state, [Retain(message)]
     if state.load is None or not isinstance(message, Begin | Decide | SendState | Stop):
         return state, []
     if (message.job, message.attempt) != (state.load.job, state.load.attempt):
         return state, []
     if isinstance(message, Stop):
-        return State(state.worker), [Drop(message.reason), Note(f"job {message.job}: {message.reason}; idle")]
+        drop = Drop(message.reason, message.job, message.over)
+        return State(state.worker), [drop, Note(f"job {message.job}: {message.reason}; idle")]
     if isinstance(message, Begin) and state.phase == "loading":
         return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
     if isinstance(message, Decide) and state.ready is not None and message.unit == state.unit:
         apply = Apply(message.unit, message.scale, message.codecs)
-        copied = [KeepState(message.unit)] if message.keep and state.load.training.copies else []
-        return replace(state, unit=state.unit + 1, ready=None), [apply, *copied]
+        return replace(state, unit=state.unit + 1, ready=None), [apply, *_copied(state, message)]
     if isinstance(message, SendState) and (
         state.phase == "running" or (state.phase == "loading" and state.announced)
     ):
         return replace(state, phase="collecting"), [EndTraining(), GiveState(message.whole)]
     return state, []
+
+
+def _copied(state: State, decide: Decide) -> list[Command]:
+    """The copy that a decision asks for, or why there is none."""
+    load = state.load
+    assert load is not None
+    keep, copy = decide.keep and load.training.copies > 0, decide.copy and not state.unprotected
+    commands: list[Command] = [CopyState(decide.unit, keep, copy)] if keep or copy else []
+    if decide.copy and not copy:
+        share = min(load.plan.segments_of(state.worker))
+        commands.append(Tell(Copied(load.job, load.attempt, decide.unit, share, trouble=state.unprotected)))
+    return commands
 
 
 def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
@@ -311,7 +364,7 @@ def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
     if state.worker not in load.plan.workers():
         refused = Refused(load.job, load.attempt, f"the plan has no segment for {state.worker}")
         return State(state.worker), [*commands, Tell(refused)]
-    dial = tuple(sorted(peer for peer in fresh.neighbours if peer > state.worker))
+    dial = _dialled(fresh)
     count = len(load.plan.segments_of(state.worker))
     note = Note(f"job {load.job}: loading {count_of(count, 'segment')}")
     return fresh, [*commands, Prepare(load, dial), note]
@@ -329,28 +382,45 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
         refused = Tell(Refused(message.job, message.attempt, problem))
         return State(state.worker), [refused, *([Drop(problem)] if load else [])]
     load = msgspec.structs.replace(
-        load, attempt=message.attempt, unit=message.unit, addresses=message.addresses
+        load,
+        attempt=message.attempt,
+        unit=message.unit,
+        addresses=message.addresses,
+        version=None,
+        donors={},
     )
     fresh = State(
-        state.worker, phase="loading", load=load, verified=True, unit=state.unit, warned=state.warned
+        state.worker,
+        phase="loading",
+        load=load,
+        verified=True,
+        unit=state.unit,
+        warned=state.warned,
+        unprotected=state.unprotected,
     )
-    dial = tuple(sorted(peer for peer in fresh.neighbours if peer > state.worker))
+    dial = _dialled(fresh)
     note = Note(f"job {load.job}: linking up again, the state stays ({message.reason})")
     return fresh, [Regroup(load, dial), note]
 
 
+def _dialled(state: State) -> tuple[str, ...]:
+    """The peers that this worker dials: of each pair the one with the smaller id does."""
+    return tuple(sorted(peer for peer in state.neighbours | state.partners if peer > state.worker))
+
+
 def _progress(state: State) -> tuple[State, list[Command]]:
     """Report to the broker once loading is done."""
-    ready = state.verified and state.filled and state.admitted <= state.linked
+    ready = state.verified and state.filled and state.needed <= state.linked
     if state.phase != "loading" or state.load is None or state.announced or not ready:
         return state, []
-    return replace(state, announced=True), [Tell(Loaded(state.load.job, state.load.attempt))]
+    loaded = Loaded(state.load.job, state.load.attempt, state.unprotected)
+    return replace(state, announced=True), [Tell(loaded)]
 
 
 def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
-    was_ours = event.peer in state.admitted
+    was_needed = event.peer in state.needed
     state = replace(state, linked=state.linked - {event.peer})
-    if not was_ours or state.load is None or state.phase not in ("loading", "running", "collecting"):
+    if not was_needed or state.load is None or state.phase not in ("loading", "running", "collecting"):
         return state, []
     is_submitter = event.peer == state.load.submitter
     if is_submitter and state.phase != "loading":

@@ -9,11 +9,12 @@ import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from farflung.errors import GraphError, ProtocolError
+from farflung.errors import CopyError, GraphError, ProtocolError
 from farflung.protocol.messages import Load
 from farflung.runtime.optimizer import slot_bytes
 from farflung.runtime.state import CODERS, Snapshot, StateKey
 from farflung.transport.wire.headers import SliceHeader
+from farflung.worker.copy_store import Piece
 
 Key = tuple[int, str]  # segment, name
 EMPTY = memoryview(bytearray())
@@ -67,6 +68,7 @@ class StateReceiver:
         self._missing = {place: size for place, size in sizes.items() if size}
         self._coders = _Place(min(segments), CODERS) if load.training.codecs and load.unit else None
         self._digests: dict[_Place, bytes] = {}
+        self._is_verified = False
         self.size = total
         """Bytes of all tensors together."""
         self.buffers: dict[Key, memoryview] = {
@@ -126,8 +128,31 @@ class StateReceiver:
         if not self._missing[place]:
             del self._missing[place]
 
+    def place(self, piece: Piece, size: int) -> memoryview:
+        """The memory for a piece that comes from a copy on disk, which is verified there.
+
+        Raises
+        ------
+        CopyError
+            The worker's share has no such piece.
+        """
+        place = _Place(*piece)
+        if place == self._coders and 0 < size <= self._room:
+            self._expect_coders(place, size)
+        buffer = self._memory.get(place)
+        if buffer is None or len(buffer) != size:
+            raise CopyError(f"it has {size} bytes of {place.key}, which does not fit the program")
+        self._missing.pop(place, None)
+        return buffer
+
+    def trust(self) -> None:
+        """Take what `place` gave memory for as verified: the copy that it was read from is."""
+        self._is_verified = True
+
     def verify(self) -> str | None:
         """Compare each tensor with its digest; returns the problem as text, or None. Blocks for seconds."""
+        if self._is_verified:
+            return None
         for place, buffer in self._memory.items():
             if len(buffer) and hashlib.sha256(buffer).digest() != self._digests.get(place):
                 return f"{place.key} was damaged on the way (its SHA-256 differs)"

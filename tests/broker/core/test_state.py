@@ -106,7 +106,7 @@ def test_a_job_runs_from_its_submission_to_its_end() -> None:
     assert sent(outcome.commands, "lab-1")[1:] == [SendState("job-1", 1)]
     assert told(outcome.commands)[1:] == [Collecting("job-1", 1, 3, "done", "")]
     outcome = story.collected()
-    assert sent(outcome.commands, "lab-1") == [Stop("job-1", 1, "done")]
+    assert sent(outcome.commands, "lab-1") == [Stop("job-1", 1, "done", over=True)]
     assert told(outcome.commands) == [Ended("job-1", "done", "")]
     assert story.state.backup_pool() == ["lab-1", "lab-2"]
 
@@ -247,7 +247,7 @@ def test_cancelling_before_the_first_unit_ends_at_once(collect: bool) -> None:
     story = Scenario("a", "b")
     story.submit(2)
     story.planned()
-    assert sent(story.cancel(collect).commands, "a") == [Stop("job-1", 1, "Ctrl-C")]
+    assert sent(story.cancel(collect).commands, "a") == [Stop("job-1", 1, "Ctrl-C", over=True)]
     assert ended(story).state == "cancelled"
 
 

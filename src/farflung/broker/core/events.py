@@ -19,6 +19,8 @@ from farflung.protocol.messages import (
     Broken,
     Cancel,
     Collected,
+    Copied,
+    CopyLost,
     Keep,
     Kept,
     Load,
@@ -101,7 +103,7 @@ class WorkerMessage(Event):
     """A message from a registered worker."""
 
     worker: str
-    message: Loaded | Refused | UnitReady | Broken | AskReverse | AskCircuit | NotReached
+    message: Loaded | Refused | UnitReady | Broken | Copied | CopyLost | AskReverse | AskCircuit | NotReached
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class RunPlanner:
 
     Answered by `PlanMade`, `PlanFailed` or `PlanLacks`. Each of the `count` workers gets a part; with 0 the
     planner chooses how many to use. `abilities` say what each worker can compute; a worker that is not listed
-    can run everything.
+    can run everything. The plan should leave memory for `copies` copies of each worker's state.
     """
 
     job: str
@@ -228,6 +230,7 @@ class RunPlanner:
     count: int
     wishes: Wishes = NO_WISHES
     abilities: Mapping[str, Ability] = field(default_factory=dict)
+    copies: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ import msgspec
 from farflung.broker.core.blobs import Digest
 from farflung.errors import FarflungError
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.protocol import copies
+from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.submitter import CodecChange
 from farflung.protocol.worker import Device, HomeLine
@@ -41,6 +43,7 @@ class WorkerAdmitted(Decision, frozen=True):
     line: HomeLine = HomeLine()
     claims: list[str] = []
     seen: str = ""
+    disk_bytes: int = 0
 
 
 class WorkerMoved(Decision, frozen=True):
@@ -108,7 +111,7 @@ class JobLoading(Decision, frozen=True):
     """The plan is made. Workers that it does not use are free again; `unable` says what some of them lack.
 
     `programs` and `steering` name blobs, see `JobBlobs`. `trained` are the value ids of the parameters that
-    each segment updates. Older logs lack them.
+    each segment updates. Older logs lack them. `holders` maps each worker to the one that holds its copies.
     """
 
     job: str
@@ -118,6 +121,7 @@ class JobLoading(Decision, frozen=True):
     programs: dict[int, Digest] = {}
     steering: Digest | None = None
     trained: list[list[int]] = []
+    holders: dict[str, str] = {}
 
 
 class JobRunning(Decision, frozen=True):
@@ -129,7 +133,8 @@ class JobRunning(Decision, frozen=True):
 class UnitDecided(Decision, frozen=True):
     """The unit is complete on every worker; a training step is applied with gradients times `scale`.
 
-    If `keep`, a copy of the state after it is under way from now on.
+    If `keep`, a copy of the state after it is under way to the submitter from now on; if `copy`, a version is
+    under way to the disks of workers.
     """
 
     job: str
@@ -140,6 +145,27 @@ class UnitDecided(Decision, frozen=True):
     gradient_norm: float
     bytes_sent: int
     keep: bool = False
+    copy: bool = False
+
+
+class VersionStable(Decision, frozen=True):
+    """Each share of this version is on the disks of two workers: the job can go on from it.
+
+    `digests` has the SHA-256 of each share's copy, and the largest copy has `largest_bytes`.
+    """
+
+    job: str
+    version: StateVersion
+    digests: dict[int, copies.Digest]
+    largest_bytes: int = 0
+
+
+class VersionFailed(Decision, frozen=True):
+    """The version that was under way cannot be made, for this reason."""
+
+    job: str
+    version: StateVersion
+    reason: str
 
 
 class CopyAsked(Decision, frozen=True):
@@ -229,10 +255,21 @@ class WorkerVerified(msgspec.Struct, frozen=True):
 
 
 class WorkerLoaded(msgspec.Struct, frozen=True):
-    """Observed: the worker holds its segments and is linked to its neighbours."""
+    """Observed: the worker holds its segments and is linked to its neighbours.
+
+    `unprotected` says why it can make no copies of its state.
+    """
 
     job: str
     worker: str
+    unprotected: str = ""
+
+
+class WorkerHolds(msgspec.Struct, frozen=True):
+    """Observed: these are the copies on the worker's disk that count."""
+
+    worker: str
+    held: list[HeldCopy]
 
 
 class WorkerReady(msgspec.Struct, frozen=True):
@@ -267,6 +304,8 @@ AnyDecision = (
     | JobLoading
     | JobRunning
     | UnitDecided
+    | VersionStable
+    | VersionFailed
     | CopyAsked
     | CopyStored
     | JobRolledBack
@@ -276,7 +315,7 @@ AnyDecision = (
     | JobCollecting
     | JobEnded
 )
-Observation = WorkerVerified | WorkerLoaded | WorkerReady | WaitExplained | CodecTuningChanged
+Observation = WorkerVerified | WorkerLoaded | WorkerHolds | WorkerReady | WaitExplained | CodecTuningChanged
 Fact = AnyDecision | Observation
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from farflung.broker.codecs import tuning
-from farflung.broker.core import facts
+from farflung.broker.core import facts, protection
 from farflung.broker.core.events import Reply, RunPlanner, Send, SendLoad
 from farflung.broker.core.records import (
     CANCELLED,
@@ -115,11 +115,11 @@ def start_queued(turn: Transition) -> None:
                 blocked = job
 
 
-def worker_loaded(turn: Transition, job: Job, worker: str) -> None:
+def worker_loaded(turn: Transition, job: Job, worker: str, unprotected: str = "") -> None:
     """Note that a worker has loaded its segments; the last one starts the job."""
     if job.state != LOADING or worker in job.loaded:
         return
-    turn.emit(facts.WorkerLoaded(job.job, worker))
+    turn.emit(facts.WorkerLoaded(job.job, worker, one_line(unprotected)))
     job = turn.state.jobs[job.job]
     if not job.loaded >= set(job.members):
         return
@@ -144,6 +144,7 @@ def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
             {one.segment: turn.keep(msgspec.msgpack.encode(one)) for one in result.programs},
             turn.keep(result.steering) if result.steering else None,
             [list(values) for values in result.trained],
+            protection.holders_for(turn.state, job, plan),
         )
     )
     names = plan.workers()
@@ -177,7 +178,7 @@ def planned_of(state: State, job: Job) -> Planned:
 def load_of(state: State, job: Job, worker: str) -> SendLoad:
     """What a member of the job's plan needs to begin the current attempt, at the first unit to run."""
     assert job.plan is not None and job.unit is not None
-    near, mine = job.plan.neighbours(worker), set(job.plan.segments_of(worker))
+    near, mine = job.partners(worker), set(job.plan.segments_of(worker))
     load = Load(
         job=job.job,
         attempt=job.attempt,
@@ -187,6 +188,7 @@ def load_of(state: State, job: Job, worker: str) -> SendLoad:
         addresses={peer: state.addresses_for(peer, worker) for peer in job.members if peer in near},
         submitter=job.submitter,
         unit=job.unit.number,
+        holders=dict(job.holders),
     )
     programs = tuple(digest for segment, digest in job.blobs.programs.items() if segment in mine)
     return SendLoad(worker, load, programs)
@@ -196,7 +198,7 @@ def worker_moved(turn: Transition, job: Job, worker: str) -> None:
     """Tell the neighbours and the submitter of a job the new addresses of one of its workers."""
     if job.plan is None:
         return
-    for name in sorted(job.plan.neighbours(worker)):
+    for name in sorted(job.partners(worker)):
         turn.do(Send(name, PeerMoved(worker, turn.state.addresses_for(worker, name))))
     turn.tell(job.job, PeerMoved(worker, turn.state.addresses_for(worker, job.submitter, job.job)))
 
@@ -283,10 +285,11 @@ def end(turn: Transition, job: Job, state: str, reason: str) -> None:
     """End the job; its workers return to the backup pool."""
     reason = one_line(reason)
     turn.emit(facts.JobEnded(turn.now, job.job, state, reason))
+    protection.forget(turn, job)
     if job.plan is not None:
         for name in job.members:
             if turn.state.workers[name].connected:
-                turn.do(Send(name, Stop(job.job, job.attempt, reason or state)))
+                turn.do(Send(name, Stop(job.job, job.attempt, reason or state, over=True)))
     turn.tell(job.job, Ended(job.job, state, reason))
 
 
@@ -335,8 +338,11 @@ def _plan(turn: Transition, job: Job, workers: list[str]) -> None:
     abilities = {name: turn.state.workers[name].device.ability for name in workers}
     graph = job.blobs.graph
     assert graph is not None
+    copies = protection.copies_wanted(turn.state, job, workers)
     turn.do(
-        RunPlanner(job.job, attempt, graph, job.training, tuple(workers), job.asked, job.wishes, abilities)
+        RunPlanner(
+            job.job, attempt, graph, job.training, tuple(workers), job.asked, job.wishes, abilities, copies
+        )
     )
 
 

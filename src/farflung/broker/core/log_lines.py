@@ -75,6 +75,11 @@ def _describe_job_running(fact: facts.JobRunning) -> str:
 
 
 @log_line.register
+def _describe_version_failed(fact: facts.VersionFailed) -> str:
+    return f"{fact.job}: no copies of the state after unit {fact.version.unit} ({fact.reason})"
+
+
+@log_line.register
 def _describe_copy_stored(fact: facts.CopyStored) -> str:
     what = "has stored" if fact.stored else "could not store"
     return f"{fact.job}: the submitter {what} the copy of the state after unit {fact.unit}"

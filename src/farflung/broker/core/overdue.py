@@ -31,7 +31,8 @@ def _expected_seconds(job: Job) -> float:
         return 0.0
     weights = sum(part.parameter_bytes for part in job.plan.placements) / BYTES_PER_SECOND
     whole = (1 + job.training.optimizer.moments) * weights
-    copy = 0.0 if job.copies.under_way is None else whole  # it shares the lines with what is awaited
+    is_copying = job.copies.under_way is not None or job.versions.under_way is not None
+    copy = whole if is_copying else 0.0  # it shares the lines with what is awaited
     if job.state == RUNNING:
         return copy + _unit_seconds(job)
     is_whole = job.checkpoint_end if job.state == COLLECTING else job.step > 0

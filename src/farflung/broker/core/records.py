@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from farflung.broker.core.blobs import Digest, JobBlobs
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
+from farflung.broker.core.versions import Versions
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.protocol.copies import HeldCopy
 from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.worker import Decide, Device, HomeLine, LinkTraffic
 from farflung.runtime.backend import EMULATED
@@ -30,7 +32,8 @@ class Worker:
     """A worker that the broker knows. `job` is its current job, `trouble` says why it is not connected.
 
     `relay_mbps` is the rate at which it relays links of others, `line` its access line as its owner describes
-    it.
+    it. `held` are the copies of jobs' state on its disk, as it last said, which may take `disk_bytes` there;
+    `held` is observed, and empty after a replay.
     """
 
     worker: str
@@ -43,6 +46,8 @@ class Worker:
     trouble: str = ""
     relay_mbps: float = 0.0
     line: HomeLine = field(default_factory=HomeLine)
+    disk_bytes: int = 0
+    held: tuple[HeldCopy, ...] = ()
 
     @property
     def idle(self) -> bool:
@@ -101,8 +106,11 @@ class Job:
     again, the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end`
     workers send it whole at the end. `recovery` counts what failures have cost it.
 
-    `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits) and `tuning` (codec
-    tuning) are observed, and empty after a replay.
+    `holders` maps each member to the one that holds its copies, `versions` says which versions of the state
+    are on their disks.
+
+    `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits), `tuning` (codec
+    tuning) and `unprotected` (why a member can make no copies) are observed, and empty after a replay.
     """
 
     job: str
@@ -138,6 +146,9 @@ class Job:
     copies: Copies = field(default_factory=Copies)
     checkpoint_end: bool = False
     recovery: Recovery = field(default_factory=Recovery)
+    holders: Mapping[str, str] = field(default_factory=dict)
+    versions: Versions = field(default_factory=Versions)
+    unprotected: str = ""
 
     @property
     def over(self) -> bool:
@@ -155,6 +166,14 @@ class Job:
         if self.unit is not None:
             return self.unit.number
         return 1 + max((decision.unit for decision in self.decisions), default=-1)
+
+    def partners(self, worker: str) -> set[str]:
+        """The members that a member exchanges values or copies with."""
+        near = set() if self.plan is None else set(self.plan.neighbours(worker))
+        for owner, holder in self.holders.items():
+            if worker in (owner, holder):
+                near |= {owner, holder} - {worker}
+        return near
 
     def decision_of(self, unit: int) -> Decide | None:
         """The decision of a unit in the current attempt, if it may have to be sent again."""
@@ -217,11 +236,11 @@ class State:
 def durable(state: State) -> State:
     """The part of `state` that a replay of the stored decisions restores."""
     jobs = {
-        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", tuning=None)
+        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", tuning=None, unprotected="")
         for name, job in state.jobs.items()
     }
     workers = {
-        name: replace(worker, where=replace(worker.where, verified=()))
+        name: replace(worker, where=replace(worker.where, verified=()), held=())
         for name, worker in state.workers.items()
     }
     return replace(state, jobs=jobs, workers=workers)

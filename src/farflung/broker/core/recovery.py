@@ -50,7 +50,7 @@ def regroup(turn: Transition, job: Job, reason: str) -> None:
 def continue_of(state: State, job: Job, worker: str) -> Continue:
     """What a member that holds the state of the job's next unit needs to go on in the current attempt."""
     assert job.plan is not None
-    peers = sorted(job.plan.neighbours(worker))
+    peers = sorted(job.partners(worker))
     addresses = {peer: state.addresses_for(peer, worker) for peer in peers}
     return Continue(job.job, job.attempt, job.next_unit, addresses, job.reason)
 

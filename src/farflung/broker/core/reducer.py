@@ -24,8 +24,10 @@ from farflung.broker.core.records import (
     State,
     Worker,
 )
+from farflung.broker.core.versions import Version, Versions
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES
+from farflung.protocol.copies import StateVersion
 from farflung.protocol.worker import Decide
 
 
@@ -63,8 +65,14 @@ def _apply_worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
             connected=True,
             relay_mbps=fact.relay_mbps,
             line=fact.line,
+            disk_bytes=fact.disk_bytes,
         )
     )
+
+
+@_evolve.register
+def _apply_worker_holds(fact: facts.WorkerHolds, state: State) -> State:
+    return state.with_worker(replace(state.workers[fact.worker], held=tuple(fact.held)))
 
 
 @_evolve.register
@@ -124,6 +132,9 @@ def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
         codecs=(),
         group=None,
         copies=job.copies.interrupted(),
+        holders={},
+        versions=Versions(),
+        unprotected="",
         pace=Pace(fact.at),
         words="",
     )
@@ -171,6 +182,8 @@ def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         decisions=(),
         tuning=None,
         copies=job.copies.interrupted(),
+        holders={},
+        versions=Versions(),
         recovery=_after_attempt(job, fact),
     )
     return _assign_workers(state, job, ()).with_job(queued)
@@ -198,6 +211,7 @@ def _apply_job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         group=None,
         tuning=tuning,
         copies=job.copies.interrupted(),
+        versions=job.versions.interrupted(),
         recovery=recovery,
         pace=replace(job.pace, moved_at=fact.at),
     )
@@ -225,6 +239,8 @@ def _apply_job_loading(fact: facts.JobLoading, state: State) -> State:
         keeps=False,
         codecs=tuple(fact.plan.codecs),
         tuning=None,
+        holders=dict(fact.holders),
+        unprotected="",
         pace=Pace(fact.at),
     )
     return _assign_workers(state, held, job.members).with_job(job)
@@ -243,7 +259,7 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
     assert job.unit is not None
     trained = job.unit.train
     # Each member has applied the earlier ones, or it could not have been ready for this unit.
-    decisions = (Decide(job.job, fact.attempt, fact.unit, fact.scale, keep=fact.keep),)
+    decisions = (Decide(job.job, fact.attempt, fact.unit, fact.scale, keep=fact.keep, copy=fact.copy),)
     moved = replace(
         job,
         pace=_next_pace(job, fact.at),
@@ -254,7 +270,25 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
         decisions=decisions,
         copies=job.copies.decided(job.unit, fact.keep),
     )
+    if fact.copy:
+        name = StateVersion(fact.attempt, fact.unit)
+        version = Version(name, fact.at, moved.step, job.codecs)
+        moved = replace(moved, versions=job.versions.decided(version))
     return state.with_job(moved)
+
+
+@_evolve.register
+def _apply_version_stable(fact: facts.VersionStable, state: State) -> State:
+    job = state.jobs[fact.job]
+    return state.with_job(
+        replace(job, versions=job.versions.became_stable(fact.digests, fact.largest_bytes, fact.at))
+    )
+
+
+@_evolve.register
+def _apply_version_failed(fact: facts.VersionFailed, state: State) -> State:
+    job = state.jobs[fact.job]
+    return state.with_job(replace(job, versions=job.versions.failed(fact.reason, fact.at)))
 
 
 @_evolve.register
@@ -277,7 +311,8 @@ def _apply_codecs_decided(fact: facts.CodecsDecided, state: State) -> State:
         msgspec.structs.replace(decision, codecs=codecs) if decision.unit + 1 == fact.unit else decision
         for decision in job.decisions
     )
-    return state.with_job(replace(job, codecs=codecs, decisions=decisions))
+    versions = job.versions.with_codecs(fact.unit, codecs)
+    return state.with_job(replace(job, codecs=codecs, decisions=decisions, versions=versions))
 
 
 @_evolve.register
@@ -314,6 +349,9 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         codecs=(),
         decisions=(),
         copies=Copies(),
+        holders={},
+        versions=Versions(),
+        unprotected="",
         recovery=Recovery(),
         tuning=None,
         words="",
@@ -324,7 +362,8 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
 @_evolve.register
 def _apply_worker_loaded(fact: facts.WorkerLoaded, state: State) -> State:
     job = state.jobs[fact.job]
-    return state.with_job(replace(job, loaded=job.loaded | {fact.worker}))
+    unprotected = job.unprotected or (fact.unprotected and f"{fact.worker}: {fact.unprotected}")
+    return state.with_job(replace(job, loaded=job.loaded | {fact.worker}, unprotected=unprotected))
 
 
 @_evolve.register

@@ -20,8 +20,8 @@ from farflung.errors import FarflungError
 FORMAT = 1
 """Raise it when a snapshot changes in a way that defaults of new fields cannot carry."""
 
-_OBSERVED = ("loaded", "group", "traffic", "words", "tuning")
-"""The fields of a job that `durable` empties: a snapshot holds none of them."""
+_OBSERVED = ("loaded", "group", "traffic", "words", "tuning", "unprotected")
+"""The fields of a job that `durable` empties: a snapshot holds none of them, nor what a worker holds."""
 
 _log = logging.getLogger("farflung.broker")
 
@@ -42,7 +42,7 @@ def _record(kind: type, left_out: tuple[str, ...] = ()) -> Any:
     return msgspec.defstruct(kind.__name__, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
-_WorkerRecord = _record(Worker)
+_WorkerRecord = _record(Worker, ("held",))
 _JobRecord = _record(Job, _OBSERVED)
 _StateRecord = _record(State, ("workers", "jobs"))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from farflung.broker.codecs import tuning
-from farflung.broker.core import events, facts, jobs, recovery, units
+from farflung.broker.core import events, facts, jobs, protection, recovery, units
 from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
@@ -30,6 +30,8 @@ from farflung.protocol.messages import (
     Broken,
     Cancel,
     Collected,
+    Copied,
+    CopyLost,
     Denied,
     Ended,
     Keep,
@@ -157,10 +159,12 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
             register.line,
             list(event.where.claims),
             event.where.seen,
+            register.disk_bytes,
         )
     )
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))
     turn.do(Send(event.worker, Registered(event.worker)))
+    protection.on_registered(turn, event.worker, register.held)
 
 
 @_decide.register
@@ -203,7 +207,11 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         return
     match message:
         case Loaded():
-            jobs.worker_loaded(turn, job, event.worker)
+            jobs.worker_loaded(turn, job, event.worker, message.unprotected)
+        case Copied():
+            protection.on_copied(turn, job, event.worker, message)
+        case CopyLost():
+            protection.on_copy_lost(turn, job, event.worker, message)
         case AskReverse() | AskCircuit():
             reachability.ask(
                 turn,

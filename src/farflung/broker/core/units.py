@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from farflung.broker.codecs import tuning
-from farflung.broker.core import facts, jobs
+from farflung.broker.core import facts, jobs, protection
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.events import Send
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
@@ -48,7 +48,9 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
         return
     unit = job.unit.number
     is_last = job.training.units().at(unit + 1) is None
-    keep = job.copies.takes(job.unit) and not is_last  # after the last one the state is sent anyway
+    # After the last one the state is sent anyway.
+    keep = not is_last and job.copies.takes(job.unit) and protection.memory_is_free(turn.state, job)
+    copy = not is_last and protection.takes_version(turn, job, job.unit)
     turn.emit(
         facts.UnitDecided(
             turn.now,
@@ -60,6 +62,7 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             verdict.gradient_norm,
             verdict.bytes_sent,
             keep,
+            copy,
         )
     )
     tuning.on_unit_decided(turn, job, group, verdict)

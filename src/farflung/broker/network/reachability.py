@@ -92,6 +92,10 @@ def byte_quota(plan: Plan, training: Training, a: str, b: str, submitter: str) -
             if edge.source != FEEDER and {plan.worker_of(edge.source), plan.worker_of(edge.target)} == {a, b}
         ]
         expected = sum(edge.bytes * (1 + edge.differentiable) for edge in crossing) * microbatches
+        if not crossing:  # they only exchange copies of their state, of which more take more circuits
+            shares = {*plan.segments_of(a), *plan.segments_of(b)}
+            weights = sum(part.parameter_bytes for part in plan.placements if part.segment in shares)
+            expected = 4 * (1 + training.optimizer.moments) * weights
     return QUOTA_FACTOR * expected + QUOTA_SLACK_BYTES
 
 
@@ -149,5 +153,5 @@ def relay_for(state: State, job: str, pair: tuple[str, str], without: Sequence[s
 def _check_pair(job: Job, plan: Plan, a: str, b: str) -> None:
     workers = set(plan.workers())
     fed = (a in workers and b == job.submitter) or (b in workers and a == job.submitter)
-    if not fed and b not in plan.neighbours(a):
+    if not fed and b not in job.partners(a):
         raise ProtocolError(f"{a} asks for a link to {b}, but the plan of {job.job} has no such link")

@@ -92,6 +92,7 @@ def _question(
         search_seconds=search_seconds,
         abilities=dict(command.abilities),
         codecs=wishes.codecs,
+        copies=command.copies,
     )
 
 

@@ -16,7 +16,8 @@ class Question(msgspec.Struct, frozen=True):
 
     `topology` is None if nothing is known about the workers; `measured` says that the fleet measured it, and
     `assumed` lists what was not measured. A search ends after `search_seconds` of CPU time. `abilities` say
-    what each worker can compute, `codecs` which codecs the job asks for.
+    what each worker can compute, `codecs` which codecs the job asks for. If a plan leaves workers the memory
+    for `copies` copies of their state, that is better; if none does, one without is made.
     """
 
     graph: bytes
@@ -32,6 +33,7 @@ class Question(msgspec.Struct, frozen=True):
     search_seconds: float = 0.0
     abilities: dict[str, Ability] = {}
     codecs: CodecWishes = ALL_DENSE
+    copies: int = 0
 
 
 class PlanResult(msgspec.Struct, frozen=True, tag="Made"):

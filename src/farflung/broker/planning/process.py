@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place, plan_job
-from farflung.planner.assignment import Options, Watch, ignore_progress
+from farflung.planner.assignment import Options, Schedule, Watch, ignore_progress
 from farflung.planner.codecs.tuner import tuning_basis
 from farflung.planner.codecs.wishes import (
     alike,
@@ -177,7 +178,6 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
 def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction]:
     """Plan with the scheduler that the job asks for, on a topology."""
     training = question.training
-    workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=training.kept)
     topology = _topology_of(question)
     options = Options(
         workers=question.count or None,
@@ -189,14 +189,26 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
     )
     conditions = Conditions(efficiency=question.efficiency)
     search = scheduler_for(question.codecs, scheduler(question.scheduler), conditions)
-    schedule = find_schedule(search, topology, workload, options, question.recompute)
+
+    def found(training: Training) -> Schedule:
+        workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=training.kept)
+        return find_schedule(search, topology, workload, options, question.recompute)
+
+    schedule, unprotected = _with_room(found, training, question.copies)
     made = place(graph, schedule.assignment, training.microbatch_size)
     predicted = predict(made.plan, topology, question.codecs, training.steps, conditions)
     made, simulation = replace(made, plan=predicted.plan), predicted.simulation
     used = set(made.plan.workers())
     busy = max((load.share for load in simulation.loads if load.kind == "device"), default=0.0)
     brief = brief_notes(busy, simulation.step_seconds, made.plan.microbatches)
-    notes = [*schedule.notes, *predicted.notes, *recomputing_notes(made.plan), *brief, *question.assumed]
+    notes = [
+        *unprotected,
+        *schedule.notes,
+        *predicted.notes,
+        *recomputing_notes(made.plan),
+        *brief,
+        *question.assumed,
+    ]
     return made, Prediction(
         scheduler=schedule.scheduler,
         step_seconds=simulation.step_seconds,
@@ -208,6 +220,20 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
         measured=question.measured,
         brief=bool(brief),
     )
+
+
+def _with_room(
+    found: Callable[[Training], Schedule], training: Training, copies: int
+) -> tuple[Schedule, list[str]]:
+    """A schedule with memory for copies of the state, else one without, and a note that says so."""
+    roomy = training.with_copies(copies)
+    if roomy == training:
+        return found(training), []
+    try:
+        return found(roomy), []
+    except PlanError:
+        note = "no plan leaves memory for copies of the state: a lost worker costs all since a checkpoint"
+        return found(training), [note]
 
 
 def _topology_of(question: Question) -> Topology:

@@ -50,6 +50,13 @@ ProbeOption = Annotated[
 MemoryOption = Annotated[
     float | None, typer.Option(help="GB of memory that jobs may use. [default: 80 % of the machine's]")
 ]
+DiskOption = Annotated[
+    float | None,
+    typer.Option(
+        help="GB of disk for copies of the state of jobs, its own and other workers'; 0: none."
+        " [default: a fifth of what is free]"
+    ),
+]
 BackendOption = Annotated[
     str,
     typer.Option(
@@ -76,6 +83,7 @@ def join(
         Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/worker]")
     ] = None,
     memory: MemoryOption = None,
+    disk: DiskOption = None,
     backend: BackendOption = "auto",
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
@@ -108,6 +116,7 @@ def join(
         advertise=advertise or [],
         relay_mbps=relay,
         line=HomeLine(up, down, probe),
+        disk_bytes=_disk_bytes(disk, own),
     )
     gc.freeze()  # or each collection would scan every object of a framework and block all threads
     try:
@@ -133,6 +142,16 @@ def _check_line(up: float | None, down: float | None) -> None:
     for option, rate in (("--up-mbps", up), ("--down-mbps", down)):
         if rate is not None and not LEAST_MBPS <= rate <= MOST_MBPS:
             raise JobError(f"{option} must be {LEAST_MBPS:g} to {MOST_MBPS:g} Mbit/s, found {rate:g}")
+
+
+def _disk_bytes(gigabytes: float | None, folder: Path) -> int:
+    if gigabytes is None:
+        from farflung.worker.copy_store import default_limit
+
+        return default_limit(folder)
+    if not 0 <= gigabytes < 1e6:
+        raise JobError(f"--disk takes a number of gigabytes, 0 for none, found {gigabytes:g}")
+    return int(gigabytes * 1e9)
 
 
 def _memory_bytes(gigabytes: float | None) -> int:

@@ -32,6 +32,8 @@ def status_lines(status: Status) -> Iterator[str]:
     for job in status.jobs:
         if job.reason:
             yield from _wrapped(f"  {job.job}: {job.reason}")
+        if job.protection:
+            yield from _wrapped(f"  {job.job}: {job.protection}")
     yield from _links(status)
 
 

@@ -1,0 +1,200 @@
+"""Copies of a job's state on workers' disks: who has which, when a version is stable, and what to delete.
+
+A *share* is all segments of one worker, named by the first of them. What a worker holds is observed: it says
+so when it registers and whenever that changes. A copy counts only if its digest is that of its version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from farflung.broker.core import facts
+from farflung.broker.core.events import Send
+from farflung.broker.core.records import Job, State, Worker
+from farflung.broker.core.transition import Transition
+from farflung.broker.core.versions import Version
+from farflung.errors import ProtocolError
+from farflung.plans import Plan, holders_of
+from farflung.protocol.copies import Copied, CopyLost, HeldCopy, Retain, StateVersion
+from farflung.protocol.fields import one_line
+from farflung.schedule import Unit
+
+
+def holders_for(state: State, job: Job, plan: Plan) -> dict[str, str]:
+    """Who holds whose copies in an attempt with this plan; empty if no copies can be made."""
+    return {} if hindrance(state, job, plan) else holders_of(plan, _sites(state, plan))
+
+
+def hindrance(state: State, job: Job, plan: Plan) -> str:
+    """Why no copies are made of a job with this plan, in words; empty if they are."""
+    members = plan.workers()
+    if job.training.emulated:
+        return "emulated devices have no state"
+    if len(members) < 2:
+        return "one worker alone has all of it"
+    without = [name for name in members if not state.workers[name].disk_bytes]
+    return f"{without[0]} holds no copies (`farflung join --disk`)" if without else ""
+
+
+def copies_wanted(state: State, job: Job, workers: Sequence[str]) -> int:
+    """For how many copies of their state a plan on some of `workers` should leave memory."""
+    makes = len(workers) > 1 and all(state.workers[name].disk_bytes for name in workers)
+    return max(job.training.copies, int(makes and not job.training.emulated))
+
+
+def protection(state: State, job: Job) -> str:
+    """How well a job's state is protected against the loss of a worker, for `farflung status`."""
+    if job.plan is None or job.over:
+        return ""
+    stable, trouble = job.versions.stable, job.unprotected or job.versions.trouble
+    if stable is not None:
+        late = f"; no newer copy: {trouble}" if trouble else ""
+        return one_line(f"protected up to step {stable.step}{late}")
+    why = trouble or hindrance(state, job, job.plan) or "the first copy is not complete"
+    return one_line(f"not protected: {why}")
+
+
+def shares_of(plan: Plan) -> dict[int, str]:
+    """The worker of each share."""
+    return {min(plan.segments_of(worker)): worker for worker in plan.workers()}
+
+
+def who_has(state: State, job: Job, version: Version, share: int) -> list[str]:
+    """The workers whose disk has the copy of a share, sorted, connected or not."""
+    copy = (job.job, version.name, share, version.digests.get(share))
+    return sorted(
+        worker.worker
+        for worker in state.workers.values()
+        if any((held.job, held.version, held.share, held.sha256) == copy for held in worker.held)
+    )
+
+
+def takes_version(turn: Transition, job: Job, unit: Unit) -> bool:
+    """Whether a version is to be taken after `unit`.
+
+    Workers have memory for one copy. So none is taken while one is on its way to the submitter.
+    """
+    is_ready = bool(job.holders) and not job.unprotected and job.copies.under_way is None
+    return is_ready and job.versions.takes(unit, turn.now)
+
+
+def memory_is_free(state: State, job: Job) -> bool:
+    """Whether every member has written its copy of the version under way, if any, and freed its memory."""
+    version = job.versions.under_way
+    if version is None or job.plan is None:
+        return True
+    shares = shares_of(job.plan)
+    return all(_copy_of(state.workers[owner], job, version, share) for share, owner in shares.items())
+
+
+def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
+    """Note that a worker has a copy of a share, or cannot have it; the last one makes the version stable.
+
+    Raises
+    ------
+    ProtocolError
+        The worker neither owns that share nor holds its copies.
+    """
+    version, plan = job.versions.under_way, job.plan
+    name = StateVersion(message.attempt, message.unit)
+    if plan is None or version is None or version.name != name:
+        return  # of a version that has failed
+    owner = shares_of(plan).get(message.share, "")
+    if worker not in (owner, job.holders.get(owner)):
+        raise ProtocolError(f"worker {worker} has a copy of share {message.share}, which is not for it")
+    if message.trouble:
+        _fail(turn, job, version, f"{worker}: {message.trouble}")
+        return
+    copy = HeldCopy(job.job, name, message.share, message.sha256, message.bytes)
+    _holds(turn, worker, [*turn.state.workers[worker].held, copy])
+    if copies := _complete(turn.state, job, version, plan):
+        digests = {share: copy.sha256 for share, copy in copies.items()}
+        largest = max(copy.bytes for copy in copies.values())
+        turn.emit(facts.VersionStable(turn.now, job.job, name, digests, largest))
+        retain(turn, job, [name], name)
+
+
+def on_copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
+    """Note that a worker does not have a copy that it had."""
+    lost = (job.job, message.version, message.share)
+    held = turn.state.workers[worker].held
+    _holds(turn, worker, [copy for copy in held if (copy.job, copy.version, copy.share) != lost])
+
+
+def on_registered(turn: Transition, worker: str, held: list[HeldCopy]) -> None:
+    """Note which copies a worker has that registers, and let it delete those that no job can use."""
+    if held:
+        _holds(turn, worker, [copy for copy in held if _is_of_use(turn.state, copy)])
+    for name in sorted({copy.job for copy in held}):
+        used = _used(turn.state, name)
+        up_to = [max(used)] if used else []
+        turn.do(Send(worker, Retain(name, used, *up_to)))
+
+
+def forget(turn: Transition, job: Job) -> None:
+    """Let the workers that are not in the job delete their copies of it; members do when they stop."""
+    for worker in list(turn.state.workers.values()):
+        if any(copy.job == job.job for copy in worker.held):
+            _holds(turn, worker.worker, [copy for copy in worker.held if copy.job != job.job])
+            if worker.connected and worker.worker not in job.members:
+                turn.do(Send(worker.worker, Retain(job.job, [])))
+
+
+def retain(turn: Transition, job: Job, versions: list[StateVersion], up_to: StateVersion) -> None:
+    """Let every worker delete the copies of the job, up to one version, that are not of `versions`."""
+    for worker in list(turn.state.workers.values()):
+        kept = [one for one in worker.held if one.job != job.job or one.version in versions]
+        is_rid = len(kept) < len(worker.held)
+        if is_rid:
+            _holds(turn, worker.worker, kept)
+        if worker.connected and (is_rid or worker.worker in job.members):
+            turn.do(Send(worker.worker, Retain(job.job, versions, up_to)))
+
+
+def _fail(turn: Transition, job: Job, version: Version, reason: str) -> None:
+    turn.emit(facts.VersionFailed(turn.now, job.job, version.name, one_line(reason)))
+    stable = turn.state.jobs[job.job].versions.stable
+    retain(turn, job, [] if stable is None else [stable.name], version.name)
+
+
+def _complete(state: State, job: Job, version: Version, plan: Plan) -> dict[int, HeldCopy]:
+    """The copies of all shares, once each is on the disks of its owner and of that one's holder."""
+    copies: dict[int, HeldCopy] = {}
+    for share, owner in shares_of(plan).items():
+        mine = _copy_of(state.workers[owner], job, version, share)
+        theirs = _copy_of(state.workers[job.holders[owner]], job, version, share)
+        if mine is None or theirs is None or mine.sha256 != theirs.sha256:
+            return {}
+        copies[share] = mine
+    return copies
+
+
+def _copy_of(worker: Worker, job: Job, version: Version, share: int) -> HeldCopy | None:
+    wanted = (job.job, version.name, share)
+    found = (copy for copy in worker.held if (copy.job, copy.version, copy.share) == wanted)
+    return next(found, None)
+
+
+def _is_of_use(state: State, copy: HeldCopy) -> bool:
+    """Whether a copy is of a version that counts, and has its digest."""
+    if copy.version not in _used(state, copy.job):
+        return False
+    stable = state.jobs[copy.job].versions.stable
+    return stable is None or stable.name != copy.version or stable.digests.get(copy.share) == copy.sha256
+
+
+def _used(state: State, name: str) -> list[StateVersion]:
+    """The versions of a job that count, or may count soon."""
+    job = state.jobs.get(name)
+    if job is None or job.over:
+        return []
+    versions = (job.versions.stable, job.versions.under_way)
+    return [version.name for version in versions if version is not None]
+
+
+def _holds(turn: Transition, worker: str, held: list[HeldCopy]) -> None:
+    turn.emit(facts.WorkerHolds(worker, held))
+
+
+def _sites(state: State, plan: Plan) -> Mapping[str, str]:
+    return {name: state.workers[name].site for name in plan.workers()}

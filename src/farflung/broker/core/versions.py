@@ -1,0 +1,86 @@
+"""When workers copy the state of a job to each other's disks, and which version counts. Pure.
+
+A version is taken right after a step, at most one at a time: the first one after the first step of an
+attempt, and the next one as soon as the one before is stable. Between two decisions at least `COSTS` times
+the seconds pass that the last version took from its decision until it was stable. So copies are on their way
+in at most a tenth of the time, however slow lines and disks are. And so many seconds pass that no disk, which
+gets two copies of each version, is written at more than `WEAR` bytes a second: disks wear. After a version
+that could not be made, `RETRY_SECONDS` pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from farflung.plans import LinkCodec
+from farflung.protocol.copies import Digest, StateVersion
+from farflung.schedule import Unit
+
+COSTS = 10.0
+WEAR = 1e6
+"""At 86 GB a day, a common disk for 600 TB lasts 19 years."""
+
+RETRY_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a job's state, decided at `at` (seconds since 1970).
+
+    `codecs` are those of the job's links from the next unit on, `step` counts the steps that were applied.
+    Once it is stable, `digests` has the SHA-256 of each share's copy.
+    """
+
+    name: StateVersion
+    at: float
+    step: int
+    codecs: tuple[LinkCodec, ...] = ()
+    digests: Mapping[int, Digest] = field(default_factory=dict)
+
+    @property
+    def next_unit(self) -> int:
+        """The unit at which a job goes on from it."""
+        return self.name.unit + 1
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions of one job's state: the one under way and the newest stable one, if any.
+
+    No other is taken before `not_before` (seconds since 1970). `trouble` says why the last one failed.
+    """
+
+    under_way: Version | None = None
+    stable: Version | None = None
+    not_before: float = 0.0
+    trouble: str = ""
+
+    def takes(self, unit: Unit, now: float) -> bool:
+        """Whether a version is to be taken right after `unit`."""
+        return unit.train and self.under_way is None and now >= self.not_before
+
+    def decided(self, version: Version) -> Versions:
+        """The versions once this one is under way."""
+        return replace(self, under_way=version)
+
+    def with_codecs(self, unit: int, codecs: tuple[LinkCodec, ...]) -> Versions:
+        """The versions once it is decided that links use `codecs` from `unit` on."""
+        if self.under_way is None or self.under_way.next_unit != unit:
+            return self
+        return replace(self, under_way=replace(self.under_way, codecs=codecs))
+
+    def became_stable(self, digests: Mapping[int, Digest], largest_bytes: int, now: float) -> Versions:
+        """The versions once every share of the one under way, of at most so many bytes, is on two disks."""
+        assert self.under_way is not None
+        stable, took = replace(self.under_way, digests=digests), max(0.0, now - self.under_way.at)
+        pause = max(COSTS * took, 2 * largest_bytes / WEAR)
+        return Versions(None, stable, self.under_way.at + pause)
+
+    def failed(self, reason: str, now: float) -> Versions:
+        """The versions once the one under way cannot be made."""
+        return replace(self, under_way=None, not_before=now + RETRY_SECONDS, trouble=reason)
+
+    def interrupted(self) -> Versions:
+        """The versions once the attempt has ended: one under way may never arrive, and the next is due."""
+        return replace(self, under_way=None, not_before=0.0)

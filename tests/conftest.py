@@ -6,10 +6,13 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.support.postgres import PostgresServer
 
 # A machine that stands still for a fifth of a second proves nothing of an example. Where $CI is set,
 # hypothesis's profile for it stays in force as well, and draws the same examples each time.
@@ -82,3 +85,14 @@ def _compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server."""
+    from tests.support.postgres import ABSENT, programs, running_server  # few tests need it
+
+    if programs() is None:
+        pytest.skip(ABSENT)
+    with running_server() as server:
+        yield server

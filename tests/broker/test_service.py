@@ -29,7 +29,7 @@ from farflung.broker.dispatcher import Arrival
 from farflung.broker.planning import client
 from farflung.broker.planning.messages import PlanResult, Searched
 from farflung.broker.service import BrokerService, serve
-from farflung.broker.storage.database import LOCK_FILE
+from farflung.broker.storage.ownership import LOCK_FILE
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.errors import ConnectionFailed, StoreError
 from farflung.protocol import messages

@@ -170,6 +170,26 @@ class Timeouts:
         return self.lease_seconds
 
     @property
+    def store_lease_seconds(self) -> float:
+        """How long after a broker's last sign of life another one may take over its store on a server."""
+        return self.lease_seconds
+
+    @property
+    def store_renewal_seconds(self) -> float:
+        """Interval at which a broker renews that lease."""
+        return 2 * self.heartbeat_seconds
+
+    @property
+    def store_answer_seconds(self) -> float:
+        """For a database to answer one statement, before its connection is cut and made again."""
+        return 3 * self.lease_seconds
+
+    @property
+    def store_patience_seconds(self) -> float:
+        """How long the broker waits for a database that is away, before it ends."""
+        return 12 * self.lease_seconds
+
+    @property
     def certificate_check_seconds(self) -> float:
         """Interval between checks whether a certificate is due for renewal."""
         return min(360 * self.lease_seconds, 3600.0)

@@ -1,4 +1,4 @@
-"""What every `BrokerStore` promises. Add an implementation to `PLACES`, and all of this holds for it, too."""
+"""What every `BrokerStore` promises, on each database."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from contextlib import ExitStack, closing
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.postgres import PostgresServer
 
 from farflung.broker.storage.contract import BrokerStore, Holder, LogSnapshot, TokenRecord
-from farflung.broker.storage.database import LOCK_FILE
+from farflung.broker.storage.ownership import LOCK_FILE
+from farflung.broker.storage.postgres import PostgresStore
 from farflung.broker.storage.store import Store
 from farflung.errors import StoreError
 
@@ -22,32 +25,58 @@ TOKEN = TokenRecord(b"d" * 32, "worker", uses=2, used=0, expires_at=1e9)
 LATER = TokenRecord(b"e" * 32, "viewer", uses=1, used=0, expires_at=2e9, made_at=5.0)
 
 
-class SqlitePlace:
-    """Where stores on SQLite can be made; each number is another store."""
+class Place(Protocol):
+    """Where stores can be made; each number is another store."""
 
+    def open(self, number: int = 0, sole: bool = True) -> BrokerStore:
+        """Open a store, as its owner if `sole`."""
+        ...
+
+    def take_over(self, number: int = 0) -> BrokerStore:
+        """Open a store as its owner although somebody else has it open as such."""
+        ...
+
+
+class SqlitePlace:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def open(self, number: int = 0, sole: bool = True) -> BrokerStore:
-        """Open a store, as its owner if `sole`."""
         return Store(self._folder / str(number), sole)
 
     def take_over(self, number: int = 0) -> BrokerStore:
-        """Open a store as its owner although somebody else has it open as such."""
         (self._folder / str(number) / LOCK_FILE).unlink()
         return self.open(number)
 
 
-PLACES: dict[str, Callable[[Path], SqlitePlace]] = {"sqlite": SqlitePlace}
+class PostgresPlace:
+    """Each broker has a folder of its own, as on machines of their own."""
+
+    def __init__(self, folder: Path, server: PostgresServer) -> None:
+        self._folder = folder
+        self._server = server
+        self._urls: dict[int, str] = {}
+        self._folders = count()
+
+    def open(self, number: int = 0, sole: bool = True) -> BrokerStore:
+        if number not in self._urls:
+            self._urls[number] = self._server.database()
+        return PostgresStore(self._urls[number], self._folder / str(next(self._folders)), sole)
+
+    def take_over(self, number: int = 0) -> BrokerStore:
+        self._server.execute("UPDATE farflung.owner SET expires_at = now()", self._urls[number])
+        return self.open(number)
 
 
-@pytest.fixture(params=PLACES)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> SqlitePlace:
-    return PLACES[request.param](tmp_path)
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "sqlite":
+        return SqlitePlace(tmp_path)
+    return PostgresPlace(tmp_path, request.getfixturevalue("postgres"))
 
 
 @pytest.fixture
-def store(place: SqlitePlace) -> Iterator[BrokerStore]:
+def store(place: Place) -> Iterator[BrokerStore]:
     with closing(place.open()) as opened:
         yield opened
 
@@ -63,7 +92,7 @@ BATCHES = st.lists(st.tuples(st.lists(st.binary(max_size=40), max_size=5), st.bo
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=BATCHES)
 def test_what_was_appended_comes_back_in_order_whatever_snapshots_cover(
-    place: SqlitePlace, batches: list[tuple[list[bytes], bool]]
+    place: Place, batches: list[tuple[list[bytes], bool]]
 ) -> None:
     number = next(NUMBERS)
     appended: list[bytes] = []
@@ -100,7 +129,7 @@ def test_a_snapshot_without_new_events_stands_for_those_before(store: BrokerStor
     assert list(store.events(2)) == [b"three"] and list(store.events()) == [b"one", b"two", b"three"]
 
 
-def test_blobs_are_kept_with_the_events_that_name_them_until_they_are_unneeded(place: SqlitePlace) -> None:
+def test_blobs_are_kept_with_the_events_that_name_them_until_they_are_unneeded(place: Place) -> None:
     graph, program = blob(b"graph"), blob(bytes(100_000))
     with closing(place.open()) as store:
         store.append([b"submitted"], graph)
@@ -115,7 +144,7 @@ def test_blobs_are_kept_with_the_events_that_name_them_until_they_are_unneeded(p
             store.blobs(graph)
 
 
-def test_tokens_and_holders_come_back(place: SqlitePlace) -> None:
+def test_tokens_and_holders_come_back(place: Place) -> None:
     holder = Holder("lab-1", "worker", b"k" * 32, b"d" * 32, b"pem")
     with closing(place.open()) as store:
         store.add_token(LATER)
@@ -160,7 +189,7 @@ def test_threads_may_share_a_store(store: BrokerStore) -> None:
     assert all(first[:-1] == second[:-1] for first, second in zip(events[::2], events[1::2], strict=True))
 
 
-def test_measurements_are_kept_the_newest_of_each_until_their_worker_is_forgotten(place: SqlitePlace) -> None:
+def test_measurements_are_kept_the_newest_of_each_until_their_worker_is_forgotten(place: Place) -> None:
     with closing(place.open()) as store:
         store.write_measurements([("a", "b", b"1"), ("b", "c", b"2"), ("a", "/up", b"3")])
         store.write_measurements([("a", "b", b"4")])
@@ -170,7 +199,7 @@ def test_measurements_are_kept_the_newest_of_each_until_their_worker_is_forgotte
         assert store.measurements() == [b"2"]
 
 
-def test_tokens_are_added_beside_the_owner_and_nothing_is_decided_there(place: SqlitePlace) -> None:
+def test_tokens_are_added_beside_the_owner_and_nothing_is_decided_there(place: Place) -> None:
     with closing(place.open()) as owner, closing(place.open(sole=False)) as beside:
         owner.append([b"one"])
         beside.add_token(TOKEN)
@@ -182,7 +211,7 @@ def test_tokens_are_added_beside_the_owner_and_nothing_is_decided_there(place: S
         assert list(owner.events()) == [b"one", b"three"]
 
 
-def test_a_second_owner_is_refused_while_the_first_one_has_the_store_open(place: SqlitePlace) -> None:
+def test_a_second_owner_is_refused_while_the_first_one_has_the_store_open(place: Place) -> None:
     with closing(place.open()), pytest.raises(StoreError, match="another broker"):
         place.open()
     place.open().close()
@@ -200,7 +229,7 @@ WRITES: dict[str, Callable[[BrokerStore], None]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_an_owner_that_was_replaced_writes_nothing(
-    place: SqlitePlace, write: Callable[[BrokerStore], None]
+    place: Place, write: Callable[[BrokerStore], None]
 ) -> None:
     with ExitStack() as opened:
         first = opened.enter_context(closing(place.open()))
@@ -225,7 +254,7 @@ def test_an_owner_that_was_replaced_writes_nothing(
         assert third.tokens() == [TOKEN, LATER]
 
 
-def test_an_owner_that_comes_back_after_a_clean_end_is_the_owner_again(place: SqlitePlace) -> None:
+def test_an_owner_that_comes_back_after_a_clean_end_is_the_owner_again(place: Place) -> None:
     for number in range(3):
         with closing(place.open()) as store:
             store.append([str(number).encode()])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.broker.storage.database import LOCK_FILE
+from farflung.broker.storage.ownership import LOCK_FILE
 from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
 from farflung.errors import FarflungError, StoreError
 

@@ -1,7 +1,7 @@
 """What the broker needs of a store, whatever database is behind it, and the records in it.
 
-`tests/broker/storage/test_contract.py` checks these promises of every implementation. The only one today is
-`store`, on SQLite.
+`tests/broker/storage/test_contract.py` checks these promises of both implementations, `store` on SQLite and
+`postgres`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
+
+from farflung.errors import StoreError
+
+
+class StoreOwned(StoreError):
+    """Another broker owns the store, and lives as far as anyone can see; `found` says who."""
+
+    def __init__(self, found: str, cure: str) -> None:
+        super().__init__(f"{found}: {cure}")
+        self.found = found
+
+
+class StoreAway(StoreError):
+    """The database behind the store cannot be reached now."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,32 @@ class BrokerStore(Protocol):
 
     def write_holder(self, holder: Holder) -> None:
         """Store the holder of an id and its newest certificate; call it in a transaction."""
+        ...
+
+    def renew(self) -> None:
+        """Say that the owner lives; call it well within each lease.
+
+        Raises
+        ------
+        StoreError
+            Also if another broker owns the store by now.
+        """
+        ...
+
+    def stop_waiting(self) -> None:
+        """Let calls that wait for a database fail now, and later ones not wait."""
+        ...
+
+    def bind(self, authority: bytes | None) -> None:
+        """Tie the store to the authority with this fingerprint for ever; None: require that it has none yet.
+
+        Call it in a transaction.
+
+        Raises
+        ------
+        StoreError
+            The store belongs to the fleet of another authority.
+        """
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Open, check and migrate the store's SQLite file, and lock its folder for one broker."""
+"""Open, check and migrate the SQLite file of a store."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from farflung.errors import StoreError
-
-LOCK_FILE = "broker.lock"
 
 _FIRST = """
 CREATE TABLE tokens (
@@ -79,22 +77,6 @@ def readable_errors(path: Path) -> Iterator[None]:
         ) from None
     except sqlite3.DatabaseError as error:
         raise StoreError(_damaged(path, str(error))) from None
-
-
-def own_folder(folder: Path) -> int:
-    """Lock `folder` until the returned descriptor is closed; StoreError if another broker holds it."""
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise StoreError(
-            f"another broker (process {holder}) runs on {folder}: stop it, or choose another --folder"
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
-    return descriptor
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:

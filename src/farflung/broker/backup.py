@@ -1,7 +1,9 @@
 """Back up a broker into one file, and make a broker's folder from it again.
 
-The file holds the store and the certificate authority with its key: all that cannot be made again. Who
-reads it can impersonate every member of the fleet.
+The file holds the store and the certificate authority with its key: all that cannot be made again. Of a store
+in a database on a server it holds the address only: whoever takes the broker over on another machine needs
+no more, and such a database has backups of its own. Who reads the file can impersonate every member of the
+fleet.
 """
 
 from __future__ import annotations
@@ -14,23 +16,31 @@ from pathlib import Path
 import msgspec
 
 from farflung.broker.journal import Journal
-from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority
+from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, read_authority
 from farflung.broker.storage.copies import add_files, is_backup, take_files
+from farflung.broker.storage.opening import ADDRESS_FILE, has_store, open_store, server_name, store_address
+from farflung.broker.storage.sql import SqlStore
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.errors import FarflungError, StoreError
 from farflung.files import make_folder, sync, write_atomically
 from farflung.transport.security.identity import AUTHORITY_FILE
+from farflung.transport.timeouts import Timeouts
 
 _MODES = {AUTHORITY_FILE: 0o644, AUTHORITY_KEY_FILE: 0o600}
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What a backup holds: how many workers the broker knows, how many jobs it has had, tokens and bytes."""
+    """What a backup holds: how many workers the broker knows, how many jobs it has had, tokens and bytes.
 
-    workers: int
-    jobs: int
-    tokens: int
+    `store` is the database that holds all but the bytes, if the backup does not; then the numbers are None
+    where it was not asked.
+    """
+
+    workers: int | None
+    jobs: int | None
+    tokens: int | None
     bytes: int
+    store: str | None = None
 
 
 def back_up(folder: Path, file: Path) -> Contents:
@@ -45,19 +55,23 @@ def back_up(folder: Path, file: Path) -> Contents:
     IdentityError
         The authority's key is missing, or is not its certificate's.
     """
-    if not (folder / STORE_FILE).exists():
+    if not has_store(folder):
         raise StoreError(f"{folder} has no broker to back up: run this with the broker's --folder")
     _require_replaceable(file)
     try:
         with (
-            Store(folder, sole=False) as store,
+            open_store(folder, Timeouts(), sole=False) as store,
             tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as name,
         ):
             copy = Path(name) / STORE_FILE
             Authority.open(folder, store)
             files = {name: (folder / name).read_bytes() for name in _MODES}
-            store.copy_to(copy)
-            found = _checked(copy.parent)
+            if isinstance(store, Store):
+                store.copy_to(copy)
+                found = _checked(copy.parent)
+            else:
+                files[ADDRESS_FILE] = (folder / ADDRESS_FILE).read_bytes()
+                found = msgspec.structs.replace(_counted(store), store=store.name)
             add_files(copy, files)
             copy.chmod(0o600)
             sync(copy)
@@ -86,9 +100,10 @@ def restore(file: Path, folder: Path) -> Contents:
         make_folder(folder.parent)
         new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
-            for name, body in take_files(file, _MODES, new / STORE_FILE).items():
-                write_atomically(new / name, body, _MODES[name])
-            found = _checked(new, file)
+            files = take_files(file, _MODES, new / STORE_FILE, [ADDRESS_FILE])
+            for name, body in files.items():
+                write_atomically(new / name, body, _MODES.get(name, 0o600))
+            found = _handed_over(new, file) if ADDRESS_FILE in files else _checked(new, file)
             sync(new)
             new.rename(folder)
         except BaseException:
@@ -108,15 +123,35 @@ def _checked(folder: Path, backup: Path | None = None) -> Contents:
         with Store(folder, sole=False) as store:
             if backup is not None:
                 Authority.open(folder, store)
-            state = Journal(store).state
-            store.blobs(state.blobs())
-            tokens = len(store.tokens())
+            found = _counted(store)
     except FarflungError as error:
         if backup is None:
             raise
-        why = str(error).replace(f"{folder}{os.sep}", "")
-        raise StoreError(f"no broker can be made of {backup}: {why}") from None
-    return Contents(len(state.workers), state.submitted, tokens, (folder / STORE_FILE).stat().st_size)
+        raise _useless(backup, folder, error) from None
+    return msgspec.structs.replace(found, bytes=(folder / STORE_FILE).stat().st_size)
+
+
+def _handed_over(folder: Path, backup: Path) -> Contents:
+    """Require all that a start on the folder needs but the database, which may be out of reach for now."""
+    (folder / STORE_FILE).unlink()
+    try:
+        read_authority(folder)
+        name = server_name(store_address(folder) or "")
+    except FarflungError as error:
+        raise _useless(backup, folder, error) from None
+    return Contents(None, None, None, backup.stat().st_size, name)
+
+
+def _counted(store: SqlStore) -> Contents:
+    """Read all that a start on the store would read."""
+    state = Journal(store).state
+    store.blobs(state.blobs())
+    return Contents(len(state.workers), state.submitted, len(store.tokens()), 0)
+
+
+def _useless(backup: Path, folder: Path, error: FarflungError) -> StoreError:
+    why = str(error).replace(f"{folder}{os.sep}", "")
+    return StoreError(f"no broker can be made of {backup}: {why}")
 
 
 def _require_replaceable(file: Path) -> None:

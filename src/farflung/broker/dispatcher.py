@@ -234,11 +234,26 @@ class Dispatcher:
                 self._process(arrival, group)
             if group.records:
                 store = partial(self._journal.append, group.records, self.state)
-                await _on_thread(partial(store, group.blobs, group.unneeded))
+                await self._on_thread(partial(store, group.blobs, group.unneeded))
             if programs := {digest for load in group.loads if self._is_due(load) for digest in load.programs}:
-                group.read = await _on_thread(partial(self._store.blobs, programs))
+                group.read = await self._on_thread(partial(self._store.blobs, programs))
             for action in group.actions:
                 action()
+
+    async def _on_thread(self, call: Callable[[], _Result]) -> _Result:
+        """The result of a call to the store; a cancelled caller waits for it, as the store is closed next."""
+        running = asyncio.create_task(asyncio.to_thread(call))
+        cancelled = False
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:
+                cancelled = True
+                self._store.stop_waiting()
+        result = running.result()
+        if cancelled:
+            raise asyncio.CancelledError
+        return result
 
     def _process(self, arrival: Arrival, group: _Group) -> None:
         try:
@@ -373,18 +388,3 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._tuning_thread.shutdown(wait=False, cancel_futures=True)
-
-
-async def _on_thread(call: Callable[[], _Result]) -> _Result:
-    """The result of a call on a thread. A cancelled caller waits for it too: the store is closed next."""
-    running = asyncio.create_task(asyncio.to_thread(call))
-    cancelled = False
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError:
-            cancelled = True
-    result = running.result()
-    if cancelled:
-        raise asyncio.CancelledError
-    return result

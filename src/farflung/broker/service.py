@@ -20,8 +20,9 @@ from farflung.broker.network.verification import AddressVerifier
 from farflung.broker.security.authority import Authority
 from farflung.broker.sessions import HolderSession
 from farflung.broker.status import Sighting, status_of
-from farflung.broker.storage.contract import BrokerStore
-from farflung.broker.storage.store import Store
+from farflung.broker.storage.contract import BrokerStore, StoreAway, StoreOwned
+from farflung.broker.storage.opening import open_store
+from farflung.broker.storage.sql import SqlStore
 from farflung.broker.survey.measurements import MeasurementStore
 from farflung.broker.survey.paths import PathQuestion
 from farflung.broker.survey.service import SurveyService
@@ -51,27 +52,55 @@ _UNIONS: dict[str, Any] = {
 
 
 async def serve(
-    folder: Path, address: str, lease_seconds: float, relay_mbps: float = 0.0, surveys: bool = True
+    folder: Path,
+    address: str,
+    lease_seconds: float,
+    relay_mbps: float = 0.0,
+    surveys: bool = True,
+    store_address: str | None = None,
+    standby: bool = False,
 ) -> None:
     """Run a broker on `folder` until cancelled; the first start creates the folder and its authority.
 
     `relay_mbps` is the rate at which the broker relays links between peers that cannot reach each other.
-    Without `surveys`, links are measured only on request.
+    Without `surveys`, links are measured only on request. `store_address` names a database for the store
+    (postgresql://...). With `standby`, the broker waits while another one owns the store.
 
     Raises
     ------
     FarflungError
-        Another broker owns the folder, it is damaged, the port is in use, or a decision cannot be stored.
+        Another broker owns the store, it is damaged, the port is in use, or a decision cannot be stored.
     """
     if not await asyncio.to_thread(folder.exists):  # do not create it if the port is in use
         await require_free(*parse_address(address))
-    with Store(folder) as store:
-        service = BrokerService(folder, store, Timeouts(lease_seconds), relay_mbps, surveys=surveys)
+    timeouts = Timeouts(lease_seconds)
+    with await _own_store(folder, timeouts, store_address, standby) as store:
+        service = BrokerService(folder, store, timeouts, relay_mbps, surveys=surveys)
         await service.start(address)
         try:
             await service.run()
         finally:
             await service.stop()
+
+
+async def _own_store(folder: Path, timeouts: Timeouts, address: str | None, standby: bool) -> SqlStore:
+    """The store, opened as its owner; with `standby` as soon as no other broker owns it."""
+    said = ""
+    while True:
+        try:
+            store = await asyncio.to_thread(open_store, folder, timeouts, address)
+        except (StoreOwned, StoreAway) as error:
+            if not standby:
+                raise
+            found = error.found if isinstance(error, StoreOwned) else str(error)
+            if found != said:
+                _log.info("standing by to take over: %s", found)
+            said = found
+        else:
+            if said:
+                _log.info("taking over the store %s", store.name)
+            return store
+        await asyncio.sleep(timeouts.heartbeat_seconds)
 
 
 class BrokerService:
@@ -90,6 +119,7 @@ class BrokerService:
         self._timeouts = timeouts
         self._started = time.monotonic()
         self._started_at = time.time()
+        self._store = store
         self._journal = Journal(store)
         self._relay_mbps = relay_mbps
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
@@ -129,9 +159,10 @@ class BrokerService:
         _log.info("the broker listens on %s", self.address)
 
     async def run(self) -> None:
-        """Work until cancelled; StoreError if a decision cannot be stored."""
+        """Work until cancelled; StoreError if a decision cannot be stored, or another broker took over."""
         tasks = [
-            asyncio.create_task(work) for work in (self._dispatcher.run(), self._tick(), self._renew_own())
+            asyncio.create_task(work)
+            for work in (self._dispatcher.run(), self._tick(), self._renew_own(), self._renew_store())
         ]
         try:
             await asyncio.gather(*tasks)
@@ -142,6 +173,7 @@ class BrokerService:
 
     async def stop(self) -> None:
         """Close all connections with a reason, and free the port."""
+        self._store.stop_waiting()
         await self._verifier.close()
         await self._dispatcher.stop()
         if self._listener is not None:
@@ -279,6 +311,11 @@ class BrokerService:
             if identity.certificate != self._identity.certificate:
                 identity.present_in(self._context)
                 self._identity = identity
+
+    async def _renew_store(self) -> None:
+        while True:
+            await asyncio.sleep(self._timeouts.store_renewal_seconds)
+            await asyncio.to_thread(self._store.renew)
 
     def _clock(self) -> float:
         # Unix time that never runs backwards, so that setting the system clock cannot end a wait.

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from farflung.broker.storage.contract import BrokerStore, Holder, TokenRecord
-from farflung.broker.storage.store import Store
+from farflung.broker.storage.opening import open_store
 from farflung.errors import FarflungError, IdentityError
 from farflung.files import write_atomically
 from farflung.transport.security import join_messages
@@ -35,6 +35,7 @@ from farflung.transport.security.certificates import (
 from farflung.transport.security.identity import AUTHORITY_FILE, RECORD_FILE, Identity, key_in, read_key
 from farflung.transport.security.names import BROKER_ID, Role, check_id, holder_name
 from farflung.transport.security.tokens import Token, TokenRole, secret_digest
+from farflung.transport.timeouts import Timeouts
 
 _AUTHORITY_YEARS = 10
 
@@ -140,18 +141,10 @@ class Authority:
         """The authority of a broker's folder, created on first use. `clock` returns Unix seconds."""
         with store.transaction():  # only one of several processes may create the key
             if not (folder / AUTHORITY_FILE).exists():
+                store.bind(None)
                 _make_authority(folder, clock())
-        if not (folder / AUTHORITY_KEY_FILE).exists():
-            raise IdentityError(
-                f"{folder / AUTHORITY_KEY_FILE} is missing: put a copy of it back (without it, "
-                "every holder must join a new broker)"
-            )
-        certificate = certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())
-        key = read_key(folder, AUTHORITY_KEY_FILE)
-        if public_bytes(key.public_key()) != public_bytes(certificate.public_key()):
-            raise IdentityError(
-                f"{folder / AUTHORITY_KEY_FILE} is not the key of {AUTHORITY_FILE}: put a copy of it back"
-            )
+            certificate, key = read_authority(folder)
+            store.bind(fingerprint(certificate))
         return cls(folder, store, certificate, key, clock, lifetime_seconds)
 
     def create_token(self, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
@@ -250,9 +243,31 @@ class Authority:
         return certificate_to_pem(sign_holder(self.certificate, self.key, holder, key, now, lifetime))
 
 
+def read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The certificate and the key of the authority in a broker's folder.
+
+    Raises
+    ------
+    IdentityError
+        The key is missing, or is not the certificate's.
+    """
+    if not (folder / AUTHORITY_KEY_FILE).exists():
+        raise IdentityError(
+            f"{folder / AUTHORITY_KEY_FILE} is missing: put a copy of it back (without it, "
+            "every holder must join a new broker)"
+        )
+    certificate = certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())
+    key = read_key(folder, AUTHORITY_KEY_FILE)
+    if public_bytes(key.public_key()) != public_bytes(certificate.public_key()):
+        raise IdentityError(
+            f"{folder / AUTHORITY_KEY_FILE} is not the key of {AUTHORITY_FILE}: put a copy of it back"
+        )
+    return certificate, key
+
+
 def create_token(folder: Path, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
     """Create a token for the broker of `folder`, which may be running or may never have run."""
-    with Store(folder, sole=False) as store:
+    with open_store(folder, Timeouts(), sole=False) as store:
         return Authority.open(folder, store).create_token(role, uses, hours)
 
 

@@ -8,8 +8,11 @@ from typing import Literal
 
 import msgspec
 
-from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
+from farflung.broker.storage.contract import TokenRecord
+from farflung.broker.storage.opening import has_store, open_store
+from farflung.broker.storage.sql import SqlStore
 from farflung.errors import IdentityError
+from farflung.transport.timeouts import Timeouts
 
 _ID_LENGTH = 8
 
@@ -61,13 +64,13 @@ def revoke_token(folder: Path, id: str) -> KnownToken:
         return known
 
 
-def _store(folder: Path) -> Store:
-    if not (folder / STORE_FILE).exists():
+def _store(folder: Path) -> SqlStore:
+    if not has_store(folder):
         raise IdentityError(
             f"{folder} has no broker and no tokens: run this on the broker's machine,"
             " with the broker's --folder"
         )
-    return Store(folder, sole=False)
+    return open_store(folder, Timeouts(), sole=False)
 
 
 def _known(token: TokenRecord, joined: list[str], now: float) -> KnownToken:

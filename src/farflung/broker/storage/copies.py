@@ -26,7 +26,7 @@ def is_backup(file: Path) -> bool:
 
 
 def add_files(copy: Path, files: Mapping[str, bytes]) -> None:
-    """Make the copy of a store a backup, which holds `files` as well, in one file and on disk."""
+    """Make the copy of a store, or a new file, a backup, which holds `files` as well, on disk."""
     with _readable_errors(copy), closing(sqlite3.connect(copy, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("CREATE TABLE files (name TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID")
@@ -35,8 +35,12 @@ def add_files(copy: Path, files: Mapping[str, bytes]) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")  # so that nothing stands in files beside it
 
 
-def take_files(backup: Path, names: Collection[str], copy: Path) -> dict[str, bytes]:
+def take_files(
+    backup: Path, names: Collection[str], copy: Path, further: Collection[str] = ()
+) -> dict[str, bytes]:
     """Make a store of a backup, at `copy`, for its owner only; the files in the backup that have `names`.
+
+    Of `further` names, those that it has, too.
 
     Raises
     ------
@@ -57,7 +61,7 @@ def take_files(backup: Path, names: Collection[str], copy: Path) -> dict[str, by
                 raise _no_backup(backup, f"it lacks {missing[0]}")
             connection.execute("DROP TABLE files")
             connection.execute("PRAGMA application_id = 0")
-    return {name: files[name] for name in names}
+    return {name: files[name] for name in (*names, *further) if name in files}
 
 
 @contextmanager

@@ -43,6 +43,18 @@ def broker(
         bool,
         typer.Option("--survey/--no-survey", help="Let idle workers measure each link between them once."),
     ] = True,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FARFLUNG_STORE",
+            metavar="URL",
+            help="PostgreSQL database of its event log, postgresql://USER@HOST/DATABASE; the folder remembers"
+            " it. [default: a file in the folder]",
+        ),
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another broker owns the store, then take over.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
@@ -52,7 +64,8 @@ def broker(
     heed_parent(exit_with_parent)
     from farflung.broker.service import serve
 
-    run_service(serve(folder_of("broker", folder), listen, lease, relay, survey), as_json)
+    where = folder_of("broker", folder)
+    run_service(serve(where, listen, lease, relay, survey, store, standby), as_json)
 
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="File of the backup.", dir_okay=False)]
@@ -84,7 +97,8 @@ def restore(
 ) -> None:
     """Make a broker's folder from a backup, in a folder that is new or empty.
 
-    Start the broker with this folder then, at the address of the old one, which must never run again.
+    Start the broker with this folder then, at the address of the old one, which must never run again. Only
+    with a store on PostgreSQL may both run: one works, and the other one stands by.
     """
     from farflung.broker import backup as backups
 
@@ -94,7 +108,10 @@ def restore(
         print_json({"file": str(file), "folder": str(where), "holds": found})
         return
     note(f"restored the broker of {file} to {where} ({_words(found)})")
-    note("never start the broker that it is a backup of again: two would disagree")
+    if found.store:
+        note(f"a broker on {where} takes over once the other one is gone: farflung broker --standby")
+    else:
+        note("never start the broker that it is a backup of again: two would disagree")
 
 
 def _folder(context: typer.Context, given: Path | None) -> Path:
@@ -104,5 +121,9 @@ def _folder(context: typer.Context, given: Path | None) -> Path:
 
 
 def _words(found: Contents) -> str:
-    counted = count_of(found.workers, "worker"), count_of(found.jobs, "job"), count_of(found.tokens, "token")
+    numbers = {"worker": found.workers, "job": found.jobs, "token": found.tokens}
+    counted = [count_of(number, word) for word, number in numbers.items() if number is not None]
+    if found.store:
+        held = ", ".join(counted) or "the log and the tokens"
+        return f"its authority; {held} in {found.store}, which needs a backup of its own"
     return f"{', '.join(counted)}, {format_bytes(found.bytes)}"

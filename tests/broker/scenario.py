@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import (
@@ -15,7 +15,7 @@ from farflung.broker.core.events import (
     SendLoad,
     SendToSubmitter,
 )
-from farflung.broker.core.state import Outcome, State, decide, reduce_fact
+from farflung.broker.core.state import Outcome, State, decide, reduce_fact, replay
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import FEEDER, Edge, Placement, Plan
@@ -30,10 +30,11 @@ from farflung.protocol.messages import (
     Loaded,
     Message,
     Register,
+    Return,
     Submit,
     UnitReady,
 )
-from farflung.protocol.worker import Device, SegmentProgram, Share
+from farflung.protocol.worker import Device, SegmentProgram, Share, Standing
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
@@ -66,7 +67,7 @@ def plan_over(workers: list[str]) -> Plan:
 
 
 SUBMITTER_SEEN_AT = "192.0.2.9:50000"
-RESUMING = {"unit", "attempts", "checkpoint_every", "checkpoint_end"}
+RESUMING = {"unit", "attempts", "checkpoint_every", "checkpoint_end", "run", "patience_seconds"}
 
 
 class Scenario:
@@ -78,6 +79,7 @@ class Scenario:
         self.facts: list[facts.Fact] = []
         self.commands: list[Command] = []
         self.blobs: dict[bytes, bytes] = {}
+        self.restarts: list[int] = []  # each by the number of facts before it
         for worker in workers:
             self.join(worker)
 
@@ -107,10 +109,17 @@ class Scenario:
         device: Device = DEVICE,
         held: Sequence[HeldCopy] = (),
         disk_bytes: int = 0,
+        standing: Standing | None = None,
     ) -> Outcome:
         where = WorkerAddresses((f"{worker}.example:7000",))
         register = Register(
-            device, "lab", list(where.addresses), boot, held=list(held), disk_bytes=disk_bytes
+            device,
+            "lab",
+            list(where.addresses),
+            boot,
+            standing=standing,
+            held=list(held),
+            disk_bytes=disk_bytes,
         )
         return self.feed(events.WorkerRegisters(self.now, worker, register, where, silent_seconds, 3.0))
 
@@ -125,9 +134,27 @@ class Scenario:
         message = Submit("gpt", b"graph", training(**changes), len(on) or workers, list(on), **own)  # type: ignore[arg-type]
         return self.say(message, submitter)
 
-    def say(self, message: Submit | Keep | Kept | Collected | Cancel, submitter: str = "ana") -> Outcome:
-        """A message from a submitter."""
-        return self.feed(events.SubmitterMessage(self.now, submitter, message, SUBMITTER_SEEN_AT))
+    def say(
+        self,
+        message: Submit | Return | Keep | Kept | Collected | Cancel,
+        submitter: str = "ana",
+        elsewhere: Mapping[str, float] = {},
+    ) -> Outcome:
+        """A message from a submitter; other sessions of it hold the jobs `elsewhere`."""
+        said = events.SubmitterMessage(self.now, submitter, message, SUBMITTER_SEEN_AT, elsewhere, 3.0)
+        return self.feed(said)
+
+    def restart(self) -> Outcome:
+        """Start the broker again, with what it has stored."""
+        log = [facts.encode(fact) for fact in self.facts if isinstance(fact, facts.Decision)]
+        self.state = replay(facts.decode(record) for record in log)
+        self.restarts.append(len(self.facts))
+        return self.feed(events.Restarted(self.now))
+
+    def tick(self, seconds: float) -> Outcome:
+        """Let time pass, with a lease of 10 s."""
+        self.now += seconds
+        return self.feed(events.Tick(self.now, 300.0, 40.0, 600.0))
 
     def planned(self, job: str = "job-1", attempt: int | None = None) -> Outcome:
         held = self.state.jobs[job]

@@ -16,11 +16,9 @@ from tests.support.broker_fleet import DEVICE, TIMEOUTS, Member, PretendedWorker
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import (
-    Event,
     PlanFailed,
     PlanMade,
     RunPlanner,
-    SubmitterLeaves,
     WorkerLeaves,
 )
 from farflung.broker.core.jobs import load_of
@@ -42,6 +40,7 @@ from farflung.protocol.messages import (
     Decide,
     Denied,
     Ended,
+    Keep,
     Load,
     Loaded,
     Planned,
@@ -49,6 +48,7 @@ from farflung.protocol.messages import (
     Registered,
     Renew,
     Renewed,
+    Return,
     RolledBack,
     Running,
     SendState,
@@ -228,12 +228,24 @@ def test_a_worker_whose_link_drops_mid_run_ends_the_attempt(tmp_path: Path) -> N
     story(tmp_path, scene)
 
 
-def test_a_lost_submitter_stops_the_workers(tmp_path: Path) -> None:
+def test_a_job_whose_submitter_is_lost_goes_on_with_another_process_of_it(tmp_path: Path) -> None:
     async def scene(service: BrokerService, folder: Path) -> None:
         ana, workers = await running(service, folder)
         ana.drop()
+        again = await submitter(service, folder)
+        while not (await status(service, folder)).jobs[0].reason:
+            pass
         for worker in workers:
-            assert "the submitter disconnected at step 1" in (await worker.hear(Stop)).reason
+            worker.ready(0)
+        again.say(Return("job-1", 1, 0))
+        assert (await again.hear(Accepted)).job == "job-1"
+        while (await again.hear(UnitDone)).unit != 0:
+            pass
+        another = await submitter(service, folder)
+        another.say(Return("job-1", 1, 1))
+        assert "another process is the submitter of job-1" in (await another.hear(Denied)).reason
+        another.say(Keep("job-1", 1))
+        assert "another process is the submitter of job-1" in (await another.hear(Denied)).reason
 
     story(tmp_path, scene)
 
@@ -350,13 +362,16 @@ def test_a_broker_restarted_on_its_folder_knows_its_workers_and_jobs(tmp_path: P
         async with broker(folder) as service:
             found = await status(service, folder)
             assert [(worker.worker, worker.state) for worker in found.workers] == [
-                ("lab-1", "lost"),
-                ("lab-2", "lost"),
+                ("lab-1", "away"),
+                ("lab-2", "away"),
             ]
-            assert [(each.job, each.state, each.step) for each in found.jobs] == [("job-1", "failed", 1)]
-            assert "the broker was restarted at step 1" in found.jobs[0].reason
-            await registered(service, folder, "lab-2")
-            assert (await status(service, folder)).backup_pool == ["lab-2"]
+            assert [(each.job, each.state, each.step) for each in found.jobs] == [("job-1", "running", 1)]
+            assert found.jobs[0].reason == "waiting for lab-1, lab-2 to return"
+            await registered(service, folder, "lab-2")  # another process, which holds nothing
+            found = await status(service, folder)
+            assert found.jobs[0].state == "queued"
+            assert "worker lab-2 was lost at step 2" in found.jobs[0].reason
+            assert found.backup_pool == ["lab-2"]
 
     asyncio.run(scene())
 
@@ -397,11 +412,8 @@ def test_blobs_of_jobs_that_are_over_are_deleted_and_others_stay(tmp_path: Path)
     story(tmp_path, scene)
 
 
-@pytest.mark.parametrize(
-    "end", [SubmitterLeaves(0.0, "job-1", "gone"), WorkerLeaves(0.0, "lab-2", "gone")], ids=["job", "attempt"]
-)
 def test_a_plan_whose_attempt_ends_at_once_is_sent_to_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Event
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*arguments: object) -> None:
         await asyncio.Event().wait()
@@ -416,7 +428,7 @@ def test_a_plan_whose_attempt_ends_at_once_is_sent_to_nobody(
         plan = plan_over(["lab-1", "lab-2"])
         result = PlanResult(plan, [SegmentProgram(0, b"program")], [["weight"]], None)
         service._dispatcher.put(Arrival(None, PlanMade(service._clock(), "job-1", 1, result)))
-        service._dispatcher.put(Arrival(None, end))
+        service._dispatcher.put(Arrival(None, WorkerLeaves(0.0, "lab-2", "gone")))
         assert "gone" in (await worker.hear(Stop)).reason
 
     story(tmp_path, scene)

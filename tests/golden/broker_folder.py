@@ -116,6 +116,10 @@ def _history() -> Iterator[Any]:
             yield fact(facts.JobEnding, job=job, state="done")
             yield fact(facts.JobCollecting, job=job, state="done")
             yield fact(facts.JobEnded, job=job, state="done", reason="")
+    yield fact(facts.SubmitterAway, job="job-2")
+    yield fact(facts.SubmitterReturned, job="job-2", attempt=4)
+    yield fact(facts.SubmitterAway, job="job-3")
+    yield fact(facts.WorkerAway, worker="w-3")
     yield fact(facts.WorkerLost, worker="w-4")
 
 

@@ -18,10 +18,10 @@ from tests.simulation.store import VirtualStore
 from tests.simulation.world import LEASE_SECONDS, Process, World
 
 from farflung.broker.core import events, facts
-from farflung.broker.core.events import Reject, RunPlanner, SendLoad
+from farflung.broker.core.events import Hold, Reject, RunPlanner, SendLoad
 from farflung.broker.core.jobs import is_loading, is_planning
 from farflung.broker.core.state import decide
-from farflung.broker.dispatcher import Arrival, Closed, events_of
+from farflung.broker.dispatcher import Arrival, Closed, Generation, events_of
 from farflung.broker.journal import SNAPSHOT_EVERY, Journal
 from farflung.broker.sessions import SessionRegistry
 from farflung.errors import ProtocolError
@@ -91,7 +91,8 @@ class BrokerProcess(Process):
             self.after(0.0, self._turn)
 
     def _tick(self) -> None:
-        self._put(None, events.Tick(self.world.now, TIMEOUTS.patience_seconds))
+        limits = (TIMEOUTS.patience_seconds, TIMEOUTS.return_seconds, TIMEOUTS.hold_seconds)
+        self._put(None, events.Tick(self.world.now, *limits))
         self.after(TICK_SECONDS, self._tick)
 
     # Decide a group, store it, act
@@ -141,7 +142,12 @@ class BrokerProcess(Process):
     def _process(self, arrival: Arrival, group: _Group) -> None:
         end: Any = arrival.origin
         try:
-            for event in events_of(arrival, self.registry, TIMEOUTS, self.world.now):
+            generation = Generation(self.life + 1, b"seal")
+            for event in events_of(arrival, self.registry, TIMEOUTS, self.world.now, generation):
+                if isinstance(event, events.SubmitterMessage):
+                    others: Any = self.registry.held_elsewhere(end)
+                    silent = {job: other.silent_seconds for job, other in others.items()}
+                    event = replace(event, elsewhere=silent)
                 if isinstance(event, events.WorkerRegisters) and event.silent_seconds is not None:
                     older: Any = self.registry.workers[event.worker]
                     event = replace(event, silent_seconds=older.silent_seconds)
@@ -176,6 +182,9 @@ class BrokerProcess(Process):
         if replaced := self.registry.admit(command, end):
             reason = "this worker connected again on a newer link"
             group.actions.append((command, partial(self._close, replaced, reason)))
+        if replaced := self.registry.hold(command, end):
+            assert isinstance(command, Hold)
+            group.actions.append((command, partial(self._close, replaced, command.reason)))
         if receiver := self.registry.receiver(command, end):
             session, message = receiver
             group.actions.append((command, partial(session.send, message)))  # type: ignore[attr-defined]

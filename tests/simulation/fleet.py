@@ -69,7 +69,7 @@ class Fleet:
         state = self.broker.state
         told = {run.job: run for run in (one.run for one in self.submitters.values()) if run is not None}
         ahead: list[str] = []
-        for job in (job for job in state.jobs.values() if not job.over):
+        for job in (job for job in state.jobs.values() if not (job.over or job.held)):
             idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
             lacks = (len(job.on) or job.asked or 1) - len(idle)
             unfit = self.world.laws.log.jobs[job.job].unfit
@@ -115,7 +115,7 @@ class Fleet:
         if any(job.state != QUEUED or not job.words for job in waiting):
             return False
         told = {one.run.job: one.run.words for one in self.submitters.values() if one.run is not None}
-        return told == {job.job: job.words for job in waiting} and self._are_free()
+        return told == {job.job: job.words for job in waiting if not job.held} and self._are_free()
 
     def _is_empty(self) -> bool:
         return all(job.over for job in self.broker.state.jobs.values()) and self._are_free()

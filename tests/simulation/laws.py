@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED,
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec
-from farflung.protocol.messages import Cancel, Ended, Keep, Kept, Load, RolledBack, Submit, UnitDone
+from farflung.protocol.messages import Cancel, Ended, Keep, Kept, Load, Return, RolledBack, Submit, UnitDone
 from farflung.worker.state import Attempt
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Laws:
             if worker.job is not None:
                 job = state.jobs[worker.job]
                 self._require(
-                    worker.connected and not job.over and worker.worker in job.members,
+                    (worker.connected or worker.away) and not job.over and worker.worker in job.members,
                     f"{worker.worker} is held for {job.job}, which is {job.state}",
                 )
         for job in state.jobs.values():
@@ -83,30 +84,45 @@ class Laws:
         for fact in outcome.facts:
             if isinstance(fact, JobPlanning):
                 self._require_turn(fact.job, outcome.state)
+        if isinstance(event, events.Tick):
+            for one in outcome.state.workers.values():
+                since = event.now if one.away_since is None else one.away_since
+                self._require(event.now - since <= event.return_seconds, f"{one.worker} is awaited for ever")
         who = getattr(event, "worker", getattr(event, "submitter", ""))
         if who == STRANGER and isinstance(event, events.WorkerMessage | events.SubmitterMessage):
             real = [fact for fact in outcome.facts if not isinstance(fact, WaitExplained)]
             self._require(not real, f"a stranger's {event} led to {real}")
         elif isinstance(event, events.SubmitterMessage) and not isinstance(event.message, Submit):
-            self._judge_wish(event.message, outcome)
+            self._judge_wish(event, outcome)
 
     def _require_turn(self, begun: str, state: State) -> None:
-        """A job begins only if those before it have begun, or wait for ops that no worker here has."""
+        """A job begins only if those before it have begun, or wait for their submitters or other ops."""
         ahead = list(state.jobs)[: list(state.jobs).index(begun)]
-        passed = [job for job in map(state.jobs.get, ahead) if job and job.state == QUEUED and not job.unable]
+        queued = [job for job in map(state.jobs.get, ahead) if job and job.state == QUEUED]
+        passed = [job for job in queued if not (job.unable or job.held)]
         self._require(not passed, f"{begun} begins before {[job.job for job in passed]}")
 
-    def _judge_wish(self, message: Any, outcome: Outcome) -> None:
+    def _judge_wish(self, event: events.SubmitterMessage, outcome: Outcome) -> None:
+        message: Any = event.message
         before, after = self.broker.state.jobs[message.job], outcome.state.jobs[message.job]
         if before.over:
             self._require(after is before, f"{message} changed {before.job}, which is over")
             return
+        if message.job in event.elsewhere and not isinstance(message, Return):
+            self._require(after is before, f"{message} counts, though another session holds {before.job}")
+            return
         match message:
+            case Return():
+                alive = event.elsewhere.get(message.job, math.inf) < event.suspect_seconds
+                self._require(alive or after.over or not after.held, f"{message} is not answered")
+                self._require(not alive or after is before, f"{message} takes the place of a live submitter")
             case Keep():
                 noted = after.copies.due or after.state == COLLECTING
                 self._require(noted, f"{message} is forgotten")
             case Kept(attempt=attempt) if attempt < before.attempt or before.state == QUEUED:
                 self._require(after.copies == before.copies, f"{message} counts in attempt {before.attempt}")
+            case Kept(unit=unit) if unit != before.copies.under_way:
+                self._require(after.copies == before.copies, f"{message} counts, but was said before")
             case Kept():
                 self._require(after.copies.under_way is None, f"{message} is forgotten")
             case Cancel(collect=collect):
@@ -149,6 +165,7 @@ class Laws:
         if reason.startswith("superseded by "):
             _, of, _ = self._applied[worker.name]
             self._world.fail(f"{worker.name} gets {worker.state.attempt} while it holds {of}")
+        self._applied.pop(worker.name)
 
     def on_apply(
         self,
@@ -175,11 +192,11 @@ class Laws:
 
     # Submitters
 
-    def on_unit_done(self, done: UnitDone) -> None:
-        """A submitter hears what was logged of a unit."""
+    def on_unit_done(self, done: UnitDone, returned: bool) -> None:
+        """A submitter hears what was logged of a unit; if it has returned, maybe without a copy's begin."""
         fact = self.log.jobs[done.job].lines[done.attempt].decided.get(done.unit)
         heard = (done.loss, done.gradient_norm, done.keep)
-        logged = fact and (fact.loss, fact.gradient_norm, fact.keep)
+        logged = fact and (fact.loss, fact.gradient_norm, fact.keep and (done.keep or not returned))
         self._require(heard == logged, f"{done} is heard, {fact} is logged")
 
     def on_rolled_back(self, run: Run, message: RolledBack) -> None:
@@ -220,7 +237,8 @@ class Laws:
         )
         if ended.state == "done":
             self._require(run.collected, f"{ended.job} is done, but {submitter.name} lacks its state")
-            assert run.attempt is not None
+            if run.attempt is None:  # of an earlier process
+                return
             whole = chain_of(run.project.whole, len(run.project.whole))
             for chain in run.attempt.final.values():
                 self._require(chain == whole, f"{ended.job} is done with {chain}, expected {whole}")

@@ -49,6 +49,7 @@ class LogLaws:
         self.jobs: dict[str, Ledger] = {}
         self._collected: set[Attempt] = set()
         self._replayed = State.empty()
+        self.is_disturbed = False  # by other faults than those of the broker
 
     def on_stored(self, decisions: Sequence[AnyDecision], state: State, store: VirtualStore) -> None:
         """A group of facts has become durable; `state` is the broker's state with them."""
@@ -78,6 +79,8 @@ class LogLaws:
     def _judge(self, fact: AnyDecision) -> None:
         if isinstance(fact, facts.JobSubmitted):
             self._require(fact.job not in self.jobs, "a job was submitted twice")
+            twins = [one.submitted for one in self.jobs.values() if not one.ended]
+            self._require(all(one.run != fact.run for one in twins), f"a run has two jobs: {fact}")
             assert fact.graph_digest is not None
             whole = undisturbed(fact.graph_digest, fact.training)
             self.jobs[fact.job] = Ledger(fact, whole, fact.attempts, fact.unit, fact.unit, fact.unit)
@@ -85,7 +88,7 @@ class LogLaws:
         if isinstance(fact, facts.WorkerAdmitted):  # it may have more memory now
             for ledger in self.jobs.values():
                 ledger.unfit -= {fact.worker}
-        if isinstance(fact, facts.WorkerAdmitted | facts.WorkerMoved | facts.WorkerLost):
+        if isinstance(fact, facts.WorkerAdmitted | facts.WorkerMoved | facts.WorkerLost | facts.WorkerAway):
             return
         ledger = self.jobs[fact.job]
         self._require(not ledger.ended, f"{fact.job} has ended, and then: {fact}")
@@ -167,6 +170,7 @@ class LogLaws:
         ledger.stable = unit + 1 if fact.stored else ledger.stable
 
     def _judge_regroup(self, ledger: Ledger, fact: facts.JobRegrouped) -> None:
+        self._require(self.is_disturbed, f"{fact}, but only the broker has died")
         self._counts[f"regrouped while {ledger.phase}"] += 1
         before = ledger.line
         self._require(ledger.phase != "loading" or before.keeps, f"{fact} of workers without a state")
@@ -184,13 +188,17 @@ class LogLaws:
         self._require_no_deadline(fact)
         self._counts[f"rolled back while {ledger.phase}"] += 1
         self._require(fact.attempt == ledger.attempt, f"{fact} in attempt {ledger.attempt}")
+        is_free = fact.unit == ledger.next_unit
+        self._require(self.is_disturbed or is_free, f"{fact}, but only the broker has died")
+        self._counts["a crash of the broker alone"] += not self.is_disturbed
         self._require(fact.unit == ledger.stable, f"{fact} instead of to unit {ledger.stable}")
         self._require(ledger.ending in ("", "done"), f"{fact}, but {fact.job} was to end as {ledger.ending}")
         is_over = ledger.next_unit == len(ledger.whole)
         self._require(fact.over == is_over, f"{fact} after unit {ledger.next_unit - 1}")
-        fruitless = ledger.next_fruitless
+        fruitless = ledger.fruitless if fact.dropped else ledger.next_fruitless
         self._require(fruitless < MOST_FRUITLESS, f"{fact.job} goes on after {fruitless} fruitless attempts")
-        ledger.fruitless, ledger.furthest = fruitless, max(ledger.furthest, ledger.next_unit)
+        if not fact.dropped:
+            ledger.fruitless, ledger.furthest = fruitless, max(ledger.furthest, ledger.next_unit)
         ledger.rolled_back[fact.attempt] = fact.unit
         ledger.next_unit, ledger.ending, ledger.regrouped = fact.unit, "", 0
         ledger.interrupt_copies()

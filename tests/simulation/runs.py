@@ -11,7 +11,7 @@ from tests.simulation.model import Outcome, undisturbed
 from tests.simulation.parcels import Chain
 
 from farflung.broker.core.blobs import digest_of
-from farflung.protocol.messages import Collecting, Planned, Submit
+from farflung.protocol.messages import Collected, Collecting, Kept, Planned, Submit
 from farflung.runtime.training import Training
 
 
@@ -71,7 +71,9 @@ class Attempt:
 class Run:
     """One run of one job, in memory. `start` is the state of the next attempt; `words` and `missing` say what
     the job waits for. `failing` numbers the failure that ends the run if the broker gives no better reason;
-    0: there is none.
+    0: there is none. Units before `recorded` are recorded. Attempts up to `left` are over here. A return is
+    `awaited` until it is answered, and `returned` once there has been one. `kept` and `home`
+    report the last copy and the last state.
     """
 
     project: Project
@@ -86,6 +88,12 @@ class Run:
     failing: int = 0
     collected: bool = False
     rollbacks: int = 0
+    recorded: int = 0
+    left: int = 0
+    awaited: bool = False
+    returned: bool = False
+    kept: Kept | None = None
+    home: Collected | None = None
     regrouped: int = 0
 
 

@@ -3,6 +3,10 @@
 It keeps on disk what a user has after a fault: checkpoints, and how many attempts there were. A job that is
 rolled back goes on from one of them, or from the state that it was submitted with; so does the next run,
 unless it begins a new project. The user may stop a run, or ask for a copy of the state, at any time.
+
+A run that loses the broker, or all of whose links are lost, returns to its job; so does a process that is
+started again, unless its user has forgotten the run. What a user stops at once is cancelled,
+if need be later.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from farflung.protocol.messages import (
     Keep,
     Kept,
     Planned,
+    Return,
     RolledBack,
     Running,
     Submit,
@@ -51,14 +56,32 @@ class SubmitterProcess(Process):
         self.project: Project | None = None
         self._retires = False
         self._rounds = self._failures = 0
+        self._disk: Run | None = None  # of the run that was not over when the process died
+        self._forgotten: set[str] = set()
         self.crossing: Callable[[list[str]], str] | None = None
         self.begin()
 
     def begin(self) -> None:
-        """Start; the next run begins soon."""
+        """Start; the run on disk goes on, or the next one begins soon."""
         self.run: Run | None = None
         self.control: End | None = None
-        self._submit_in(self.random.uniform(0, 5))
+        self._errand: End | None = None
+        self._cancel_in(self.random.uniform(0, 3))
+        disk, self._disk = self._disk, None
+        if disk is None or (disk.submit.patience_seconds < 1000 and self.random.random() < 0.5):
+            self._submit_in(self.random.uniform(0, 5))
+            return
+        lag = self.random.choice([0, 0, 1, 2])
+        recorded = max(len(disk.origin), disk.recorded - lag)
+        job = disk.job if self.random.random() < 0.8 else ""  # else it only knows what it submitted
+        self.run = Run(disk.project, disk.submit, disk.origin, disk.start, job, recorded=recorded)
+        self.run.collected, self.run.home, self.run.returned = disk.collected, disk.home, True
+        self._redial_in(self.random.uniform(0, 2), self.run)
+
+    def die(self, silently: bool) -> None:
+        """End this life; what it knew of its run is on disk."""
+        self._disk = self.run
+        super().die(silently)
 
     def retire(self) -> None:
         """Begin no other run."""
@@ -79,7 +102,8 @@ class SubmitterProcess(Process):
             return
         self.note("is stopped", run.job)
         if run.stopping:
-            self._over("stopped at once", "cancelled")
+            if self.control is not None and run.job:
+                self._over("stopped at once", "cancelled")
             return
         run.stopping = "Ctrl-C"
         if run.job:
@@ -118,16 +142,82 @@ class SubmitterProcess(Process):
             attempts=project.attempts,
             checkpoint_every=draw.choice([0, 1, 1, 2]),
             checkpoint_end=draw.random() < 0.5,
+            run=f"{self.name}-{self._rounds}-{self.life}",
+            patience_seconds=draw.choice([60, 86_400]),
         )
         start = project.checkpoints.get(project.unit, ())
-        self.run = Run(project, submit, start, start)
+        self.run = Run(project, submit, start, start, recorded=project.unit)
         self._tell(submit)
+
+    # Returns
+
+    def _redial_in(self, seconds: float, run: Run) -> None:
+        self.after(seconds, lambda: self._redial(run))
+
+    def _redial(self, run: Run) -> None:
+        if self.run is not run or self.control is not None:
+            return
+        self.control = self.world.network.dial(
+            self, self.world.processes["broker"], "submitter", "control", self
+        )
+        if self.control is None:
+            self._redial_in(self.random.uniform(0.5, 3), run)
+        elif run.job:
+            self._return(run)
+        else:
+            run.awaited = run.returned = True
+            self._tell(run.submit)
+
+    def _return(self, run: Run) -> None:
+        """Say that this process is the job's submitter; links that have failed are given up."""
+        run.awaited = run.returned = True
+        if run.failing:
+            self._leave(run, "links were lost")
+        self._tell(Return(run.job, run.attempt.planned.attempt if run.attempt else 0, run.recorded))
+
+    def _say_again(self, run: Run) -> None:
+        """What the broker may not have heard."""
+        run.awaited = False
+        if run.kept is not None:
+            self._tell(run.kept)
+        if run.home is not None:
+            self._tell(run.home)
+
+    # Jobs that were left without a word
+
+    def _cancel_in(self, seconds: float) -> None:
+        self.after(seconds, self._cancel_forgotten)
+
+    def _cancel_forgotten(self) -> None:
+        if not self._forgotten or self._errand is not None:
+            return
+        self._errand = self.world.network.dial(
+            self, self.world.processes["broker"], "submitter", "control", self
+        )
+        if self._errand is None:
+            self._cancel_in(self.random.uniform(1, 5))
+            return
+        for job in sorted(self._forgotten):
+            self._errand.send(Cancel(job, "forgotten", collect=False))
+
+    def _on_errand(self, message: Any) -> None:
+        assert self._errand is not None
+        if isinstance(message, Ended):
+            self._forgotten.discard(message.job)
+        elif isinstance(message, Denied):
+            assert message.for_now, message
+        if not self._forgotten or isinstance(message, Denied):
+            errand, self._errand = self._errand, None
+            errand.close("it is done")
+            self._cancel_in(3.0)
 
     # The broker
 
     def on_message(self, end: End, message: Any) -> None:
         if end.kind == "data":
             self._on_data(end, message)
+        elif end is self._errand:
+            self._on_errand(message)
         elif self.run is not None and end is self.control:
             self.note("hears", message)
             self._on_broker(self.run, message)
@@ -136,21 +226,32 @@ class SubmitterProcess(Process):
         match message:
             case Accepted(job, state, missing=missing):
                 run.job, run.words, run.missing = job, state, missing
+                if run.awaited:
+                    self._say_again(run)
                 if run.stopping:
                     self._tell(Cancel(job, run.stopping, collect=True))
             case Planned() if not run.collected:
                 self._begin_attempt(run, message)
+            case Running() | RolledBack() | Collecting() if message.attempt <= run.left:
+                if isinstance(message, RolledBack) and not run.collected:
+                    self._go_back(run, message.unit)
             case Running():
                 attempt = self._current(run, message)
-                assert not attempt.running, "an attempt begins twice"
+                assert run.returned or not attempt.running, "an attempt begins twice"
                 attempt.running = True
                 self._feed(attempt, attempt.next_unit)
-            case UnitDone(unit=unit, keep=keep):
-                attempt = self._current(run, message)
-                assert unit == attempt.next_unit, f"unit {unit} is done, expected {attempt.next_unit}"
-                self.world.laws.on_unit_done(message)
+            case UnitDone(unit=unit, attempt=number, keep=keep):
+                if run.returned and unit < run.recorded:
+                    return
+                assert unit == run.recorded, f"unit {unit} is done, expected {run.recorded}"
+                self.world.laws.on_unit_done(message, run.returned)
+                run.recorded = unit + 1
+                if run.attempt is None and run.returned:
+                    return
+                attempt = run.attempt if run.returned else self._current(run, message)
+                assert attempt is not None
                 attempt.next_unit = unit + 1
-                if keep:
+                if keep and number == attempt.planned.attempt:
                     attempt.awaited.add(unit)
                     self._store_copy(run, attempt, unit)
             case RolledBack() if not run.collected:  # else the broker ends the job soon
@@ -163,6 +264,8 @@ class SubmitterProcess(Process):
                 self.world.laws.on_ended(self, run, message)
                 run.job = ""
                 self._over(message.reason, message.state)
+            case Denied(reason, for_now=True) if run.awaited:
+                self.after(3.0, lambda: self._return_again(run))
             case Denied(reason):
                 self.world.fail(f"{self.name} is denied: {reason}")
             case CodecsChosen():
@@ -174,34 +277,48 @@ class SubmitterProcess(Process):
         return run.attempt
 
     def _begin_attempt(self, run: Run, planned: Planned) -> None:
+        if planned.attempt <= run.left:
+            return
         if planned.keeps:
-            self._leave(run, planned)
-        assert run.attempt is None and planned.attempt > run.project.attempts, f"{planned} is no new attempt"
-        first = planned.unit if planned.keeps else len(run.start)
-        run.attempt = attempt = Attempt(planned, run.start, first)
-        run.project.attempts = planned.attempt
+            assert run.recorded == planned.unit, f"{planned} leaves out a unit: {run.recorded}"
+            run.regrouped += 1
+            self._leave(run, planned.reason)
+            if self.random.random() < 0.3:
+                self.after(self.random.uniform(0, 0.5), self.stop)  # while the workers link up again
+        elif run.returned:  # it may not have heard that the job went back
+            self._leave(run, "another attempt begins")
+            self._go_back(run, planned.unit)
+        is_new = planned.attempt > run.project.attempts or run.returned
+        assert run.attempt is None and is_new, f"{planned} is no new attempt"
+        assert planned.keeps or planned.unit == len(run.start), f"{planned} begins elsewhere"
+        run.attempt = attempt = Attempt(planned, run.start, planned.unit)
+        run.project.attempts = max(run.project.attempts, planned.attempt)
         for worker in planned.plan.workers():
             self._dial(attempt, worker, self.world.now + DIAL_SECONDS)
 
-    def _leave(self, run: Run, planned: Planned) -> None:
-        """Drop the attempt: the workers go on with their state in the next one."""
-        attempt = run.attempt
-        assert attempt is not None and attempt.next_unit == planned.unit, f"{planned} leaves out a unit"
-        run.attempt, run.failing, run.regrouped = None, 0, run.regrouped + 1
-        for end in attempt.dialled.values():
-            end.close(planned.reason)
-        if self.random.random() < 0.3:
-            self.after(self.random.uniform(0, 0.5), self.stop)  # while the workers link up again
+    def _leave(self, run: Run, reason: str) -> None:
+        """Drop the attempt and its links."""
+        attempt, run.attempt, run.failing, run.kept = run.attempt, None, 0, None
+        if attempt is not None:
+            run.left = attempt.planned.attempt
+            for end in attempt.dialled.values():
+                end.close(reason)
 
     def _roll_back(self, run: Run, message: RolledBack) -> None:
         """Drop the attempt, and go back to the state that the next one begins with."""
-        attempt = self._current(run, message)
-        run.attempt, run.failing, run.rollbacks = None, 0, run.rollbacks + 1
+        self._current(run, message)
+        run.rollbacks += 1
         self.world.laws.on_rolled_back(run, message)
-        origin = len(run.origin)
-        run.start = run.origin if message.unit == origin else run.project.checkpoints[message.unit]
-        for end in attempt.dialled.values():
-            end.close(message.reason)
+        self._leave(run, message.reason)
+        self._go_back(run, message.unit)
+
+    def _go_back(self, run: Run, unit: int) -> None:
+        run.recorded = unit
+        run.start = run.origin if unit == len(run.origin) else run.project.checkpoints[unit]
+
+    def _return_again(self, run: Run) -> None:
+        if self.run is run and self.control is not None and run.awaited:
+            self._return(run) if run.job else self._tell(run.submit)
 
     def _is_current(self, attempt: Attempt) -> bool:
         return self.run is not None and self.run.attempt is attempt
@@ -252,15 +369,20 @@ class SubmitterProcess(Process):
 
     def on_end(self, end: End, reason: str) -> None:
         run = self.run
+        if end is self._errand:
+            self._errand = None
+            self._cancel_in(self.random.uniform(1, 5))
+            return
         if run is None:
             return
         if end is self.control:
-            self._over(f"the broker was lost: {reason}", "failed")
+            self.control = None
+            self._redial_in(self.random.uniform(0.1, 2), run)
         elif run.attempt is not None and end in run.attempt.dialled.values():
             self._lost(run.attempt, f"a worker was lost: {reason}")
 
     def _lost(self, attempt: Attempt, reason: str) -> None:
-        """The run fails, unless the broker ends the attempt or the job within a lease."""
+        """The run returns without links, unless the broker ends the attempt or the job within a lease."""
         run = self.run
         if run is None or run.attempt is not attempt or run.failing or run.collected:
             return
@@ -270,8 +392,9 @@ class SubmitterProcess(Process):
 
     def _fail_late(self, run: Run, failing: int, reason: str) -> None:
         if self.run is run and run.failing == failing and not run.collected:
-            self.world.laws.counts["submitter gave up"] += 1
-            self._over(reason, "failed")
+            self.world.laws.counts["submitter lost its links"] += 1
+            if self.control is not None and run.job:
+                self._return(run)
 
     def _feed(self, attempt: Attempt, unit: int) -> None:
         """Send the inputs of a unit, once the job runs and every worker is linked."""
@@ -303,7 +426,8 @@ class SubmitterProcess(Process):
             self.world.laws.on_copy(run, unit, copy)
             run.project.save(next(iter(copy.values())))
         if is_current and attempt.collecting is None:
-            self._report(attempt, Kept(*attempt.name, unit, is_stored))
+            run.kept = Kept(*attempt.name, unit, is_stored)
+            self._report(attempt, run.kept)
 
     def _store_final(self, run: Run, attempt: Attempt) -> None:
         if attempt.collecting is None or attempt.collected:
@@ -318,7 +442,8 @@ class SubmitterProcess(Process):
             self.world.laws.on_collected(run, attempt)
             if run.submit.checkpoint_end:
                 run.project.save(next(iter(attempt.final.values())))
-            self._report(attempt, Collected(*attempt.name))
+            run.home = Collected(*attempt.name)
+            self._report(attempt, run.home)
 
     def _over(self, reason: str, state: str) -> None:
         """The run is over: cancel the job if the broker may still hold it, and close every session."""
@@ -327,6 +452,8 @@ class SubmitterProcess(Process):
         self.note("ends its run", state, reason)
         if run.job:
             self._tell(Cancel(run.job, reason, collect=False))
+            self._forgotten.add(run.job)
+            self._cancel_in(3.0)
         if state == "done":
             self.project = None
         if run.attempt is not None:

@@ -12,10 +12,11 @@ from tests.simulation.broker import BrokerProcess
 from tests.simulation.campaign import live
 from tests.simulation.planting import HONEST_STEP, Patch, hears, reduces, without
 from tests.simulation.recovery_bugs import RECOVERY_BUGS
+from tests.simulation.return_bugs import RETURN_BUGS
 from tests.simulation.world import LawBroken
 
 from farflung.broker import journal
-from farflung.broker.core import facts, jobs, recovery, state
+from farflung.broker.core import facts, jobs, recovery, returns, state
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
 from farflung.broker.core.transition import Transition
@@ -34,17 +35,6 @@ def decided_again(patch: Patch) -> None:
         return after.with_job(replace(after.jobs[fact.job], unit=before.jobs[fact.job].unit))
 
     reduces(patch, facts.UnitDecided, wrong)
-
-
-def goes_on_after_a_restart(patch: Patch) -> None:
-    """A broker that was restarted neither ends nor continues the jobs that ran."""
-    honest = jobs.end
-
-    def end(turn: Any, job: Any, how: str, reason: str) -> None:
-        if not reason.startswith("the broker was restarted"):
-            honest(turn, job, how, reason)
-
-    patch.setattr(jobs, "end", end)
 
 
 def forgets_the_decision(patch: Patch) -> None:
@@ -179,7 +169,7 @@ def ignores_lost_workers(patch: Patch) -> None:
     def lose(turn: Any, name: str, reason: str) -> None:
         turn.emit(facts.WorkerLost(turn.now, name, reason))
 
-    patch.setattr(state, "_lose", lose)
+    patch.setattr(returns, "lose", lose)
 
 
 def forgets_reports(patch: Patch) -> None:
@@ -214,11 +204,6 @@ def obeys_an_attempt_that_is_over(patch: Patch) -> None:
     hears(patch, wrong)
 
 
-def keeps_its_job_without_a_broker(patch: Patch) -> None:
-    """A worker that lost its session keeps the job that the broker has given up."""
-    hears(patch, lambda before, event: (before, []) if isinstance(event, worker.BrokerLost) else None)
-
-
 def hides_a_lost_link(patch: Patch) -> None:
     """A worker does not say that it lost a neighbour."""
     hears(patch, lambda before, event: (before, []) if isinstance(event, worker.PeerLost) else None)
@@ -237,7 +222,6 @@ def copies_before_it_applies(patch: Patch) -> None:
 
 BUGS = [
     decided_again,
-    goes_on_after_a_restart,
     forgets_the_decision,
     forgets_the_last_unit_at_a_restart,
     acts_before_it_stores,
@@ -258,10 +242,10 @@ BUGS = [
     forgets_reports,
     applies_a_repeated_decision,
     obeys_an_attempt_that_is_over,
-    keeps_its_job_without_a_broker,
     hides_a_lost_link,
     copies_before_it_applies,
     *RECOVERY_BUGS,
+    *RETURN_BUGS,
 ]
 
 

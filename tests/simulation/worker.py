@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import msgspec
 from tests.broker.scenario import DEVICE
 from tests.simulation.compute import Compute
 from tests.simulation.ends import End
@@ -32,8 +33,10 @@ from farflung.protocol.messages import (
     Welcome,
 )
 from farflung.protocol.reachability import DialBack, NotReached
+from farflung.transport.timeouts import Timeouts
 from farflung.worker import state as machine
 
+TIMEOUTS = Timeouts(LEASE_SECONDS)
 LINK_SECONDS = 6 * LEASE_SECONDS
 DIAL_SECONDS = 2 * LEASE_SECONDS
 """For reaching a peer over any route, before it counts as lost."""
@@ -61,7 +64,7 @@ class WorkerProcess(Process):
         self._sessions: dict[str, End] = {}
         self._dialled: dict[End, Load] = {}
         self._pending: dict[End, Claim] = {}
-        self._moves = 0
+        self._moves = self._since_lost = 0
         self._heard: deque[Any] = deque(maxlen=20)
         self.after(self.random.uniform(0, 1), self._register)
 
@@ -91,10 +94,14 @@ class WorkerProcess(Process):
         end = self.world.network.dial(self, broker, "worker", "control", self)
         if end is None:
             self.after(self._pause, self._register)
-            self._pause = min(2 * self._pause, LEASE_SECONDS)
+            longest = 1.0 if self.state.load is not None else LEASE_SECONDS
+            self._pause = min(2 * self._pause, longest)
             return
         self.control, self._pause = end, 1.0
-        end.send(Register(DEVICE, "lab", [f"192.0.2.9:{7000 + self.life}"], f"boot-{self.life}"))
+        state, addresses = self.state, [f"192.0.2.9:{7000 + self.life}"]
+        register = Register(DEVICE, "lab", addresses, f"boot-{self.life}", standing=state.standing)
+        newest = {"generation": state.generation, "seal": state.seal}
+        end.send(msgspec.structs.replace(register, **newest))
 
     def on_message(self, end: End, message: Any) -> None:
         if end.kind == "data":
@@ -128,12 +135,19 @@ class WorkerProcess(Process):
         if denied is None:
             self._asked_again = False
             self._step(machine.BrokerLost(f"lost the broker: {reason}"))
+            self._since_lost += 1
+            lost, seconds = self._since_lost, TIMEOUTS.orphan_seconds
+            self.after(seconds, lambda: self._orphan(lost, seconds))
             self.after(1.0, self._register)
         elif self._asked_again or not denied.for_now:
             self.world.fail(f"{self.name} is refused for good: {denied.reason}")
         else:
             self._asked_again = True
             self.after(0.3 * LEASE_SECONDS, self._register)
+
+    def _orphan(self, lost: int, seconds: float) -> None:
+        if self._since_lost == lost:
+            self._step(machine.Orphaned(seconds))
 
     # The state machine
 
@@ -160,6 +174,8 @@ class WorkerProcess(Process):
             case machine.Tell(message):
                 if self.control is not None:
                     self.control.send(message)
+            case machine.HangUp(reason):
+                self.world.fail(f"{self.name} refuses its broker: {reason}")
             case machine.Prepare(load):
                 self.world.laws.on_prepare(self, load)
                 self._prepare(command)

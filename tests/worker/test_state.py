@@ -16,11 +16,12 @@ from farflung.protocol.messages import (
     Decide,
     Loaded,
     Refused,
+    Registered,
     SendState,
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import LinkBytes, LinkRate, Share
+from farflung.protocol.worker import LinkBytes, LinkRate, Share, Standing
 from farflung.runtime.parcel import Sent
 from farflung.worker import state as machine
 from farflung.worker.state import (
@@ -34,7 +35,9 @@ from farflung.worker.state import (
     Filled,
     FromBroker,
     GiveState,
+    HangUp,
     Note,
+    Orphaned,
     PeerLinked,
     PeerLost,
     Prepare,
@@ -235,9 +238,48 @@ def test_a_worker_that_runs_waits_for_a_submitter_whose_link_is_lost() -> None:
     assert state.phase == "broken" and done[-1] == Tell(Broken(JOB, ATTEMPT, reason, "desk"))
 
 
-def test_a_lost_broker_drops_the_job() -> None:
-    state, done = run(*READY, BrokerLost("lost the broker: connection reset"))
-    assert (state, done[-1]) == (State("b"), Drop("lost the broker: connection reset"))
+def test_a_worker_that_loses_its_broker_keeps_the_job_and_says_what_it_holds() -> None:
+    state, done = run(*READY)
+    assert state.standing == Standing(JOB, ATTEMPT, 0, "loaded")
+    state, done = run(*READY, FromBroker(Begin(JOB, ATTEMPT)), BrokerLost("connection reset"))
+    assert done[-1] == Start()
+    assert state.standing == Standing(JOB, ATTEMPT, 0, "running")
+    state, done = machine.step(state, UnitFinished((JOB, ATTEMPT), 0, SHARES))
+    assert not done and state.ready is not None
+    state, done = machine.step(state, FromBroker(Registered("b", 5, b"seal")))
+    assert done[-1] == Tell(state.ready) and (state.generation, state.seal) == (5, b"seal")
+    state, done = machine.step(state, FromBroker(Decide(JOB, ATTEMPT, 0, 1.0)))
+    assert state.standing == Standing(JOB, ATTEMPT, 1, "running")
+    assert not machine.step(state, FromBroker(Decide(JOB, ATTEMPT, 0, 1.0)))[1]
+
+
+def test_what_a_worker_cannot_say_without_a_broker_it_says_when_it_is_back() -> None:
+    loading, _ = run(*READY[:-1], BrokerLost("gone"))
+    state, done = machine.step(loading, READY[-1])
+    assert not done and state.standing == Standing(JOB, ATTEMPT, 0, "loaded")
+    assert machine.step(state, FromBroker(Registered("b")))[1][-1] == Tell(Loaded(JOB, ATTEMPT))
+    running, _ = run(*READY, FromBroker(Begin(JOB, ATTEMPT)), BrokerLost("gone"))
+    state, done = machine.step(running, ComputeFailed((JOB, ATTEMPT), "out of memory"))
+    assert all(isinstance(command, Note) for command in done) and state.phase == "broken"
+    _, done = machine.step(state, FromBroker(Registered("b")))
+    assert done[-1] == Tell(Broken(JOB, ATTEMPT, "out of memory"))
+
+
+def test_a_worker_lets_go_of_a_job_if_no_broker_comes_or_one_stops_it() -> None:
+    away, _ = run(*READY, FromBroker(Begin(JOB, ATTEMPT)), BrokerLost("gone"))
+    state, done = machine.step(away, Orphaned(600.0))
+    assert state.load is None and done[0] == Drop("the broker has been away for 600 s")
+    back, _ = machine.step(away, FromBroker(Registered("b")))
+    assert machine.step(back, Orphaned(600.0)) == (back, [])
+    state, done = machine.step(away, FromBroker(Stop(JOB, ATTEMPT + 1, "this broker has no such job")))
+    assert state.load is None and isinstance(done[0], Drop)
+
+
+def test_a_worker_refuses_a_broker_of_an_earlier_generation() -> None:
+    state, _ = run(FromBroker(Registered("b", 5, b"seal")), BrokerLost("gone"))
+    after, (command,) = machine.step(state, FromBroker(Registered("b", 4, b"other")))
+    assert after == state and isinstance(command, HangUp)
+    assert "generation 4, but one of generation 5 has taken over the fleet" in command.reason
 
 
 def test_events_of_another_attempt_change_nothing() -> None:

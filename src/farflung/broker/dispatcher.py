@@ -24,13 +24,16 @@ from farflung.broker.core.events import (
     Command,
     ConsiderCodecs,
     Event,
+    Hold,
     OpenCircuit,
     PlanFailed,
     PlanLacks,
     PlanMade,
+    ReadTuning,
     Reject,
     RunPlanner,
     SendLoad,
+    TuningRead,
 )
 from farflung.broker.core.jobs import is_loading, is_planning, planning_words
 from farflung.broker.core.state import Outcome, decide
@@ -44,7 +47,7 @@ from farflung.broker.sessions import HolderSession, SessionRegistry
 from farflung.broker.storage.contract import BrokerStore
 from farflung.broker.survey.measurements import Measurements
 from farflung.broker.survey.topology import MeasuredTopology, topology_of
-from farflung.errors import ProtocolError
+from farflung.errors import ProtocolError, StoreError
 from farflung.plans.topology import MOST_WORKERS
 from farflung.protocol import messages
 from farflung.protocol.fields import one_line
@@ -64,6 +67,7 @@ from farflung.protocol.messages import (
     NotReached,
     Refused,
     Register,
+    Return,
     Submit,
     UnitReady,
 )
@@ -73,6 +77,17 @@ from farflung.transport.timeouts import Timeouts
 _log = logging.getLogger("farflung.broker")
 
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Which start of a broker this is, by the epoch of its store; `seal` proves it within the fleet."""
+
+    number: int
+    seal: bytes
+
+
+FIRST = Generation(0, b"")
 
 
 @dataclass(frozen=True)
@@ -91,9 +106,9 @@ class Arrival:
 
 
 def events_of(
-    arrival: Arrival, sessions: SessionRegistry, timeouts: Timeouts, now: float
+    arrival: Arrival, sessions: SessionRegistry, timeouts: Timeouts, now: float, broker: Generation = FIRST
 ) -> Iterator[events.Event]:
-    """Convert an arrival into events.
+    """Convert an arrival at `broker` into events.
 
     Raises
     ------
@@ -109,20 +124,32 @@ def events_of(
         case Closed(reason):
             yield from _end_events(session, reason, sessions, now)
         case Register():
-            yield _register_event(session, content, sessions, timeouts, now)
+            yield _register_event(session, content, sessions, timeouts, now, broker)
         case Moved(addresses):
             yield events.WorkerMoves(
                 now, session.peer.id, _addresses_of(_require_registered(session, sessions), addresses)
             )
         case AskReverse() | AskCircuit() if session.peer.role == "submitter":
-            yield events.SubmitterMessage(now, session.peer.id, content, session.remote)
+            yield _submitter_event(session, content, sessions, timeouts, now)
         case (
             Loaded() | Refused() | UnitReady() | Broken() | Copied() | CopyLost()
             | AskReverse() | AskCircuit() | NotReached()
         ):  # fmt: skip
             yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
-        case Submit() | Keep() | Kept() | Collected() | Cancel():
-            yield events.SubmitterMessage(now, session.peer.id, content, session.remote)
+        case Submit() | Return() | Keep() | Kept() | Collected() | Cancel():
+            yield _submitter_event(session, content, sessions, timeouts, now)
+
+
+def _submitter_event(
+    session: HolderSession, content: Any, sessions: SessionRegistry, timeouts: Timeouts, now: float
+) -> events.SubmitterMessage:
+    silent = {
+        job: time.monotonic() - owner.last_received_at
+        for job, owner in sessions.held_elsewhere(session).items()
+    }
+    return events.SubmitterMessage(
+        now, session.peer.id, content, session.remote, silent, timeouts.suspect_seconds
+    )
 
 
 def _end_events(
@@ -138,7 +165,12 @@ def _end_events(
 
 
 def _register_event(
-    session: HolderSession, register: Register, sessions: SessionRegistry, timeouts: Timeouts, now: float
+    session: HolderSession,
+    register: Register,
+    sessions: SessionRegistry,
+    timeouts: Timeouts,
+    now: float,
+    broker: Generation,
 ) -> events.WorkerRegisters:
     replaced = sessions.workers.get(session.peer.id)
     if replaced is session:
@@ -150,7 +182,14 @@ def _register_event(
     printable = msgspec.structs.replace(register, site=one_line(register.site), device=device)
     where = _addresses_of(session, register.addresses)
     return events.WorkerRegisters(
-        now, session.peer.id, printable, where, silent_seconds, timeouts.suspect_seconds
+        now,
+        session.peer.id,
+        printable,
+        where,
+        silent_seconds,
+        timeouts.suspect_seconds,
+        broker.number,
+        broker.seal,
     )
 
 
@@ -195,7 +234,13 @@ class Dispatcher:
     """
 
     def __init__(
-        self, journal: Journal, store: BrokerStore, timeouts: Timeouts, clock: Clock, circuits: Circuits
+        self,
+        journal: Journal,
+        store: BrokerStore,
+        timeouts: Timeouts,
+        clock: Clock,
+        circuits: Circuits,
+        generation: Generation = FIRST,
     ) -> None:
         self.state = journal.state
         self._journal = journal
@@ -205,6 +250,7 @@ class Dispatcher:
         self._circuits = circuits
         self.sessions = SessionRegistry()
         self._store = store
+        self._generation = generation
         self._timeouts = timeouts
         self._clock = clock
         self._arrivals: list[Arrival] = []
@@ -257,7 +303,7 @@ class Dispatcher:
 
     def _process(self, arrival: Arrival, group: _Group) -> None:
         try:
-            for event in events_of(arrival, self.sessions, self._timeouts, self._clock()):
+            for event in events_of(arrival, self.sessions, self._timeouts, self._clock(), self._generation):
                 self._decide(event, arrival.origin, group)
         except ProtocolError as error:
             if arrival.origin is None:
@@ -294,12 +340,17 @@ class Dispatcher:
             if isinstance(command, SendLoad) and (worker := self.sessions.workers.get(command.worker)):
                 group.loads.append(command)
                 group.actions.append(partial(self._send_load, worker, command, group))
+            if isinstance(command, ReadTuning):
+                group.actions.append(partial(self.spawn, self._read_tuning(command)))
             if isinstance(command, ConsiderCodecs):
                 group.actions.append(partial(self.spawn, self._tune_codecs(command)))
             if replaced := self.sessions.admit(command, origin):
                 group.actions.append(
                     partial(self.close, replaced, "this worker connected again on a newer link")
                 )
+            if replaced := self.sessions.hold(command, origin):
+                assert isinstance(command, Hold)
+                group.actions.append(partial(self.close, replaced, command.reason))
             if receiver := self.sessions.receiver(command, origin):
                 session, message = receiver
                 group.actions.append(partial(session.send_control, messages.encode(message)))
@@ -351,6 +402,16 @@ class Dispatcher:
                 so_far += f", the best {format_seconds(searched.step_seconds)} a step"
             words = planning_words(job, len(command.workers), so_far)
             session.send_control(messages.encode(messages.Accepted(job.job, words)))
+
+    async def _read_tuning(self, command: ReadTuning) -> None:
+        """Read where codec tuning began, so that it begins again there."""
+        try:
+            found = await asyncio.to_thread(self._store.blobs, [command.steering])
+        except StoreError as error:  # the job has ended, or keeps its codecs
+            _log.warning("codec tuning of %s does not begin again: %s", command.job, error)
+            return
+        steering = found[command.steering]
+        self.put(Arrival(None, TuningRead(self._clock(), command.job, command.attempt, steering)))
 
     async def _tune_codecs(self, command: ConsiderCodecs) -> None:
         """Run codec tuning on a thread: it takes up to a second for the largest plans."""

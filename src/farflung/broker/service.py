@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import secrets
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 from farflung.broker.address_file import write_address
 from farflung.broker.core.events import Restarted, Tick, WorkerVerified
-from farflung.broker.dispatcher import Arrival, Closed, Dispatcher
+from farflung.broker.dispatcher import Arrival, Closed, Dispatcher, Generation
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
 from farflung.broker.network.reports import Reports
@@ -28,7 +29,7 @@ from farflung.broker.survey.paths import PathQuestion
 from farflung.broker.survey.service import SurveyService
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import Ask, Attach, Denied, Links, Renew, Renewed, Status
+from farflung.protocol.messages import Ask, Attach, Denied, Links, Register, Renew, Renewed, Status
 from farflung.protocol.probing import SURVEY, AskTopology, Probed
 from farflung.transport.endpoint import Listener, listen
 from farflung.transport.link.link import Link
@@ -124,7 +125,11 @@ class BrokerService:
         self._relay_mbps = relay_mbps
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
         self._circuits = Circuits(self._relay)
-        self._dispatcher = Dispatcher(self._journal, store, timeouts, self._clock, self._circuits)
+        self._generation = Generation(store.epoch, self._authority.seal(store.epoch))
+        self._replaced: asyncio.Future[None] = asyncio.get_event_loop().create_future()
+        self._dispatcher = Dispatcher(
+            self._journal, store, timeouts, self._clock, self._circuits, self._generation
+        )
         measurement_store = MeasurementStore(store, self._dispatcher.spawn)
         self._surveys = SurveyService(self._dispatcher, measurement_store, timeouts, self._clock, surveys)
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
@@ -159,10 +164,24 @@ class BrokerService:
         _log.info("the broker listens on %s", self.address)
 
     async def run(self) -> None:
-        """Work until cancelled; StoreError if a decision cannot be stored, or another broker took over."""
+        """Work until cancelled.
+
+        Raises
+        ------
+        StoreError
+            A decision cannot be stored, or another broker took over.
+        FarflungError
+            A worker has seen a broker of a later generation, so that one decides now.
+        """
         tasks = [
             asyncio.create_task(work)
-            for work in (self._dispatcher.run(), self._tick(), self._renew_own(), self._renew_store())
+            for work in (
+                self._dispatcher.run(),
+                self._tick(),
+                self._renew_own(),
+                self._renew_store(),
+                self._until_replaced(),
+            )
         ]
         try:
             await asyncio.gather(*tasks)
@@ -202,7 +221,32 @@ class BrokerService:
         elif isinstance(decoded, Renew):
             self._dispatcher.spawn(self._renew(session, decoded))
         else:
+            if isinstance(decoded, Register):
+                self._require_newest(link.peer.id, decoded)
             self._dispatcher.put(Arrival(session, decoded))
+
+    def _require_newest(self, worker: str, register: Register) -> None:
+        """End this broker if the worker shows that it was replaced.
+
+        Raises
+        ------
+        ProtocolError
+            The worker names a later generation, but cannot show it.
+        """
+        own, seen = self._generation.number, register.generation
+        if seen <= own or self._replaced.done():
+            return
+        if not hmac.compare_digest(self._authority.seal(seen), register.seal):
+            raise ProtocolError(f"worker {worker} names generation {seen} of the broker, but cannot show it")
+        self._replaced.set_exception(
+            FarflungError(
+                f"another broker has taken over this fleet: worker {worker} has heard generation {seen}, "
+                f"this one is {own}; leave the fleet to that one, or stop it and restore a backup of it here"
+            )
+        )
+
+    async def _until_replaced(self) -> None:
+        await self._replaced
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         """Refuse data."""
@@ -298,7 +342,8 @@ class BrokerService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._timeouts.heartbeat_seconds)
-            tick = Tick(self._clock(), self._timeouts.patience_seconds)
+            limits = self._timeouts
+            tick = Tick(self._clock(), limits.patience_seconds, limits.return_seconds, limits.hold_seconds)
             self._dispatcher.put(Arrival(None, tick))
             self._verifier.update(self._dispatcher.state.workers)
             self._surveys.update()

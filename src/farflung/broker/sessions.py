@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from farflung.broker.core.events import Admit, Command, Reject, Reply, Send, SendToSubmitter
+from farflung.broker.core.events import Admit, Command, Hold, Reject, Reply, Send, SendToSubmitter
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Attach, Attached, Denied, Message
@@ -117,7 +117,7 @@ def _ignore_end(session: HolderSession, reason: str) -> None:
 
 
 class SessionRegistry:
-    """Sessions by worker and by job. A submitter may have several sessions, each with its own jobs."""
+    """Sessions by worker and by job. A submitter may have several sessions; each holds jobs of its own."""
 
     def __init__(self) -> None:
         self.workers: dict[str, HolderSession] = {}
@@ -128,8 +128,16 @@ class SessionRegistry:
         return self.workers.get(session.peer.id) is session
 
     def jobs_of(self, session: HolderSession) -> list[str]:
-        """The open jobs that were submitted over this session."""
+        """The open jobs that this session holds."""
         return [job for job, owner in self.jobs.items() if owner is session]
+
+    def held_elsewhere(self, session: HolderSession) -> dict[str, HolderSession]:
+        """The open jobs that other sessions of the same holder hold."""
+        return {
+            job: owner
+            for job, owner in self.jobs.items()
+            if owner is not session and owner.peer == session.peer
+        }
 
     def receiver(
         self, command: Command, origin: HolderSession | None
@@ -155,6 +163,14 @@ class SessionRegistry:
         older = self.workers.get(command.worker)
         self.workers[command.worker] = origin
         return older
+
+    def hold(self, command: Command, origin: HolderSession | None) -> HolderSession | None:
+        """Let a session hold a job; returns the session that it replaces."""
+        if not isinstance(command, Hold) or origin is None:
+            return None
+        older = self.jobs.get(command.job)
+        self.jobs[command.job] = origin
+        return None if older is origin else older
 
     def drop(self, session: HolderSession) -> None:
         """Forget a session that has ended."""

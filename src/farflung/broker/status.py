@@ -68,6 +68,8 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
 
 
 def _worker_state(state: State, worker: Worker) -> str:
+    if worker.away:
+        return "away"
     if not worker.connected:
         return "left" if has_left(worker.worker, worker.trouble) else "lost"
     if worker.job is None:

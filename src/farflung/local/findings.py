@@ -42,7 +42,7 @@ def lost_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:
 
 def opset_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:
     """One finding for each connected worker that has an older opset than another or refuses ops."""
-    present = [worker for worker in workers if worker.state not in ("lost", "left")]
+    present = [worker for worker in workers if not worker.is_away]
     newest = max((worker.opset for worker in present), default=0)
     for worker in present:
         if worker.opset < newest:

@@ -62,7 +62,8 @@ class Return(Message, frozen=True):
     another session of the submitter holds it and was heard a moment ago. Else `Accepted` comes, and then what
     the sender has missed: `UnitDone` of each decided unit from `unit` on, with the attempt that decided it,
     `RolledBack` if its attempt ended so, and where the job stands: `Planned`, `Running` or `Collecting`. A
-    job that runs or is collected goes on in a new attempt if the sender holds none of its links.
+    job that runs or is collected goes on in a new attempt if the sender holds none of its links. The sender
+    then says again what may have been lost: `Cancel`, `Keep`, its newest `Kept`, `Collected`.
     """
 
     job: Id

@@ -14,7 +14,7 @@ from farflung.protocol.reachability import LinkReport
 from farflung.protocol.worker import LinkTraffic
 from farflung.text import count_of
 
-AWAY = ("lost", "left")
+AWAY = ("lost", "left", "away")
 
 
 class Ask(Message, frozen=True):
@@ -22,7 +22,9 @@ class Ask(Message, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """One worker as `farflung status` shows it; `state` is idle, loading, running, lost or left.
+    """One worker as `farflung status` shows it; `state` is idle, loading, running, away, lost or left.
+
+    One that is away is expected to return, because its broker was restarted.
 
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
     that it knows, `lacks` the ops of it that its backend refuses, `kernels` the digest of what its kernels

@@ -54,6 +54,9 @@ class HomeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probes: bool = True
 
 
+Seal = Annotated[bytes, Meta(max_length=64)]
+
+
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker that registers again still holds of an attempt.
 
@@ -71,8 +74,8 @@ class Register(Message, frozen=True):
     """First message of a worker: peers can dial it at `addresses` (HOST:PORT); `boot` is new per process.
 
     `relay_mbps` is the rate at which it relays links of others; 0 if it does not. `line` is its access line.
-    `standing` is the attempt that it holds from an earlier session, if any. `generation` is the greatest of
-    any broker that admitted this process: a broker with a smaller one has been replaced.
+    `standing` is the attempt that it holds from an earlier session, if any. `generation` and `seal` are those
+    of the newest broker that admitted this process: a broker of an earlier generation has been replaced.
 
     `held` are the copies on its disk, which may take `disk_bytes` (0: it holds none). The broker answers with
     what to keep of each job (`Retain`).
@@ -88,16 +91,19 @@ class Register(Message, frozen=True):
     generation: Count = 0
     held: Annotated[list[HeldCopy], Meta(max_length=MOST_HELD)] = msgspec.field(default_factory=list)
     disk_bytes: Count = 0
+    seal: Seal = b""
 
 
 class Registered(Message, frozen=True):
     """The broker admits the worker: to the backup pool, or to the attempt that it holds.
 
-    `generation` is the epoch of the broker's store, which each start raises; 0 if the broker is older.
+    `generation` is the epoch of the broker's store, which each start raises; 0 if the broker is older. `seal`
+    shows to other brokers of the same authority that it is not made up.
     """
 
     worker: Id
     generation: Count = 0
+    seal: Seal = b""
 
 
 class Moved(Message, frozen=True):

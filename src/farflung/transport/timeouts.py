@@ -190,6 +190,23 @@ class Timeouts:
         return 12 * self.lease_seconds
 
     @property
+    def return_seconds(self) -> float:
+        """For a worker to return to a broker that was restarted: its session's lease, the longest pause and
+        one more attempt to dial, and a lease to spare. Then it counts as lost.
+        """
+        return self.lease_seconds + self.reconnect_seconds + self.dial_seconds + self.lease_seconds
+
+    @property
+    def orphan_seconds(self) -> float:
+        """How long a worker without a broker keeps the job that it holds."""
+        return 60 * self.lease_seconds
+
+    @property
+    def hold_seconds(self) -> float:
+        """How long a job whose submitter is away keeps its workers."""
+        return 60 * self.lease_seconds
+
+    @property
     def certificate_check_seconds(self) -> float:
         """Interval between checks whether a certificate is due for renewal."""
         return min(360 * self.lease_seconds, 3600.0)

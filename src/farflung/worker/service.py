@@ -135,6 +135,7 @@ class WorkerService:
         self._broker_gone = asyncio.Event()
         self._loss_reason = ""
         self._denied: messages.Denied | None = None
+        self._orphaned: asyncio.TimerHandle | None = None
         self._state_receiver: StateReceiver | None = None
         self._addresses: dict[str, list[str]] = {}
         self._meter = TrafficMeter(self._peers)
@@ -187,7 +188,9 @@ class WorkerService:
                     raise
                 log.warning("%s; trying again in %g s", error, pause)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, self._timeouts.reconnect_seconds)
+                is_awaited = self._state.load is not None  # then the job waits for each second of it
+                longest = self._timeouts.heartbeat_seconds if is_awaited else self._timeouts.reconnect_seconds
+                pause = min(2 * pause, longest)
                 continue
             pause, was_there = self._timeouts.heartbeat_seconds, True
             await self._broker_gone.wait()
@@ -195,7 +198,7 @@ class WorkerService:
             if denied is None:
                 asked_again = False
                 log.warning("lost the broker (%s); dialling again", self._loss_reason)
-                self._step(machine.BrokerLost(f"lost the broker: {self._loss_reason}"))
+                self._on_broker_lost()
                 await asyncio.sleep(pause)  # do not flood a broker that disconnects every worker
             elif asked_again or not denied.for_now:
                 raise ConnectionFailed(f"the broker refused this worker: {denied.reason}")
@@ -209,12 +212,15 @@ class WorkerService:
         self._broker_gone.clear()
         session = BrokerSession(messages.ToWorker, self, self._dial_broker)
         await session.open()
+        held = await self._copying.held()
+        if self._broker_gone.is_set():
+            return  # lost again meanwhile
         assert self._listener is not None
         self._broker, self._timeouts = session, session.timeouts
         self._listener.set_timeouts(self._timeouts)
         self._routes.on_registered(session.link.local, self._timeouts)
         assert self._device is not None
-        options, held = self._options, await self._copying.held()
+        options, state = self._options, self._state
         register = Register(
             self._device,
             options.site,
@@ -222,11 +228,27 @@ class WorkerService:
             boot(),
             options.relay_mbps,
             options.line,
-            held=held[-MOST_HELD:],
-            disk_bytes=self._copying.disk_bytes,
+            state.standing,
+            state.generation,
+            held[-MOST_HELD:],
+            self._copying.disk_bytes,
+            state.seal,
         )
         self._send(register)
         self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
+
+    def _on_broker_lost(self) -> None:
+        """Keep the job, but not for ever."""
+        self._step(machine.BrokerLost(f"lost the broker: {self._loss_reason}"))
+        if self._orphaned is None:
+            seconds = self._timeouts.orphan_seconds
+            self._orphaned = self._loop.call_later(seconds, self._step, machine.Orphaned(seconds))
+
+    async def _hang_up(self, reason: str) -> None:
+        if self._broker is not None:
+            broker, self._broker = self._broker, None
+            await broker.close(reason)
+            self.on_disconnect(reason)
 
     async def _dial_broker(self, handler: Handler) -> Link:
         return await dial_broker(self._identity, handler, self._timeouts, self._client_context)
@@ -253,6 +275,8 @@ class WorkerService:
         await self._routes.close()
         self._renewal.stop()
         await self._copying.close()
+        if self._orphaned is not None:
+            self._orphaned.cancel()
         self._compute.drop()
         self._compute.close()
         if self._broker is not None:  # first, so that it gets the reason from here and not from a peer
@@ -276,6 +300,9 @@ class WorkerService:
             self._routes.on_message(message)
         else:
             self._step(machine.FromBroker(message))
+            if self._orphaned is not None and not self._state.away:
+                self._orphaned.cancel()
+                self._orphaned = None
 
     def on_reconnect(self) -> None:
         log.info("linked to the broker again")
@@ -307,6 +334,8 @@ class WorkerService:
             log.info("%s", command.text)
         elif isinstance(command, machine.Tell):
             self._send(command.message)
+        elif isinstance(command, machine.HangUp):
+            self._spawn(self._hang_up(command.reason))
         elif isinstance(command, machine.Prepare):
             self._prepare(command)
         elif isinstance(command, machine.Regroup):

@@ -3,6 +3,9 @@
 A worker holds one job at a time. Loading is done when the programs are verified, the whole state is here, and
 there is a link to every neighbour and to the submitter (which sends the state). A later failure ends the
 attempt here with one message to the broker; the broker's `Stop` returns the worker to the pool.
+
+A worker that loses its broker keeps the job, finishes what it can, and says again what a broker that was
+restarted cannot know.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import LinkBytes, LinkRate, Share
+from farflung.protocol.worker import LinkBytes, LinkRate, Share, Standing
 from farflung.runtime.parcel import Sent
 from farflung.text import count_of
 
@@ -45,7 +48,9 @@ class State:
     """The worker's job, if any, and what it still needs before it can begin.
 
     `ready` is what was reported about unit `unit`; it is kept until the broker has decided that unit.
-    `failure` says why a segment failed, which costs the state.
+    `broken` is what was reported when the attempt ended here. `failure` says why a segment failed, which
+    costs the state. Without a broker the worker is `away`. `generation` and `seal` are those of the newest
+    broker that admitted it.
     """
 
     worker: str
@@ -60,6 +65,23 @@ class State:
     warned: bool = False
     failure: str = ""
     unprotected: str = ""
+    broken: Broken | None = None
+    away: bool = False
+    generation: int = 0
+    seal: bytes = b""
+
+    @property
+    def idle(self) -> State:
+        """The same worker without a job."""
+        return State(self.worker, away=self.away, generation=self.generation, seal=self.seal)
+
+    @property
+    def standing(self) -> Standing | None:
+        """What to say of the job to a broker that may not know of it."""
+        if self.load is None or self.phase == "idle":
+            return None
+        phase = "loaded" if self.phase == "loading" and self.announced else self.phase
+        return Standing(self.load.job, self.load.attempt, self.unit, phase)
 
     @property
     def attempt(self) -> Attempt | None:
@@ -113,6 +135,13 @@ class BrokerLost:
 @dataclass(frozen=True)
 class BrokerBack:
     """The broker can be reached again; it may have missed what was sent before."""
+
+
+@dataclass(frozen=True)
+class Orphaned:
+    """There was no broker for `seconds`, which is as long as a job is kept."""
+
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -185,6 +214,7 @@ Event = (
     FromBroker
     | BrokerLost
     | BrokerBack
+    | Orphaned
     | Verified
     | Filled
     | PeerLinked
@@ -278,6 +308,13 @@ class Drop:
 
 
 @dataclass(frozen=True)
+class HangUp:
+    """End the session with the broker, and dial again."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Note:
     """One line for the worker's owner."""
 
@@ -285,16 +322,40 @@ class Note:
 
 
 Command = (
-    Tell | Prepare | Regroup | Start | Apply | CopyState | Retain | EndTraining | GiveState | Drop | Note
+    Tell
+    | Prepare
+    | Regroup
+    | Start
+    | Apply
+    | CopyState
+    | Retain
+    | EndTraining
+    | GiveState
+    | Drop
+    | HangUp
+    | Note
 )
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:
-    """Return the next state and the commands to carry out for one event."""
+    """Return the next state and the commands to carry out for one event.
+
+    Without a broker nothing is said. What is said to it then is kept, and follows once it has admitted the
+    worker again: until then it may not know the job.
+    """
+    after, commands = _step(state, event)
+    if after.away:
+        commands = [command for command in commands if not isinstance(command, Tell)]
+    return after, commands
+
+
+def _step(state: State, event: Event) -> tuple[State, list[Command]]:
     if isinstance(event, FromBroker):
         return _from_broker(state, event.message)
     if isinstance(event, BrokerLost):
         return _broker_lost(state, event.reason)
+    if isinstance(event, Orphaned):
+        return _orphaned(state, event.seconds)
     if isinstance(event, BrokerBack):
         return state, [Tell(state.ready)] if state.ready and state.phase == "running" else []
     if isinstance(event, PeerLinked):
@@ -316,7 +377,7 @@ def step(state: State, event: Event) -> tuple[State, list[Command]]:
 
 def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     if isinstance(message, Registered):
-        return state, [Note(f"registered as {message.worker}; idle in the backup pool")]
+        return _registered(state, message)
     if isinstance(message, Denied):
         return state, [Note(f"the broker refused: {message.reason}")]
     if isinstance(message, Load):
@@ -327,11 +388,13 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return state, [Retain(message)]
     if state.load is None or not isinstance(message, Begin | Decide | SendState | Stop):
         return state, []
-    if (message.job, message.attempt) != (state.load.job, state.load.attempt):
-        return state, []
-    if isinstance(message, Stop):
+    held = state.load
+    if isinstance(message, Stop) and message.job == held.job and message.attempt >= held.attempt:
+        # Also of a later attempt, in which this worker could not go on.
         drop = Drop(message.reason, message.job, message.over)
-        return State(state.worker), [drop, Note(f"job {message.job}: {message.reason}; idle")]
+        return state.idle, [drop, Note(f"job {message.job}: {message.reason}; idle")]
+    if (message.job, message.attempt) != (held.job, held.attempt):
+        return state, []
     if isinstance(message, Begin) and state.phase == "loading":
         return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
     if isinstance(message, Decide) and state.ready is not None and message.unit == state.unit:
@@ -360,10 +423,10 @@ def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     if state.load is not None:
         commands.append(Drop(f"superseded by attempt {load.attempt} of job {load.job}"))
-    fresh = State(state.worker, phase="loading", load=load, unit=load.unit)
+    fresh = replace(state.idle, phase="loading", load=load, unit=load.unit)
     if state.worker not in load.plan.workers():
         refused = Refused(load.job, load.attempt, f"the plan has no segment for {state.worker}")
-        return State(state.worker), [*commands, Tell(refused)]
+        return state.idle, [*commands, Tell(refused)]
     dial = _dialled(fresh)
     count = len(load.plan.segments_of(state.worker))
     note = Note(f"job {load.job}: loading {count_of(count, 'segment')}")
@@ -380,7 +443,7 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
     if load is None or load.job != message.job or not state.verified or state.unit != message.unit:
         problem = f"it does not hold the state with which unit {message.unit} begins"
         refused = Tell(Refused(message.job, message.attempt, problem))
-        return State(state.worker), [refused, *([Drop(problem)] if load else [])]
+        return state.idle, [refused, *([Drop(problem)] if load else [])]
     load = msgspec.structs.replace(
         load,
         attempt=message.attempt,
@@ -389,8 +452,8 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
         version=None,
         donors={},
     )
-    fresh = State(
-        state.worker,
+    fresh = replace(
+        state.idle,
         phase="loading",
         load=load,
         verified=True,
@@ -472,7 +535,7 @@ def _refuse(state: State, problem: str) -> tuple[State, list[Command]]:
     assert state.load is not None
     refused = Refused(state.load.job, state.load.attempt, problem)
     note = Note(f"job {state.load.job} refused: {problem}")
-    return State(state.worker), [Tell(refused), Drop(problem), note]
+    return state.idle, [Tell(refused), Drop(problem), note]
 
 
 def _break(state: State, reason: str, peer: str | None = None) -> tuple[State, list[Command]]:
@@ -482,11 +545,39 @@ def _break(state: State, reason: str, peer: str | None = None) -> tuple[State, l
         return state, []
     broken = Broken(state.load.job, state.load.attempt, reason, peer)
     note = Note(f"job {state.load.job}: {reason}; waiting for the broker's decision")
-    return replace(state, phase="broken"), [Tell(broken), note]
+    return replace(state, phase="broken", broken=broken), [Tell(broken), note]
+
+
+def _registered(state: State, message: Registered) -> tuple[State, list[Command]]:
+    if message.generation < state.generation:
+        why = (
+            f"this broker is of generation {message.generation}, but one of generation {state.generation} "
+            "has taken over the fleet: stop this one"
+        )
+        return state, [HangUp(why)]
+    state = replace(state, away=False, generation=message.generation, seal=message.seal)
+    if state.load is None:
+        return state, [Note(f"registered as {message.worker}; idle in the backup pool")]
+    commands: list[Command] = [Note(f"registered as {message.worker}; job {state.load.job} goes on")]
+    if state.phase == "loading" and state.announced:
+        commands.append(Tell(Loaded(state.load.job, state.load.attempt)))
+    elif state.phase == "running" and state.ready:
+        commands.append(Tell(state.ready))
+    elif state.broken:
+        commands.append(Tell(state.broken))
+    return state, commands
 
 
 def _broker_lost(state: State, reason: str) -> tuple[State, list[Command]]:
+    state = replace(state, away=True)
     if state.load is None:
         return state, []
-    note = Note(f"job {state.load.job} is dropped: {reason}")
-    return State(state.worker), [Drop(reason), note]
+    note = Note(f"job {state.load.job} is kept, and waits for the broker: {reason}")
+    return state, [note]
+
+
+def _orphaned(state: State, seconds: float) -> tuple[State, list[Command]]:
+    if state.load is None or not state.away:
+        return state, []
+    why = f"the broker has been away for {seconds:g} s"
+    return state.idle, [Drop(why), Note(f"job {state.load.job} is dropped: {why}")]

@@ -101,7 +101,7 @@ def test_a_submission_of_an_older_version_begins_at_the_first_unit_and_wants_no_
     fields = msgspec.msgpack.decode(messages.encode(Submit("gpt", b"graph", training(), 1)))
     before = {name: value for name, value in fields.items() if name not in RESUMING}
     old = messages.decode(msgspec.msgpack.encode(before), messages.FromSubmitter)
-    assert len(before) == len(fields) - len(RESUMING) == len(fields) - 4
+    assert len(before) == len(fields) - len(RESUMING) == len(fields) - 6
     assert (old.unit, old.attempts, old.checkpoint_every, old.checkpoint_end) == (0, 0, 0, False)
     story.running(1)
     assert train(story, 3) == []
@@ -174,7 +174,7 @@ def test_the_log_says_when_a_copy_is_stored() -> None:
     assert log_lines.log_line(fact) == "job-1: the submitter has stored the copy of the state after unit 0"
 
 
-@pytest.mark.parametrize("message", [Kept("job-1", 1, 0), Kept("job-1", 1, 2), Kept("job-1", 2, 1)])
+@pytest.mark.parametrize("message", [Kept("job-1", 1, 2), Kept("job-1", 1, 9), Kept("job-1", 2, 1)])
 def test_a_copy_that_is_not_under_way_cannot_be_stored(message: Kept) -> None:
     story = Scenario("a", "b")
     story.running(2, steps=9, checkpoint_every=2)
@@ -184,8 +184,19 @@ def test_a_copy_that_is_not_under_way_cannot_be_stored(message: Kept) -> None:
         story.say(message)
     assert story.state == before
     stored(story, 1)
-    with pytest.raises(ProtocolError, match="copy of unit 1 of job-1, which is not under way"):
-        stored(story, 1)
+
+
+def test_a_report_of_a_copy_may_be_said_again() -> None:
+    story = Scenario("a", "b")
+    story.running(2, steps=9, checkpoint_every=2)
+    train(story, 3)
+    stored(story, 1)
+    before = story.state
+    assert story.say(Kept("job-1", 1, 1)).state == before
+    assert story.say(Kept("job-1", 1, 1, stored=False)).state == before
+    train(story, 1)
+    assert story.state.jobs["job-1"].copies.under_way == 3
+    assert not story.say(Kept("job-1", 1, 1)).facts
 
 
 def test_a_decision_that_is_sent_again_keeps_what_it_kept() -> None:

@@ -64,14 +64,19 @@ def _changes(before: tuple[LinkCodec, ...], after: tuple[LinkCodec, ...], why: s
     return changes + [CodecChange(*ends, DENSE, 1.0, why) for ends in sorted(old.keys() - new.keys())]
 
 
-def begin(turn: Transition, job: Job, initial_state: bytes) -> None:
-    """Start codec tuning from the planner's initial state; an empty `initial_state` means fixed codecs."""
+def begin(
+    turn: Transition, job: Job, initial_state: bytes, codecs: tuple[LinkCodec, ...] | None = None
+) -> None:
+    """Start codec tuning from the planner's initial state; an empty `initial_state` means fixed codecs.
+
+    If the job's links use other `codecs` by now, it starts with these.
+    """
     if not initial_state:
         return
     from farflung.planner.codecs.tuner import CodecTuner  # imports NumPy, which other jobs do not need
 
     try:
-        steering = CodecTuner.start(initial_state)
+        steering = CodecTuner.start(initial_state, codecs)
     except (FarflungError, msgspec.MsgspecError) as error:
         words = one_line(f"links keep their planned codecs, because codec tuning could not start: {error}")
         unit = 0 if job.unit is None else job.unit.number

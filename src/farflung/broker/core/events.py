@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from farflung.protocol.messages import (
     NotReached,
     Refused,
     Register,
+    Return,
     Submit,
     UnitReady,
 )
@@ -53,9 +55,15 @@ class Restarted(Event):
 
 @dataclass(frozen=True)
 class Tick(Event):
-    """Time has passed. Every wait for progress may last at least `patience_seconds`."""
+    """Time has passed. Every wait for progress may last at least `patience_seconds`.
+
+    An away worker counts as lost after `return_seconds`. A job whose submitter is away keeps its workers for
+    `hold_seconds`.
+    """
 
     patience_seconds: float
+    return_seconds: float = math.inf
+    hold_seconds: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class WorkerRegisters(Event):
     """A worker registers; `where` holds its addresses.
 
     If an older session of it is open, its last bytes arrived `silent_seconds` ago. A session is suspect after
-    `suspect_seconds` of silence.
+    `suspect_seconds` of silence. `generation` and `seal` are the broker's own.
     """
 
     worker: str
@@ -71,6 +79,8 @@ class WorkerRegisters(Event):
     where: WorkerAddresses
     silent_seconds: float | None
     suspect_seconds: float
+    generation: int = 0
+    seal: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -108,16 +118,22 @@ class WorkerMessage(Event):
 
 @dataclass(frozen=True)
 class SubmitterMessage(Event):
-    """A message from a submitter, whose connection comes from `remote` (HOST:PORT)."""
+    """A message from a submitter, whose connection comes from `remote` (HOST:PORT).
+
+    `elsewhere` are the jobs that other open sessions of this submitter hold, with the seconds since their
+    last bytes. A session is suspect after `suspect_seconds` of silence.
+    """
 
     submitter: str
-    message: Submit | Keep | Kept | Collected | Cancel | AskReverse | AskCircuit
+    message: Submit | Return | Keep | Kept | Collected | Cancel | AskReverse | AskCircuit
     remote: str
+    elsewhere: Mapping[str, float] = field(default_factory=dict)
+    suspect_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class SubmitterLeaves(Event):
-    """The session over which `job` was submitted ended."""
+    """The session that holds `job` ended."""
 
     job: str
     reason: str
@@ -148,6 +164,15 @@ class PlanLacks(Event):
     job: str
     attempt: int
     unable: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TuningRead(Event):
+    """The initial state of the job's codec tuning, of a job that ran before the broker was restarted."""
+
+    job: str
+    attempt: int
+    steering: bytes
 
 
 @dataclass(frozen=True)
@@ -184,10 +209,27 @@ class SendLoad:
 
 @dataclass(frozen=True)
 class SendToSubmitter:
-    """Send a message over the session through which `job` was submitted, if it is still open."""
+    """Send a message over the session that holds `job`, if there is one."""
 
     job: str
     message: Message
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Let the session that sent the event hold the job; close an older one with `reason`."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReadTuning:
+    """Read the initial state of the job's codec tuning, the blob `steering`. Answered by `TuningRead`."""
+
+    job: str
+    attempt: int
+    steering: Digest
 
 
 @dataclass(frozen=True)
@@ -263,5 +305,15 @@ class OpenCircuit:
 
 
 Command = (
-    Send | SendLoad | SendToSubmitter | Reply | Admit | Reject | RunPlanner | ConsiderCodecs | OpenCircuit
+    Send
+    | SendLoad
+    | SendToSubmitter
+    | Hold
+    | Reply
+    | Admit
+    | Reject
+    | RunPlanner
+    | ReadTuning
+    | ConsiderCodecs
+    | OpenCircuit
 )

@@ -17,7 +17,7 @@ from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol import copies
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.submitter import CodecChange
+from farflung.protocol.submitter import PATIENCE_SECONDS, CodecChange
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.training import Training
 
@@ -32,7 +32,7 @@ class Decision(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerAdmitted(Decision, frozen=True):
-    """The worker is connected and in the backup pool."""
+    """The worker is connected: in the backup pool or, if it `returns`, in the job that it was assigned to."""
 
     worker: str
     device: Device
@@ -44,6 +44,7 @@ class WorkerAdmitted(Decision, frozen=True):
     claims: list[str] = []
     seen: str = ""
     disk_bytes: int = 0
+    returns: bool = False
 
 
 class WorkerMoved(Decision, frozen=True):
@@ -62,11 +63,18 @@ class WorkerLost(Decision, frozen=True):
     reason: str
 
 
+class WorkerAway(Decision, frozen=True):
+    """The worker's control session ended, but it is expected to return to the job that it is assigned to."""
+
+    worker: str
+    reason: str
+
+
 class JobSubmitted(Decision, frozen=True):
     """A job was added to the end of the queue. `workers` = 0 takes every idle worker; `on` may name them.
 
     `number` counts all jobs of a broker from 1; older logs lack it. The blob `graph_digest` is the encoded
-    OP-DAG; in older logs it is `graph`. The last four fields are those of `Submit`.
+    OP-DAG; in older logs it is `graph`. The fields from `unit` on are those of `Submit`.
     """
 
     job: str
@@ -84,6 +92,23 @@ class JobSubmitted(Decision, frozen=True):
     attempts: int = 0
     checkpoint_every: int = 0
     checkpoint_end: bool = False
+    run: str = ""
+    patience_seconds: int = PATIENCE_SECONDS
+
+
+class SubmitterAway(Decision, frozen=True):
+    """No session of its submitter holds the job any more: it is held until one returns."""
+
+    job: str
+    reason: str
+
+
+class SubmitterReturned(Decision, frozen=True):
+    """A session from the host `seen` holds the job. Its submitter knows of attempts up to `attempt`."""
+
+    job: str
+    seen: str
+    attempt: int = 0
 
 
 class JobPlanning(Decision, frozen=True):
@@ -189,7 +214,8 @@ class CopyStored(Decision, frozen=True):
 class JobRolledBack(Decision, frozen=True):
     """The attempt ended before the job did. Another one begins at `unit`; what was decided since is void.
 
-    `over` says that every unit had been decided: the submitter may have the whole state all the same.
+    `over` says that every unit had been decided: the submitter may have the whole state all the same. An
+    attempt that was `dropped`, because its submitter was away, has not failed.
     """
 
     job: str
@@ -197,6 +223,7 @@ class JobRolledBack(Decision, frozen=True):
     unit: int
     reason: str
     over: bool = False
+    dropped: bool = False
 
 
 class JobRegrouped(Decision, frozen=True):
@@ -288,7 +315,7 @@ class CodecTuningChanged(msgspec.Struct, frozen=True):
 
 
 class WaitExplained(msgspec.Struct, frozen=True):
-    """Observed: the text that tells the submitter why a queued job waits."""
+    """Observed: the text that tells the submitter why the job waits; empty if it does not."""
 
     job: str
     words: str
@@ -298,7 +325,10 @@ AnyDecision = (
     WorkerAdmitted
     | WorkerMoved
     | WorkerLost
+    | WorkerAway
     | JobSubmitted
+    | SubmitterAway
+    | SubmitterReturned
     | JobPlanning
     | JobRequeued
     | JobLoading

@@ -49,6 +49,9 @@ from farflung.text import and_more, count_of
 _PLANNING_LENGTH = 120
 """Characters that `planning_words` keeps for itself when the reason in front is long."""
 
+HELD = "its submitter is away: it waits until it returns"
+"""Why a job waits that no session of its submitter holds."""
+
 NAMED = 5
 """The largest number of missing workers that an explanation names."""
 
@@ -83,6 +86,8 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
             attempts=message.attempts,
             checkpoint_every=message.checkpoint_every,
             checkpoint_end=message.checkpoint_end,
+            run=message.run,
+            patience_seconds=message.patience_seconds,
         )
     )
 
@@ -93,6 +98,9 @@ def start_queued(turn: Transition) -> None:
     for job in list(turn.state.jobs.values()):
         if job.state != QUEUED:
             continue
+        if job.held:  # and it blocks no other
+            _explain(turn, job, HELD)
+            continue
         if blocked is not None:
             # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
             _explain(turn, job, f"waiting for {blocked.job}, which is ahead of it in the queue")
@@ -100,7 +108,10 @@ def start_queued(turn: Transition) -> None:
         idle = turn.state.idle_for(job)
         usable = [name for name in job.on if name in idle] if job.on else idle
         needs = len(job.on) or job.asked or 1
-        if job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
+        if away := turn.state.away_for(job):
+            _explain(turn, job, f"{waiting_for(and_more(away, NAMED))} to return", missing=len(away))
+            blocked = job
+        elif job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
             _explain(turn, job, waiting_for("1 more worker"), missing=1)
             blocked = job
         elif len(usable) >= needs:
@@ -258,7 +269,10 @@ def on_kept(turn: Transition, job: Job, message: Kept) -> None:
     """
     if message.attempt < job.attempt or job.state == QUEUED:
         return  # of an attempt that has failed
-    if message.attempt > job.attempt or message.unit != job.copies.under_way:
+    under_way = job.copies.under_way
+    if message.attempt == job.attempt and message.unit < (job.next_unit if under_way is None else under_way):
+        return  # said again, as the broker might not have heard it
+    if message.attempt > job.attempt or message.unit != under_way:
         raise ProtocolError(
             f"the submitter says it stored the copy of unit {message.unit} of {job.job}, "
             "which is not under way"

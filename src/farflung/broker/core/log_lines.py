@@ -16,7 +16,25 @@ def log_line(fact: object) -> str:
 
 @log_line.register
 def _describe_worker_admitted(fact: facts.WorkerAdmitted) -> str:
-    return f"worker {fact.worker} joined the backup pool ({fact.device.name}, site {fact.site or 'unknown'})"
+    where = f"{fact.device.name}, site {fact.site or 'unknown'}"
+    if fact.returns:
+        return f"worker {fact.worker} returned to its job ({where})"
+    return f"worker {fact.worker} joined the backup pool ({where})"
+
+
+@log_line.register
+def _describe_worker_away(fact: facts.WorkerAway) -> str:
+    return f"worker {fact.worker} is away: {fact.reason}"
+
+
+@log_line.register
+def _describe_submitter_away(fact: facts.SubmitterAway) -> str:
+    return f"{fact.job} is held for its submitter, who is away: {fact.reason}"
+
+
+@log_line.register
+def _describe_submitter_returned(fact: facts.SubmitterReturned) -> str:
+    return f"the submitter of {fact.job} is back"
 
 
 @log_line.register
@@ -39,7 +57,7 @@ def _describe_job_submitted(fact: facts.JobSubmitted) -> str:
 
 @log_line.register
 def _describe_wait_explained(fact: facts.WaitExplained) -> str:
-    return f"{fact.job}: {fact.words}"
+    return f"{fact.job}: {fact.words}" if fact.words else f"{fact.job} waits no longer"
 
 
 @log_line.register

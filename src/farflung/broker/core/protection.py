@@ -107,11 +107,16 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
         return
     copy = HeldCopy(job.job, name, message.share, message.sha256, message.bytes)
     _holds(turn, worker, [*turn.state.workers[worker].held, copy])
+    _settle(turn, job, version, plan)
+
+
+def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
+    """The version is stable once all of its copies are there."""
     if copies := _complete(turn.state, job, version, plan):
         digests = {share: copy.sha256 for share, copy in copies.items()}
         largest = max(copy.bytes for copy in copies.values())
-        turn.emit(facts.VersionStable(turn.now, job.job, name, digests, largest))
-        retain(turn, job, [name], name)
+        turn.emit(facts.VersionStable(turn.now, job.job, version.name, digests, largest))
+        retain(turn, job, [version.name], version.name)
 
 
 def on_copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
@@ -129,6 +134,15 @@ def on_registered(turn: Transition, worker: str, held: list[HeldCopy]) -> None:
         used = _used(turn.state, name)
         up_to = [max(used)] if used else []
         turn.do(Send(worker, Retain(name, used, *up_to)))
+    for job in list(turn.state.jobs.values()):  # what it has may complete a version
+        if job.versions.under_way is not None and job.plan is not None and worker in job.members:
+            _settle(turn, job, job.versions.under_way, job.plan)
+
+
+def on_restart(turn: Transition, job: Job) -> None:
+    """A version that is under way may never be complete: what workers said of it is lost."""
+    if job.versions.under_way is not None:
+        _fail(turn, job, job.versions.under_way, "the broker was restarted while it was made")
 
 
 def forget(turn: Transition, job: Job) -> None:

@@ -14,6 +14,7 @@ from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.copies import HeldCopy
 from farflung.protocol.fields import MOST_COUNT
+from farflung.protocol.submitter import PATIENCE_SECONDS
 from farflung.protocol.worker import Decide, Device, HomeLine, LinkTraffic
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
@@ -29,7 +30,8 @@ OVER = (DONE, FAILED, CANCELLED)
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker that the broker knows. `job` is its current job, `trouble` says why it is not connected.
+    """A worker that the broker knows. `job` is its current job, `trouble` says why it is not connected. It is
+    expected to return if it is away, since `away_since` (seconds since 1970).
 
     `relay_mbps` is the rate at which it relays links of others, `line` its access line as its owner describes
     it. `held` are the copies of jobs' state on its disk, as it last said, which may take `disk_bytes` there;
@@ -48,6 +50,12 @@ class Worker:
     line: HomeLine = field(default_factory=HomeLine)
     disk_bytes: int = 0
     held: tuple[HeldCopy, ...] = ()
+    away_since: float | None = None
+
+    @property
+    def away(self) -> bool:
+        """Whether it is not connected, but expected to return."""
+        return not self.connected and self.away_since is not None
 
     @property
     def idle(self) -> bool:
@@ -81,7 +89,8 @@ class Recovery:
     row failed without getting further. `over` is the attempt since which the job's last
     state has not changed (0: none): who has collected it then has all.
     `unfit` are the workers on which the job was found impossible to plan. `regrouped` counts the attempts in
-    a row that ended with all members keeping their state, without getting further.
+    a row that ended with all members keeping their state, without getting further. `last` is the newest
+    attempt that was rolled back, and `begins` the unit that it was rolled back to.
     """
 
     failed: int = 0
@@ -90,6 +99,19 @@ class Recovery:
     over: int = 0
     unfit: tuple[str, ...] = ()
     regrouped: int = 0
+    last: int = 0
+    begins: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a decided unit, as in `UnitDone`; `loss` is None if it was not finite."""
+
+    unit: int
+    attempt: int
+    loss: float | None
+    gradient_norm: float
+    bytes_sent: int
 
 
 @dataclass(frozen=True)
@@ -104,7 +126,10 @@ class Job:
     state that it owns. In an attempt that `keeps` the state, members go on with what they held in the one
     before. `codecs` are the current codecs of its links. `decisions` are those that may have to be sent
     again, the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end`
-    workers send it whole at the end. `recovery` counts what failures have cost it.
+    workers send it whole at the end. `recovery` counts what failures have cost it. `results` are those of its
+    newest decided units, in order. While no session of its submitter holds the job, it is held, since
+    `held_since` (seconds since 1970) and for at most `patience_seconds`. `run` names the run and `earlier`
+    counts the attempts that it had before this job, so that the same job is not submitted twice.
 
     `holders` maps each member to the one that holds its copies, `versions` says which versions of the state
     are on their disks.
@@ -149,6 +174,11 @@ class Job:
     holders: Mapping[str, str] = field(default_factory=dict)
     versions: Versions = field(default_factory=Versions)
     unprotected: str = ""
+    results: tuple[Result, ...] = ()
+    held_since: float | None = None
+    patience_seconds: int = PATIENCE_SECONDS
+    run: str = ""
+    earlier: int = 0
 
     @property
     def over(self) -> bool:
@@ -175,6 +205,11 @@ class Job:
                 near |= {owner, holder} - {worker}
         return near
 
+    @property
+    def held(self) -> bool:
+        """Whether the job waits for its submitter."""
+        return self.held_since is not None
+
     def decision_of(self, unit: int) -> Decide | None:
         """The decision of a unit in the current attempt, if it may have to be sent again."""
         found = (one for one in self.decisions if (one.attempt, one.unit) == (self.attempt, unit))
@@ -200,6 +235,15 @@ class State:
     def backup_pool(self) -> list[str]:
         """Idle workers, sorted by id, so that equal fleets get equal plans."""
         return sorted(worker.worker for worker in self.workers.values() if worker.idle)
+
+    def away_for(self, job: Job) -> list[str]:
+        """The workers that the job waits for until they return; of a queued job those that it could take."""
+        if job.state != QUEUED:
+            return [name for name in job.members if self.workers[name].away]
+        if job.asked or job.on:
+            return []
+        kin = [worker for worker in self.workers.values() if worker.emulated == job.training.emulated]
+        return sorted(one.worker for one in kin if one.away and one.job is None)
 
     def idle_for(self, job: Job) -> list[str]:
         """Workers of the backup pool that can run `job`: of its kind, and with all of its ops."""

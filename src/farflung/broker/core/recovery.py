@@ -25,17 +25,26 @@ other workers then.
 
 def link_lost(turn: Transition, job: Job, reason: str) -> None:
     """Two members of an attempt, or one and the submitter, lost the link between them for good."""
-    is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and not _got_further(job)
-    if is_in_vain or not can_regroup(turn, job):
+    if not may_regroup(turn, job):
         give_up(turn, job, reason)
     else:
         regroup(turn, job, reason)
 
 
+def may_regroup(turn: Transition, job: Job) -> bool:
+    """Whether the job can regroup, and has not done so in vain too often."""
+    is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and not _got_further(job)
+    return not is_in_vain and can_regroup(turn, job)
+
+
 def can_regroup(turn: Transition, job: Job) -> bool:
-    """Whether every member of the job's plan is connected and holds the state of the first undecided unit."""
+    """Whether every member of the job's plan holds the state of the first undecided unit.
+
+    One that is away hears of the new attempt when it returns.
+    """
     has_state = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and job.keeps)
-    return has_state and all(turn.state.workers[name].connected for name in job.members)
+    members = [turn.state.workers[name] for name in job.members]
+    return has_state and all(member.connected or member.away for member in members)
 
 
 def regroup(turn: Transition, job: Job, reason: str) -> None:
@@ -87,15 +96,29 @@ def cannot_be_planned(turn: Transition, job: Job, reason: str) -> None:
         jobs.end(turn, job, FAILED, reason)
 
 
-def _roll_back(turn: Transition, job: Job, reason: str) -> None:
+def drop(turn: Transition, job: Job, reason: str, told: bool = False) -> None:
+    """End an attempt that has not failed, but whose submitter is away or has returned without its links.
+
+    The job ends if the user has stopped it: its weights cannot come home any more. The submitter hears of
+    it, unless the caller has `told` it.
+    """
+    if job.ending and job.ending != DONE:
+        give_up(turn, job, reason)
+    else:
+        _roll_back(turn, job, one_line(reason), dropped=True, told=told)
+
+
+def _roll_back(turn: Transition, job: Job, reason: str, dropped: bool = False, told: bool = False) -> None:
     """Free the workers and queue the job again, at the newest unit whose state the submitter has."""
     unit = job.copies.stable
     is_over = job.unit is None
-    turn.emit(facts.JobRolledBack(turn.now, job.job, job.attempt, unit, reason, is_over))
+    turn.emit(facts.JobRolledBack(turn.now, job.job, job.attempt, unit, reason, is_over, dropped))
     for name in job.members:
         if turn.state.workers[name].connected:
             turn.do(Send(name, Stop(job.job, job.attempt, reason)))
     step = turn.state.jobs[job.job].step
+    if told:
+        return
     turn.tell(job.job, RolledBack(job.job, job.attempt, unit, step, reason))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 from functools import singledispatch
@@ -21,6 +22,7 @@ from farflung.broker.core.records import (
     Job,
     Pace,
     Recovery,
+    Result,
     State,
     Worker,
 )
@@ -29,6 +31,9 @@ from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.worker import Decide
+
+MOST_RESULTS = 1000
+"""The results of a job that are kept for a submitter that returns."""
 
 
 def reduce_fact(state: State, fact: facts.Fact) -> State:
@@ -55,14 +60,21 @@ def _apply_worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
             unfit = tuple(worker for worker in job.recovery.unfit if worker != fact.worker)
             recovery = replace(job.recovery, unfit=unfit)
             state = state.with_job(replace(job, unable=unable, recovery=recovery))
+    known = state.workers.get(fact.worker)
+    held_by = known.job if fact.returns and known is not None else None
+    if held_by is not None:
+        returned_to = state.jobs[held_by]
+        pace = replace(returned_to.pace, moved_at=fact.at)
+        state = state.with_job(replace(returned_to, pace=pace))
     return state.with_worker(
         Worker(
             fact.worker,
             fact.device,
             fact.site,
-            _new_addresses(state.workers.get(fact.worker), fact),
+            _new_addresses(known, fact),
             fact.boot,
             connected=True,
+            job=held_by,
             relay_mbps=fact.relay_mbps,
             line=fact.line,
             disk_bytes=fact.disk_bytes,
@@ -90,8 +102,14 @@ def _apply_worker_verified(fact: facts.WorkerVerified, state: State) -> State:
 @_evolve.register
 def _apply_worker_lost(fact: facts.WorkerLost, state: State) -> State:
     return state.with_worker(
-        replace(state.workers[fact.worker], connected=False, job=None, trouble=fact.reason)
+        replace(state.workers[fact.worker], connected=False, job=None, trouble=fact.reason, away_since=None)
     )
+
+
+@_evolve.register
+def _apply_worker_away(fact: facts.WorkerAway, state: State) -> State:
+    worker = state.workers[fact.worker]
+    return state.with_worker(replace(worker, connected=False, trouble=fact.reason, away_since=fact.at))
 
 
 @_evolve.register
@@ -114,8 +132,27 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         copies=Copies(fact.checkpoint_every, stable=fact.unit),
         checkpoint_end=fact.checkpoint_end,
         recovery=Recovery(reached=fact.unit),
+        patience_seconds=fact.patience_seconds,
+        run=fact.run,
+        earlier=fact.attempts,
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
+
+
+@_evolve.register
+def _apply_submitter_away(fact: facts.SubmitterAway, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], held_since=fact.at, words=""))
+
+
+@_evolve.register
+def _apply_submitter_returned(fact: facts.SubmitterReturned, state: State) -> State:
+    job = state.jobs[fact.job]
+    attempt = max(job.attempt, fact.attempt) if job.state == QUEUED else job.attempt
+    pace = replace(job.pace, moved_at=fact.at)
+    words = "" if job.state == QUEUED else job.words  # then it is explained again, to the one who is back
+    return state.with_job(
+        replace(job, held_since=None, seen=fact.seen, attempt=attempt, pace=pace, words=words)
+    )
 
 
 @_evolve.register
@@ -184,6 +221,7 @@ def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         copies=job.copies.interrupted(),
         holders={},
         versions=Versions(),
+        results=tuple(result for result in job.results if result.unit < fact.unit),
         recovery=_after_attempt(job, fact),
     )
     return _assign_workers(state, job, ()).with_job(queued)
@@ -269,6 +307,7 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
         group=None,
         decisions=decisions,
         copies=job.copies.decided(job.unit, fact.keep),
+        results=(*job.results, _result_of(fact))[-MOST_RESULTS:],
     )
     if fact.copy:
         name = StateVersion(fact.attempt, fact.unit)
@@ -355,6 +394,8 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         recovery=Recovery(),
         tuning=None,
         words="",
+        results=(),
+        held_since=None,
     )
     return _assign_workers(state, job, ()).with_job(ended)
 
@@ -402,9 +443,18 @@ def _assign_workers(state: State, job: Job, keep: Collection[str]) -> State:
 
 def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
     before = job.recovery
+    if fact.dropped:
+        over = fact.attempt if fact.over else before.over
+        return replace(before, over=over, last=fact.attempt, begins=fact.unit)
     fruitless = 0 if job.began > before.reached else before.fruitless + 1
     over = fact.attempt if fact.over else before.over
-    return Recovery(before.failed + 1, max(job.began, before.reached), fruitless, over)
+    reached = max(job.began, before.reached)
+    return Recovery(before.failed + 1, reached, fruitless, over, last=fact.attempt, begins=fact.unit)
+
+
+def _result_of(fact: facts.UnitDecided) -> Result:
+    loss = fact.loss if math.isfinite(fact.loss) else None
+    return Result(fact.unit, fact.attempt, loss, fact.gradient_norm, fact.bytes_sent)
 
 
 def _over_since(job: Job) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from farflung.broker.codecs import tuning
-from farflung.broker.core import events, facts, jobs, protection, recovery, units
+from farflung.broker.core import events, facts, jobs, protection, recovery, returns, submitters, units
 from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
@@ -23,7 +23,6 @@ from farflung.broker.core.reducer import reduce_fact
 from farflung.broker.core.transition import Transition
 from farflung.broker.network import reachability
 from farflung.errors import ProtocolError
-from farflung.protocol.fields import has_left, one_line
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,
@@ -40,6 +39,7 @@ from farflung.protocol.messages import (
     NotReached,
     Refused,
     Registered,
+    Return,
     Submit,
     UnitReady,
 )
@@ -78,6 +78,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     turn = Transition(state, event.now)
     _decide(event, turn)
     jobs.start_queued(turn)
+    returns.explain(turn)
     return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands), turn.blobs, turn.unneeded_blobs())
 
 
@@ -96,23 +97,16 @@ def _decide(event: object, turn: Transition) -> None:
 
 @_decide.register
 def _on_restarted(event: events.Restarted, turn: Transition) -> None:
-    for worker in list(turn.state.workers.values()):
-        if worker.connected:
-            turn.emit(facts.WorkerLost(turn.now, worker.worker, "the broker was restarted"))
-    for job in list(turn.state.jobs.values()):
-        if not job.over:
-            where = f"at step {job.step}" if job.step else f"while the job was {job.state}"
-            jobs.end(
-                turn,
-                job,
-                FAILED,
-                f"the broker was restarted {where}; resume the run (`farflung train --resume`)",
-            )
+    returns.on_restart(turn)
 
 
 @_decide.register
 def _on_tick(event: events.Tick, turn: Transition) -> None:
+    returns.on_tick(turn, event.return_seconds)
+    submitters.on_tick(turn, event.hold_seconds)
     for job in list(turn.state.jobs.values()):
+        if job.held or turn.state.away_for(job):
+            continue  # it waits for them, with deadlines of its own
         if reason := overdue(job, event.now, event.patience_seconds):
             if job.state == PLANNING:  # `give_up` would only plan it again
                 jobs.end(turn, job, FAILED, reason)
@@ -124,6 +118,8 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
 def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> None:
     """Admit the worker, or refuse it because its id is in use or its opset conflicts with the broker's.
 
+    The same process (same boot) may still hold its part of a job from an earlier session: it goes on with it.
+
     Two live processes with one identity would replace each other for ever. So while the older session
     receives heartbeats, a new process (another boot) is refused, but only for now: its machine may have been
     rebooted between two heartbeats. If the older session missed heartbeats, its machine was probably switched
@@ -134,10 +130,12 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
     if trouble := register.device.opset.conflict():
         turn.do(Reject(f"worker {event.worker} cannot take part: {trouble}"))
         return
-    known = turn.state.workers.get(event.worker)
-    if known is not None and known.connected:
+    known, standing = turn.state.workers.get(event.worker), register.standing
+    returns_to_job = known is not None and known.job is not None and known.boot == register.boot
+    if known is not None and (known.connected or known.job is not None):
         silent = event.silent_seconds
-        if known.boot != register.boot and silent is not None and silent < event.suspect_seconds:
+        is_used = known.connected and silent is not None and silent < event.suspect_seconds
+        if known.boot != register.boot and is_used:
             turn.do(
                 Reject(
                     f"a worker with the id {event.worker} is connected already (heard {silent:.1f} s ago): "
@@ -146,7 +144,11 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
                 )
             )
             return
-        _lose(turn, event.worker, "it connected again")
+        if returns_to_job and (trouble := returns.trouble(turn.state, known, standing)):
+            returns.lose(turn, event.worker, trouble)
+            returns_to_job = False
+        elif not returns_to_job:
+            returns.lose(turn, event.worker, "it connected again" if known.connected else "it was restarted")
     turn.emit(
         facts.WorkerAdmitted(
             turn.now,
@@ -160,11 +162,15 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
             list(event.where.claims),
             event.where.seen,
             register.disk_bytes,
+            returns_to_job,
         )
     )
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))
-    turn.do(Send(event.worker, Registered(event.worker)))
+    returns.stop_foreign(turn, event.worker, standing)
+    turn.do(Send(event.worker, Registered(event.worker, event.generation, event.seal)))
     protection.on_registered(turn, event.worker, register.held)
+    if returns_to_job:
+        returns.take_up(turn, event.worker, standing)
 
 
 @_decide.register
@@ -196,7 +202,7 @@ def _on_worker_verified(event: events.WorkerVerified, turn: Transition) -> None:
 @_decide.register
 def _on_worker_leaves(event: events.WorkerLeaves, turn: Transition) -> None:
     if turn.state.workers[event.worker].connected:
-        _lose(turn, event.worker, event.reason)
+        returns.lose(turn, event.worker, event.reason)
 
 
 @_decide.register
@@ -229,7 +235,8 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
             (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
         case Broken():
             why = f"worker {event.worker} could not go on {jobs.moment(job)}: {message.reason}"
-            if message.peer and (job.state != LOADING or job.keeps or job.recovery.failed):
+            is_first = job.state == LOADING and not (job.keeps or job.recovery.failed)
+            if message.peer and (not is_first or message.peer == job.submitter):
                 recovery.link_lost(turn, job, why)
             else:  # a segment failed, or two workers cannot reach each other
                 recovery.fail(turn, job, why)
@@ -241,8 +248,10 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
     if isinstance(message, Submit):
         if message.opset is not None and (trouble := message.opset.conflict()):
             turn.do(Reply(Denied(f"the job was captured by another farflung: {trouble}")))
-            return
-        jobs.submit(turn, event.submitter, message, parse_address(event.remote)[0])
+        elif twin := submitters.submitted_before(turn.state, event.submitter, message):
+            submitters.take_place(turn, twin, Return(twin.job, 0, message.unit), event)
+        else:
+            jobs.submit(turn, event.submitter, message, parse_address(event.remote)[0])
         return
     job = turn.state.jobs.get(message.job)
     if job is None or job.submitter != event.submitter:
@@ -251,6 +260,10 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
         )
     elif job.over:
         turn.do(Reply(Ended(job.job, job.state, job.reason)))
+    elif isinstance(message, Return):
+        submitters.take_place(turn, job, message, event)
+    elif denial := submitters.denial(job, event):
+        turn.do(Reply(denial))
     elif isinstance(message, Cancel):
         jobs.cancel(turn, job, message)
     elif isinstance(message, Collected):
@@ -267,9 +280,8 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
 @_decide.register
 def _on_submitter_leaves(event: events.SubmitterLeaves, turn: Transition) -> None:
     job = turn.state.jobs[event.job]
-    if not job.over:
-        reason = f"the submitter disconnected {jobs.moment(job)}: {event.reason}"
-        jobs.end(turn, job, FAILED, reason)
+    if not job.over and not job.held:
+        submitters.leave(turn, job, event.reason)
 
 
 @_decide.register
@@ -294,18 +306,15 @@ def _on_plan_lacks(event: events.PlanLacks, turn: Transition) -> None:
 
 
 @_decide.register
+def _on_tuning_read(event: events.TuningRead, turn: Transition) -> None:
+    job = turn.state.jobs[event.job]
+    if not job.over and job.attempt == event.attempt and job.tuning is None:
+        tuning.begin(turn, job, event.steering, job.codecs)
+
+
+@_decide.register
 def _on_codecs_considered(event: events.CodecsConsidered, turn: Transition) -> None:
     tuning.on_codecs_considered(turn, turn.state.jobs[event.job], event)
-
-
-def _lose(turn: Transition, name: str, reason: str) -> None:
-    job = turn.state.workers[name].job
-    reason = one_line(reason)
-    turn.emit(facts.WorkerLost(turn.now, name, reason))
-    if job is not None:
-        lost_job = turn.state.jobs[job]
-        verb = "left" if has_left(name, reason) else "was lost"
-        recovery.give_up(turn, lost_job, f"worker {name} {verb} {jobs.moment(lost_job)}: {reason}")
 
 
 def _job_of(turn: Transition, event: events.WorkerMessage) -> Job | None:

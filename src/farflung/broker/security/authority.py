@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import time
 from collections.abc import Callable
@@ -231,6 +233,11 @@ class Authority:
             if known is None:
                 raise IdentityError(f"{id} never joined this broker as {role}: join with a token")
             return self._issue(holder, key, known.token_digest)
+
+    def seal(self, generation: int) -> bytes:
+        """What shows to any broker with this authority that one of them had this generation."""
+        secret = hashlib.sha256(b"farflung generation\0" + key_to_pem(self.key)).digest()
+        return hmac.digest(secret, str(generation).encode(), "sha256")
 
     def _issue(self, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey, token_digest: bytes) -> bytes:
         certificate = self._sign(holder, key)

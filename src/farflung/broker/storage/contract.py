@@ -69,6 +69,11 @@ class BrokerStore(Protocol):
     Every method raises StoreError if the store cannot be read or written.
     """
 
+    @property
+    def epoch(self) -> int:
+        """The owner's epoch; 0 beside the owner."""
+        ...
+
     def transaction(self) -> AbstractContextManager[None]:
         """Write everything inside together or, if it raises, not at all; other writers wait.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -61,6 +62,14 @@ def take_files(
                 raise _no_backup(backup, f"it lacks {missing[0]}")
             connection.execute("DROP TABLE files")
             connection.execute("PRAGMA application_id = 0")
+            # Above that of any broker that came after the backup was made, or workers would take it for new.
+            at = time.time()
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'owner'").fetchone():
+                connection.execute(
+                    "INSERT INTO owner (id, epoch, process, at) VALUES (1, ?, 'a backup', ?) "
+                    "ON CONFLICT (id) DO UPDATE SET epoch = max(epoch, excluded.epoch)",
+                    (int(at), at),
+                )
     return {name: files[name] for name in (*names, *further) if name in files}
 
 

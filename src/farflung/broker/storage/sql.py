@@ -52,6 +52,11 @@ class SqlStore(ABC):
         self._guard = threading.RLock()
         self._epoch: int | None = None
 
+    @property
+    def epoch(self) -> int:
+        """The owner's epoch; 0 beside the owner."""
+        return self._epoch or 0
+
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
         """Write everything inside together or, if it raises, not at all; other writers wait."""

@@ -95,8 +95,8 @@ class CodecTuner:
     in_loop: float | None = None
 
     @staticmethod
-    def start(basis: bytes) -> CodecTuner:
-        """The tuner before the first unit, with the codecs that the plan names.
+    def start(basis: bytes, codecs: Sequence[LinkCodec] | None = None) -> CodecTuner:
+        """The tuner before it has seen a unit, with `codecs`, or else with those that the plan names.
 
         Raises
         ------
@@ -105,7 +105,8 @@ class CodecTuner:
         """
         known = msgspec.msgpack.decode(basis, type=Basis)
         context = codec_context(known.plan, known.topology, known.conditions)
-        named = {(codec.source, codec.target): codec.codec for codec in known.plan.codecs}
+        current = known.plan.codecs if codecs is None else codecs
+        named = {(codec.source, codec.target): codec.codec for codec in current}
         levels = tuple(
             number_of(rung, ladder()) if (rung := named.get((link.source, link.target))) else 0
             for link in context.links

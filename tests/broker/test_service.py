@@ -29,7 +29,7 @@ from farflung.broker.planning.messages import PlanResult, Searched
 from farflung.broker.service import BrokerService, serve
 from farflung.broker.storage.ownership import LOCK_FILE
 from farflung.broker.storage.store import STORE_FILE, Store
-from farflung.errors import ConnectionFailed, StoreError
+from farflung.errors import ConnectionFailed, FarflungError, StoreError
 from farflung.protocol import messages
 from farflung.protocol.messages import (
     Accepted,
@@ -599,5 +599,28 @@ def test_a_broker_that_stops_amid_a_commit_lets_it_reach_the_disk(tmp_path: Path
             await service.stop()
             await worker.lost()
             assert len(list(store.events())) == 1
+
+    asyncio.run(scene())
+
+
+def test_a_broker_that_was_replaced_ends_with_one_line(tmp_path: Path) -> None:
+    async def scene() -> None:
+        folder = tmp_path / "broker"
+        with Store(folder) as store:
+            service = BrokerService(folder, store, TIMEOUTS)
+            await service.start("127.0.0.1:0")
+            run = asyncio.create_task(service.run())
+            liar = await PretendedWorker.join(service, folder, "lab-1", generation=7, seal=b"made up")
+            assert "names generation 7 of the broker, but cannot show it" in await liar.lost()
+            worker = await PretendedWorker.join(service, folder, "lab-1")
+            assert (await worker.hear(Registered)).generation == store.epoch == 1
+            seal = service._authority.seal(7)  # as another broker with this authority has told it
+            await PretendedWorker.join(service, folder, "lab-2", generation=7, seal=seal)
+            words = (
+                "another broker has taken over this fleet: worker lab-2 has heard generation 7, this one is 1"
+            )
+            with pytest.raises(FarflungError, match=words):
+                await asyncio.wait_for(run, 60)
+            await service.stop()
 
     asyncio.run(scene())

@@ -132,10 +132,10 @@ class PretendedWorker(Member):
 
     @classmethod
     async def join(
-        cls, service: BrokerService, folder: Path, id: str, boot: str = "boot-1"
+        cls, service: BrokerService, folder: Path, id: str, boot: str = "boot-1", **fields: Any
     ) -> PretendedWorker:
         worker: PretendedWorker = await cls.dial(service, await identity(service, folder, id, "worker"))
-        worker.say(Register(DEVICE, "lab", ["0.0.0.0:7001"], boot))
+        worker.say(Register(DEVICE, "lab", ["0.0.0.0:7001"], boot, **fields))
         worker.id = id
         return worker
 

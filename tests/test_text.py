@@ -7,6 +7,7 @@ import pytest
 from farflung.text import (
     and_more,
     count_of,
+    duration_words,
     first_line,
     format_bytes,
     format_clock,
@@ -102,3 +103,18 @@ def test_work_is_told_in_a_unit_that_shows_it(flops: float, words: str) -> None:
 
 def test_things_are_counted() -> None:
     assert [count_of(number, "job") for number in (0, 1, 2)] == ["0 jobs", "1 job", "2 jobs"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (86_400, "1 day"),
+        (172_800.0, "2 days"),
+        (5400, "90 minutes"),
+        (7200, "2 hours"),
+        (90, "90 s"),
+        (0.5, "0.5 s"),
+    ],
+)
+def test_a_time_that_was_set_is_said_in_its_own_unit(seconds: float, words: str) -> None:
+    assert duration_words(seconds) == words

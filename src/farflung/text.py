@@ -47,6 +47,14 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
+def duration_words(seconds: float) -> str:
+    """A time that somebody set, in the largest unit that divides it: "1 day", "30 minutes"."""
+    for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size and seconds % size == 0:
+            return count_of(int(seconds // size), unit)
+    return f"{seconds:g} s"
+
+
 def format_clock(seconds: float) -> str:
     """A duration in seconds as a clock shows it: 1:05, or 2:00:09."""
     minutes, rest = divmod(round(seconds), 60)

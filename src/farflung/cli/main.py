@@ -11,6 +11,7 @@ import typer
 
 import farflung
 from farflung.cli.commands import (
+    attach,
     broker,
     capture,
     check,
@@ -55,6 +56,7 @@ for _command in (
     simulate.simulate,
     join.join,
     status.status,
+    attach.attach,
     doctor.doctor,
 ):
     app.command()(_command)
@@ -86,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         # Not command.main(), which would turn Ctrl-C into an exit code without a message.
-        with command.make_context("farflung", list(arguments)) as context:
+        with command.make_context("farflung", list(arguments), obj=list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as end:
         return end.exit_code

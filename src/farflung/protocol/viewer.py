@@ -15,6 +15,8 @@ from farflung.protocol.worker import LinkTraffic
 from farflung.text import count_of
 
 AWAY = ("lost", "left", "away")
+OVER = ("done", "failed", "cancelled")
+"""States of a job that has ended."""
 
 
 class Ask(Message, frozen=True):

@@ -20,6 +20,7 @@ from farflung.errors import JobError
         ("30s", CheckpointPolicy(seconds=30.0)),
         ("1.5m", CheckpointPolicy(seconds=90.0)),
         ("2h", CheckpointPolicy(seconds=7200.0)),
+        ("1d", CheckpointPolicy(seconds=86_400.0)),
     ],
 )
 def test_when_checkpoints_are_saved(given: str | None, expected: CheckpointPolicy) -> None:
@@ -38,7 +39,7 @@ def test_when_checkpoints_are_saved(given: str | None, expected: CheckpointPolic
         "0.5s",
         "m",
         "10 m",
-        "10d",
+        "10w",
         "1e3s",
         "END",
         "often",

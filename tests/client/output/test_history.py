@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 from tests.client.output.test_run_folder import row
 
-from farflung.client.output.history import attempts_of, effective_rows
+from farflung.client.output.history import Recorded, attempts_of, effective_rows, recorded_until
 from farflung.client.output.run_folder import RunFolder
+from farflung.schedule.units import Units
 
 
 def written(folder: Path, *rows: tuple[int, int]) -> Path:
@@ -59,3 +60,47 @@ def test_attempts_are_those_of_rows_and_of_plans(tmp_path: Path) -> None:
     (run / "metrics.jsonl").unlink()
     assert attempts_of(run) == 3
     assert attempts_of(written(tmp_path / "new")) == 0
+
+
+UNITS = Units(steps=6, microbatches=2, validate_every=2, validation_microbatches=2)
+"""Evaluations are units 0, 3, 6 and 9; steps 1 to 6 are units 1, 2, 4, 5, 7 and 8."""
+
+
+def told(folder: Path, *events: dict[str, object]) -> Path:
+    """Add these events to a run folder."""
+    with (folder / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps({"at": 1.0, **event}) + "\n" for event in events)
+    return folder
+
+
+def validated(step: int, words: str = "validated") -> dict[str, object]:
+    return {"event": words, "step": step, "loss": 1.0}
+
+
+def test_the_first_unit_that_a_folder_lacks_is_a_step_or_an_evaluation(tmp_path: Path) -> None:
+    assert recorded_until(written(tmp_path / "new"), UNITS) == Recorded(0, 0, None)
+    run = told(written(tmp_path / "run"), validated(0))
+    assert recorded_until(run, UNITS) == Recorded(1, 0, None)
+    run = told(written(tmp_path / "two", (1, 1), (2, 1)), validated(0))
+    assert recorded_until(run, UNITS) == Recorded(3, 2, 1.0)
+    assert recorded_until(told(run, validated(2)), UNITS) == Recorded(4, 2, 1.0)
+    every = [(step, 1) for step in range(1, 7)]
+    run = told(written(tmp_path / "every", *every), *(validated(step) for step in (0, 2, 4, 6)))
+    assert recorded_until(run, UNITS) == Recorded(10, 6, 5.0)
+
+
+def test_both_evaluations_of_a_job_whose_codecs_are_chosen_count(tmp_path: Path) -> None:
+    units = Units(4, 2, None, 2, validate_twice=True)
+    run = told(written(tmp_path / "run"), validated(0, "validated with codecs"))
+    assert recorded_until(run, units).unit == 1
+    assert recorded_until(told(run, validated(0)), units).unit == 2
+
+
+def test_what_a_run_went_back_behind_is_not_recorded(tmp_path: Path) -> None:
+    rows = [(1, 1), (2, 1), (3, 1)]
+    back = {"event": "rolled back", "attempt": 1, "step": 2}
+    run = told(written(tmp_path / "run", *rows), validated(0), validated(2), back)
+    assert recorded_until(run, UNITS) == Recorded(3, 2, 1.0)
+    planned = {"event": "planned", "attempt": 1}
+    run = told(written(tmp_path / "resumed", *rows), planned, {"event": "resumed", "step": 2})
+    assert recorded_until(run, UNITS) == Recorded(3, 2, 1.0)

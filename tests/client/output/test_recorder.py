@@ -109,3 +109,18 @@ def test_a_unit_out_of_turn_is_refused() -> None:
     tally.running(1.0, 0)
     with pytest.raises(ProtocolError, match="unit 1"):
         tally.finished(done(1, 1.0, 0), 2.0, 0)
+
+
+def test_what_happened_while_the_submitter_was_away_is_not_known() -> None:
+    tally = RunMetrics(job(validation=None, steps=4), 0.0)
+    tally.running(1.0, 100)
+    rows = [
+        tally.finished(done(0, 4.0, 20), 2.0, 110),
+        tally.finished(done(1, 3.0, 20), None, None),
+        tally.finished(done(2, 2.0, 20), 9.0, 115),
+        tally.finished(done(3, 1.0, 20), 10.0, 120),
+    ]
+    known = [(row.seconds, row.samples_per_second, row.bytes_on_wire) for row in rows if row is not None]
+    assert known == [(1.0, 4.0, 30), (None, None, None), (None, None, 25), (1.0, 4.0, 25)]
+    assert [row.loss for row in rows if row is not None] == [4.0, 3.0, 2.0, 1.0]
+    assert (tally.step_seconds, tally.bytes_on_wire) == (1.0, 100) and tally.next_unit == 4

@@ -7,11 +7,9 @@ with an earlier one, trains (at that broker, or on a local fleet that it starts)
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +21,7 @@ from farflung.cli.options.checkpoints import (
     ResumeOption,
     checkpoint_policy,
 )
-from farflung.cli.options.codecs import CodecOption, parse_codecs
+from farflung.cli.options.codecs import CodecOption, Codecs, parse_codecs
 from farflung.cli.options.job import (
     JobArgument,
     PrecisionOption,
@@ -48,33 +46,25 @@ from farflung.cli.options.target import (
     WorkersOption,
     parse_target,
 )
+from farflung.cli.options.waiting import DetachOption, PatienceOption, parse_patience
+from farflung.cli.process.background import Background, ReportToOption, go_on_in_background, require_broker
 from farflung.cli.process.capture import capture_model
 from farflung.cli.process.identity import TokenText, folder_of
-from farflung.cli.process.interrupts import RunStopper, stop_on_interrupt
-from farflung.cli.process.run_start import RunStart, find_earlier
+from farflung.cli.process.run_start import RunStart, find_earlier, find_standing, standing_options
+from farflung.cli.process.training import Training
 from farflung.cli.process.worker_check import join_broker
-from farflung.cli.render.output import note
-from farflung.cli.render.run_report import (
-    report_run,
-    resume_note,
-    stopping_note,
-    warn_if_disk_is_short,
-)
-from farflung.errors import RunInterrupted
-from farflung.text import count_of
+from farflung.cli.render.run_report import report_run, warn_if_disk_is_short
 
 if TYPE_CHECKING:
     from farflung.client.api.job import Job
-    from farflung.client.capture.prepared import Prepared
     from farflung.client.output.progress import Observer
-    from farflung.client.output.records import Summary
-    from farflung.client.output.run_folder import RunFolder
-    from farflung.client.run.checkpointing import Checkpointing
-    from farflung.local.fleet import LocalFleet
-    from farflung.transport.security.identity import Identity
+    from farflung.client.output.run_record import RunOptions
+    from farflung.client.run.checkpointing import CheckpointPolicy
+    from farflung.opdag.graph import Precision
 
 
 def train(
+    context: typer.Context,
     job: JobArgument,
     local: LocalOption = None,
     broker: BrokerOption = None,
@@ -93,12 +83,15 @@ def train(
     checkpoint_every: CheckpointEveryOption = None,
     checkpoint_to: CheckpointToOption = None,
     resume: ResumeOption = None,
+    patience: PatienceOption = None,
+    detach: DetachOption = False,
     text: TextOption = None,
     precision: PrecisionOption = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/submitter]")
     ] = None,
     emulated: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    report_to: ReportToOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as a JSON document at the end.")
     ] = False,
@@ -124,29 +117,66 @@ def train(
         precision=precision,
         checkpoint_every=checkpoint_every,
         checkpoint_to=checkpoint_to,
+        patience=patience,
     )
+    background = None if report_to is None else Background(report_to)
     # Every check that needs no captured model comes first: a capture may take a minute.
     earlier = find_earlier(resume, out)
     options = given if earlier is None else given.over(earlier.options, token is not None)
-    policy = checkpoint_policy(options, earlier is not None, emulated is not None)
-    codecs = parse_codecs(options.codec)
-    target = parse_target(options, token, codecs.wishes)
-    float_type = parse_precision(options.precision)
+    asked = _read_options(options, token, earlier is not None, emulated)
     require_job_file(job)
-    identity_folder = folder_of("submitter", _path(options.folder))
-    identity = None if target.local else join_broker(identity_folder, options.broker, token, target, wait)
-    declared = read_job(job, options.steps, _path(options.text), float_type, codecs.every)
-    codecs.wishes.otherwise(declared.codec)
-    start = RunStart(job, resume or out or _default_run_path(declared), options, policy, earlier)
+    identity, standing = None, None
+    if detach:
+        require_broker(bool(asked.target.local))
+        go_on_in_background(context.obj, folder, as_json)
+        return
+    if not asked.target.local:
+        identity_folder = folder_of("submitter", _path(options.folder))
+        identity, status = join_broker(identity_folder, options.broker, token, asked.target, wait)
+        standing = None if earlier is None else find_standing(earlier, status, identity.broker)
+    if earlier is not None and standing is not None:
+        options = standing_options(given, earlier, standing.job)
+        asked = _read_options(options, token, True, emulated)
+    declared = read_job(job, options.steps, _path(options.text), asked.float_type, asked.codecs.every)
+    asked.codecs.wishes.otherwise(declared.codec)
+    path = resume or out or _default_run_path(declared)
+    start = RunStart(job, path, options, asked.policy, earlier, standing)
     start.check(declared.steps)
 
-    prepared = capture_model(declared, target, emulated)
+    prepared = capture_model(declared, asked.target, emulated)
     with closing(start.open()) as run:
-        checkpointing = start.begin(run, prepared, target.wishes.codecs)
+        if background is not None:
+            background.opened(run.path)
+        checkpointing = start.begin(run, prepared, asked.target.wishes.codecs)
         warn_if_disk_is_short(prepared, run)
-        with closing(_observer(declared, bool(target.local), as_json)) as observer:
-            summary = _run(prepared, target, identity, run, observer, checkpointing, start.command)
+        with closing(_observer(declared, bool(asked.target.local), as_json)) as observer:
+            training = Training(
+                prepared, asked.target, identity, run, observer, start, asked.patience_seconds, background
+            )
+            summary = training.train(checkpointing)
     report_run(summary, prepared, run, as_json, start.command)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the options of a run ask for."""
+
+    policy: CheckpointPolicy
+    codecs: Codecs
+    target: Target
+    float_type: Precision | None
+    patience_seconds: int
+
+
+def _read_options(options: RunOptions, token: str | None, is_resumed: bool, emulated: Path | None) -> _Asked:
+    codecs = parse_codecs(options.codec)
+    return _Asked(
+        checkpoint_policy(options, is_resumed, emulated is not None),
+        codecs,
+        parse_target(options, token, codecs.wishes),
+        parse_precision(options.precision),
+        parse_patience(options.patience),
+    )
 
 
 def _text(path: Path | None) -> str | None:
@@ -167,109 +197,3 @@ def _observer(job: Job, is_local: bool, as_json: bool) -> Observer:
 
     kind = LiveObserver if is_terminal() and not as_json else PlainObserver
     return kind(job.steps, is_local=is_local)
-
-
-def _run(
-    prepared: Prepared,
-    target: Target,
-    identity: Identity | None,
-    run: RunFolder,
-    observer: Observer,
-    checkpointing: Checkpointing,
-    resume_command: str,
-) -> Summary:
-    """Train; if no step was done when the user stopped it, an older run gets its folder name back.
-
-    Raises
-    ------
-    RunInterrupted
-        The user ended it at once, without waiting for the weights.
-    """
-    from farflung.client.run.submitter import CANCELLED, STOPPED_AT_ONCE
-    from farflung.heap import collect_as_usual
-
-    collect_as_usual()  # from here on every step makes tensors
-    try:
-        summary = asyncio.run(_train(prepared, target, identity, run, observer, checkpointing))
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        if not _restore_older_run(run) and run.has_checkpoint():
-            note(resume_note(resume_command))
-        raise RunInterrupted(STOPPED_AT_ONCE) from None
-    if summary.state == CANCELLED:
-        _restore_older_run(run)
-    return summary
-
-
-def _restore_older_run(run: RunFolder) -> bool:
-    is_restored = run.restore_previous()
-    if is_restored:
-        note(f"no step was completed: its files are in {run.path}, and the older run has its folder back")
-    return is_restored
-
-
-async def _train(
-    prepared: Prepared,
-    target: Target,
-    identity: Identity | None,
-    run: RunFolder,
-    observer: Observer,
-    checkpointing: Checkpointing,
-) -> Summary:
-    """Train at the broker of `identity`; without one, on a local fleet that lives as long as the run."""
-    with stop_on_interrupt() as stopper:
-        submit = partial(_submit, prepared, target, run, observer, checkpointing, stopper)
-        if identity is not None:
-            return await submit(identity)
-        async with _start_local_fleet(target, run.logs) as fleet:
-            return await submit(fleet.identity, fleet)
-
-
-@asynccontextmanager
-async def _start_local_fleet(target: Target, logs: Path) -> AsyncIterator[LocalFleet]:
-    """Run the fleet of a target for this block, and print which worker computes with which framework."""
-    from farflung.local.fleet import LocalFleet
-
-    fleet = LocalFleet(target.local, logs, backends=target.frameworks)
-    shares = "; ".join(f"{name} on {', '.join(ids)}" for name, ids in fleet.computing().items())
-    start = f"starting a broker and {count_of(target.local, 'worker')} on this machine"
-    note(f"{start}: {shares}" if shares else start)
-    async with fleet:
-        yield fleet
-
-
-async def _submit(
-    prepared: Prepared,
-    target: Target,
-    run: RunFolder,
-    observer: Observer,
-    checkpointing: Checkpointing,
-    stopper: RunStopper,
-    identity: Identity,
-    fleet: LocalFleet | None = None,
-) -> Summary:
-    """Submit the job and follow it to its end. A process of a local `fleet` that ends fails the run."""
-    from farflung.client.run.submitter import Submitter
-
-    submitter = Submitter(
-        prepared,
-        identity,
-        run,
-        observer,
-        target.workers,
-        on=target.pool,
-        wishes=target.wishes,
-        closed=fleet is not None,
-        checkpointing=None if prepared.emulated else checkpointing,
-    )
-
-    def stop() -> None:
-        note(stopping_note(prepared, submitter.recorder.metrics))
-        submitter.stop("stopped by the user")
-
-    watching = asyncio.create_task(fleet.watch(submitter.fail_soon)) if fleet is not None else None
-    try:
-        with stopper.during_run(stop):
-            return await submitter.run()
-    finally:
-        if watching is not None:
-            watching.cancel()

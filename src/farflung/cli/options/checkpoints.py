@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.options.waiting import parse_duration
 from farflung.errors import JobError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 END, NEVER = "end", "never"
 MOST_STEPS = 10**9
-MOST_SECONDS = 365 * 24 * 3600.0
 
 CheckpointEveryOption = Annotated[
     str | None,
@@ -38,14 +38,12 @@ ResumeOption = Annotated[
     Path | None,
     typer.Option(
         metavar="RUN",
-        help="Go on with the run in this folder, from its newest checkpoint. Options that you leave out are"
-        " as they were.",
+        help="Go on with the run in this folder: where its job still stands at the broker, else from its"
+        " newest checkpoint. Options that you leave out are as they were.",
     ),
 ]
 
 _STEPS = re.compile("[0-9]{1,18}")
-_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smh])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_policy(given: str | None) -> CheckpointPolicy:
@@ -58,10 +56,8 @@ def parse_policy(given: str | None) -> CheckpointPolicy:
         return CheckpointPolicy(end=False)
     if _STEPS.fullmatch(given) and 1 <= int(given) <= MOST_STEPS:
         return CheckpointPolicy(steps=int(given))
-    if found := _TIME.fullmatch(given):
-        seconds = float(found[1]) * _SECONDS[found[2]]
-        if 1 <= seconds <= MOST_SECONDS:
-            return CheckpointPolicy(seconds=seconds)
+    if (seconds := parse_duration(given)) is not None:
+        return CheckpointPolicy(seconds=seconds)
     raise JobError(
         "--checkpoint-every takes a number of steps, a time of at least 1s such as 30s, 10m or 2h, end or"
         f" never, found {given[:40]!r}"

@@ -1,5 +1,6 @@
 """Signals and stray output: Ctrl-C stops a run in order, a second one at once, a third one kills the process.
 
+`on_hang_up` lets a run leave its job to the broker when the terminal is closed.
 `suppress_torch_output` hides what torch prints about a failed capture, which our error says in one line.
 """
 
@@ -11,8 +12,9 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from types import FrameType
+from typing import TextIO
 
 from farflung.cli.render.output import note
 from farflung.errors import CaptureError
@@ -114,6 +116,47 @@ def on_interrupt(first: Callable[[], object], second: Callable[[], object]) -> I
         release()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def on_hang_up(leave: Callable[[], object]) -> Iterator[None]:
+    """Call `leave` in this block when the terminal is closed; does nothing if that is ignored (`nohup`)."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def hang_up() -> None:
+        # A closed terminal refuses what is printed, which must not end this process in any other way.
+        sys.stdout, sys.stderr = _Unread(sys.stdout), _Unread(sys.stderr)
+        leave()
+
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
+
+
+class _Unread:
+    """A stream whose other end may be gone: what cannot be written is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is left to write."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from farflung.cli.render.output import note
 from farflung.errors import CheckpointError, JobError
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     from farflung.client.output.checkpoints.contents import Checkpoint
     from farflung.client.output.checkpoints.store import CheckpointStore
     from farflung.client.output.run_folder import RunFolder
-    from farflung.client.output.run_record import RunOptions, RunRecord
+    from farflung.client.output.run_record import RunOptions, RunRecord, SubmittedJob
     from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
     from farflung.plans import CodecWishes
+    from farflung.protocol.messages import Status
 
 
 def find_earlier(resume: Path | None, out: Path | None) -> RunRecord | None:
@@ -45,6 +48,54 @@ def find_earlier(resume: Path | None, out: Path | None) -> RunRecord | None:
     return read_record(resume)
 
 
+def find_standing(earlier: RunRecord, status: Status, broker: str) -> SubmittedJob | None:
+    """The job of the run to resume, if it still stands at the broker with this status; else None.
+
+    Prints which of the two it is.
+    """
+    from farflung.protocol.viewer import OVER
+
+    submitted = earlier.submitted
+    if submitted is None:
+        return None
+    found = next((job for job in status.jobs if job.job == submitted.job), None)
+    if found is not None and found.state not in OVER:
+        note(f"{found.job} still stands at the broker ({found.state}, step {found.step} of {found.steps})")
+        return submitted
+    state = f"is {found.state} at" if found is not None else "is not known to"
+    note(f"{submitted.job} {state} the broker at {broker}: going on from the newest checkpoint")
+    return None
+
+
+def standing_options(given: RunOptions, earlier: RunRecord, job: str) -> RunOptions:
+    """The options of a run that takes its place at `job`: those with which it was submitted.
+
+    Raises
+    ------
+    JobError
+        Another option was given than how to reach the broker; the message names each, with both values.
+    """
+    asked = given.over(earlier.options)
+    was = earlier.options
+    changed = [
+        f"--{name.replace('_', '-')}: {_shown(getattr(was, name))} there, {_shown(getattr(asked, name))} here"
+        for name in asked.__struct_fields__
+        if name not in ("broker", "folder") and getattr(asked, name) != getattr(was, name)
+    ]
+    if changed:
+        raise JobError(
+            f"{job} of this run still stands at the broker with other options ({'; '.join(changed)}): resume"
+            " without them; once Ctrl-C has ended the job, the next resume may change them"
+        )
+    return msgspec.structs.replace(was, broker=asked.broker, folder=asked.folder)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
 @dataclass(frozen=True)
 class RunStart:
     """What a run begins with.
@@ -59,6 +110,8 @@ class RunStart:
         When checkpoints are saved.
     earlier
         What `run.json` of the run to resume says; None for a new run.
+    standing
+        The job of that run that still stands at the broker, whose submitter's place the run takes.
     """
 
     job: Path
@@ -66,6 +119,7 @@ class RunStart:
     options: RunOptions
     policy: CheckpointPolicy
     earlier: RunRecord | None = None
+    standing: SubmittedJob | None = None
 
     @cached_property
     def record(self) -> RunRecord:
@@ -101,6 +155,8 @@ class RunStart:
             if self.options.checkpoint_to is not None:
                 self._store().require_run(self.record.run)
             return
+        if self.standing is not None:
+            return
         found = [store.newest() for store in self._to_load_from()]
         records = [one.record for one in found if one.record is not None]
         if not records:
@@ -123,13 +179,18 @@ class RunStart:
             note(f"an older run was in {run.path}; it was moved to {run.previous}")
         return run
 
+    def at_checkpoint(self) -> RunStart:
+        """The same, but from the newest checkpoint: the job does not stand at the broker any more."""
+        return replace(self, standing=None)
+
     def begin(self, run: RunFolder, prepared: Prepared, codecs: CodecWishes) -> Checkpointing:
-        """Load the checkpoint to go on from, then write `run.json`.
+        """Load the checkpoint to go on from, if one is needed, then write `run.json`.
 
         Raises
         ------
         CheckpointError
-            There is no whole checkpoint, or it is of another run; no file has changed then.
+            There is no whole checkpoint, or it is of another run, or the job at the broker is another one;
+            no file has changed then.
         JobError
             An item of the data, which are compared with those of the checkpoint, cannot be read.
         RunFailed
@@ -141,6 +202,8 @@ class RunStart:
         if self.earlier is None:
             run.write_record(self.record)
             return Checkpointing(self.policy, self._store(), self.record.run)
+        if self.standing is not None:
+            return self._at_its_place(self.standing, run, prepared, codecs)
         resumed, warnings = self._resumed(prepared, codecs)
         attempts = attempts_of(run.path)
         run.write_record(self.record)
@@ -168,6 +231,24 @@ class RunStart:
             note(f"warning: {line}")
         note(f"going on from the checkpoint of step {found.record.step} in {store.name}")
         return found, warnings
+
+    def _at_its_place(
+        self, job: SubmittedJob, run: RunFolder, prepared: Prepared, codecs: CodecWishes
+    ) -> Checkpointing:
+        from farflung.client.output.checkpoints.identity import identity_of, require_same_job, values_digest
+        from farflung.client.output.history import attempts_of, recorded_until
+        from farflung.client.run.checkpointing import Checkpointing, Place
+        from farflung.client.run.submission import training_of
+
+        training = training_of(prepared, codecs, self.policy)
+        stores = list(self._to_load_from())
+        newest = next((found for store in stores if (found := store.load_newest()[0]) is not None), None)
+        values = None if newest is not None else values_digest(prepared.state)
+        require_same_job(job, identity_of(prepared, training), values)
+        place = Place(job.job, recorded_until(run.path, training.units()))
+        run.write_record(msgspec.structs.replace(self.record, submitted=job))
+        store, attempts = self._store(), attempts_of(run.path)
+        return Checkpointing(self.policy, store, self.record.run, newest, attempts, place)
 
     def _store(self, options: RunOptions | None = None) -> CheckpointStore:
         """Where these options keep checkpoints; by default, where this run saves."""

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from farflung.transport.security.identity import Identity
 
 
-def join_broker(folder: Path, broker: str | None, token: str | None, target: Target, wait: bool) -> Identity:
-    """The identity to submit with; the broker must answer and, unless `wait`, know the named workers.
+def join_broker(
+    folder: Path, broker: str | None, token: str | None, target: Target, wait: bool
+) -> tuple[Identity, Status]:
+    """The identity to submit with, and the broker's status.
+
+    The broker must answer and, unless `wait`, know the named workers.
 
     Raises
     ------
@@ -44,7 +48,7 @@ def join_broker(folder: Path, broker: str | None, token: str | None, target: Tar
 
 async def _join_broker(
     folder: Path, broker: str | None, token: str | None, target: Target, wait: bool
-) -> Identity:
+) -> tuple[Identity, Status]:
     from farflung.client.run.broker_client import ask_status
 
     identity = await obtain_identity(folder, "submitter", broker, token)
@@ -55,7 +59,7 @@ async def _join_broker(
         note(line)
     if not target.pool:
         require_codec_ends(status, target.wishes.codecs)
-    return identity
+    return identity, status
 
 
 def check_workers(status: Status, named: Sequence[str], broker: str, wait: bool) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from farflung.cli.render.output import loss_words
 from farflung.cli.render.plan import chosen_lines, plan_table, planned_lines
-from farflung.cli.render.progress import RemainingTime, advice_on, moving_line
+from farflung.cli.render.progress import RemainingTime, advice_on, moving_line, returned_words
 from farflung.client.output.progress import Observer, ProgressCallback, goes_on, no_progress
 from farflung.client.output.records import StepRow
 from farflung.protocol.messages import CodecsChosen, Planned
@@ -99,13 +99,11 @@ class LiveObserver(Observer):
             self._show("training", 0, self._steps, [f"step 0/{self._steps}", done])
 
     def stepped(self, row: StepRow) -> None:
-        self._total_bytes += row.bytes_on_wire
-        facts = [
-            f"step {row.step}/{self._steps}",
-            f"loss {loss_words(row.loss)}",
-            f"{format_number(row.samples_per_second)} samples/s",
-            f"{format_bytes(self._total_bytes)} on the wire",
-        ]
+        self._total_bytes += row.bytes_on_wire or 0
+        facts = [f"step {row.step}/{self._steps}", f"loss {loss_words(row.loss)}"]
+        if row.samples_per_second is not None:
+            facts.append(f"{format_number(row.samples_per_second)} samples/s")
+        facts.append(f"{format_bytes(self._total_bytes)} on the wire")
         self._show("training", row.step, self._steps, facts)
 
     def validated(self, step: int, loss: float | None) -> None:
@@ -117,6 +115,9 @@ class LiveObserver(Observer):
 
     def warned(self, words: str) -> None:
         self._console.print(f"warning: {words}")
+
+    def returned(self, job: str, step: int) -> None:
+        self._console.print(returned_words(job, step), markup=False)
 
     def codecs_chosen(self, chosen: CodecsChosen) -> None:
         for line in chosen_lines(chosen):

@@ -82,6 +82,11 @@ def advice_on(words: str, is_local: bool) -> str:
     return "start more workers with `farflung join`, press Ctrl-C to cancel, or lower --workers"
 
 
+def returned_words(job: str, step: int) -> str:
+    """The line that says that this process is a job's submitter again."""
+    return f"back at {job}, of which {count_of(step, 'step')} are recorded"
+
+
 def is_terminal() -> bool:
     """Whether standard error is a terminal."""
     return sys.stderr.isatty()
@@ -163,10 +168,11 @@ class PlainObserver(Observer):
         self._remaining.came(row.step)
         if not self._rows.is_over() and row.step != self._steps:
             return
-        words = (
-            f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
-            f"  {format_number(row.samples_per_second)} samples/s  {format_bytes(row.bytes_on_wire)} a step"
-        )
+        words = f"step {row.step}/{self._steps}  loss {loss_words(row.loss)}"
+        if row.samples_per_second is not None:
+            words += f"  {format_number(row.samples_per_second)} samples/s"
+        if row.bytes_on_wire is not None:
+            words += f"  {format_bytes(row.bytes_on_wire)} a step"
         left = self._remaining.seconds(self._steps)
         note(words if not left else f"{words}  about {format_clock(left)} left")
 
@@ -178,6 +184,9 @@ class PlainObserver(Observer):
 
     def warned(self, words: str) -> None:
         note(f"warning: {words}")
+
+    def returned(self, job: str, step: int) -> None:
+        note(returned_words(job, step))
 
     def codecs_chosen(self, chosen: CodecsChosen) -> None:
         for line in chosen_lines(chosen):

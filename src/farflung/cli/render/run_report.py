@@ -30,8 +30,10 @@ def warn_if_disk_is_short(prepared: Prepared, run: RunFolder) -> None:
         note(f"warning: the weights need {needed}, but {run.path} has {free} free: make room in time")
 
 
-def stopping_note(prepared: Prepared, metrics: RunMetrics) -> str:
+def stopping_note(prepared: Prepared, metrics: RunMetrics, is_broker_away: bool = False) -> str:
     """The line for the first Ctrl-C, with what happens to the weights."""
+    if is_broker_away:
+        return "stopping once the broker is back, which holds the job (press Ctrl-C again to leave it there)"
     weights = "" if prepared.emulated else _weights_on_stop(metrics)
     return f"stopping{weights} (press Ctrl-C again to end at once)"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from farflung.cli.render.tables import fitting, own_width
+from farflung.protocol.viewer import OVER
 from farflung.text import count_of, format_clock, format_number, format_rate
 
 if TYPE_CHECKING:
@@ -37,6 +38,15 @@ def status_lines(status: Status) -> Iterator[str]:
     yield from _links(status)
 
 
+def job_line(job: JobStatus) -> str:
+    """One job in one line, as `farflung attach` shows it."""
+    _, _, state, steps, loss, speed = _job(job)
+    facts = [f"{job.job} {state}", f"step {steps}"]
+    facts += [f"loss {loss}"] if loss else []
+    facts += [f"{speed} samples/s"] if speed else []
+    return "  ".join(facts) + (f": {job.reason}" if job.reason else "")
+
+
 def _wrapped(words: str) -> list[str]:
     return textwrap.wrap(
         words, own_width(), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
@@ -44,7 +54,7 @@ def _wrapped(words: str) -> list[str]:
 
 
 def _links(status: Status) -> Iterator[str]:
-    over = {job.job for job in status.jobs if job.state in ("done", "failed", "cancelled")}
+    over = {job.job for job in status.jobs if job.state in OVER}
     links = [view for view in status.links if view.job not in over]
     relays = f"the broker relays up to {format_rate(status.relay_mbps)}"
     in_use = sum(view.report.link is not None for view in links)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from farflung.client.output.records import StepRow
 from farflung.client.output.run_folder import EVENTS, METRICS
+from farflung.schedule.units import Unit, Units
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 
@@ -55,6 +56,64 @@ def attempts_of(folder: Path) -> int:
     """
     files = (path for name in (METRICS, EVENTS) if (path := folder / name).exists())
     return max((row.attempt for path in files for row in _rows(path, _Attempt)), default=0)
+
+
+class Recorded(NamedTuple):
+    """How far a run folder goes: `unit` is the first unit that it lacks, after `step` steps with `loss`."""
+
+    unit: int
+    step: int
+    loss: float | None
+
+
+class _Event(msgspec.Struct):
+    event: str
+    step: int = 0
+    attempt: int = 0
+
+
+_VALIDATED, _VALIDATED_WITH_CODECS = "validated", "validated with codecs"
+
+
+def recorded_until(folder: Path, units: Units) -> Recorded:
+    """How far the newest part of a run was recorded, by its rows and the events of its evaluations.
+
+    Rows of steps that the run has gone back behind do not count, even if it has no later rows yet.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    """
+    attempt, step, behind, validated = 0, 0, 0, set[str]()
+    for event in _rows(folder / EVENTS, _Event):
+        attempt = max(attempt, event.attempt)
+        if event.event in ("resumed", "rolled back"):
+            step, behind, validated = event.step, attempt, set()
+        elif event.event in (_VALIDATED, _VALIDATED_WITH_CODECS):
+            validated.add(f"{event.event} {event.step}")
+    rows = effective_rows(folder)
+    counted = [row for row in rows if row.attempt > behind]
+    step = counted[-1].step if counted else step
+    loss = next((row.loss for row in reversed(rows) if row.step == step), None)
+    unit = 0 if step == 0 else _of_step(units, step) + 1
+    while (following := units.at(unit)) is not None and f"{_kind(units, following)} {step}" in validated:
+        unit += 1
+    return Recorded(unit, step, loss)
+
+
+def _of_step(units: Units, step: int) -> int:
+    """The number of the unit that is training step `step`, counted from 1."""
+    number = units.after(step - 1)
+    assert number is not None
+    return number
+
+
+def _kind(units: Units, unit: Unit) -> str:
+    """The event that records an evaluation; empty for a training step."""
+    if unit.train:
+        return ""
+    return _VALIDATED_WITH_CODECS if units.validate_twice and not unit.plain else _VALIDATED
 
 
 def _rows(path: Path, kind: type[Row]) -> Iterator[Row]:

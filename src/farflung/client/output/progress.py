@@ -75,6 +75,9 @@ class Observer:
     def warned(self, words: str) -> None:
         """Something happened that the user should know of; the run goes on."""
 
+    def returned(self, job: str, step: int) -> None:
+        """This process is the submitter of a job again, `step` steps of which it has recorded."""
+
     def codecs_chosen(self, chosen: CodecsChosen) -> None:
         """Codec pairs of links have changed, or there is a warning about them."""
 

@@ -18,6 +18,7 @@ from farflung.client.api.job import Job
 from farflung.client.output.progress import Observer, goes_on
 from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary
 from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.run_record import SubmittedJob
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError, RunFailed
 from farflung.plans import Prediction
@@ -32,7 +33,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.optimizer import learning_rate
 from farflung.schedule import Unit
-from farflung.text import count_of
+from farflung.text import count_of, duration_words
 
 TYPICAL_OF = 1000  # steps
 
@@ -50,10 +51,10 @@ class RunMetrics:
         self._emulated = emulated
         self._training = job.training()
         self._units = self._training.units()
-        self.current = self._units.at(first)
+        self._go_to(first)
         self._started = now
         self._loading_since: float | None = now
-        self._last = now
+        self._last: float | None = now
         self._counted_bytes = 0
         self.steps = self._steps_before = self.current.step if self.current else self._training.steps
         self.workers = 0
@@ -92,13 +93,19 @@ class RunMetrics:
     def rolled_back(self, unit: int) -> None:
         """Go back to `unit`, which runs again in the next attempt."""
         self.is_running = False
-        self.current = self._units.at(unit)
+        self._go_to(unit)
         self.steps = self._steps_before = self.current.step if self.current else self._training.steps
         self._recent.clear()
 
-    def finished(self, done: UnitDone, now: float, sent_bytes: int) -> StepRow | None:
+    @property
+    def next_unit(self) -> int:
+        """The number of the first unit that is not counted, also if the job has no such unit."""
+        return self._next
+
+    def finished(self, done: UnitDone, now: float | None, sent_bytes: int | None) -> StepRow | None:
         """Count a decided unit.
 
+        `now` is None for a unit that ended while this process was away, `sent_bytes` if it holds no links.
         A training step returns a row. An evaluation sets `validation_loss`, or `validation_loss_with_codecs`
         for the one with codecs if a job has both.
 
@@ -110,11 +117,12 @@ class RunMetrics:
         unit = self.current
         if unit is None or unit.number != done.unit:
             raise ProtocolError(f"the broker ended unit {done.unit}, expected {unit}")
-        bytes_on_wire = done.bytes_sent + sent_bytes - self._counted_bytes
-        self.current = self._units.at(unit.number + 1)
-        seconds = now - self._last
-        self._counted_bytes, self._last = sent_bytes, now
-        self.bytes_on_wire += bytes_on_wire
+        own_bytes = 0 if sent_bytes is None else sent_bytes - self._counted_bytes
+        self._counted_bytes += own_bytes
+        self.bytes_on_wire += done.bytes_sent + own_bytes
+        self._go_to(unit.number + 1)
+        seconds = None if now is None or self._last is None else now - self._last
+        self._last = now
         self._add(done.links)
         loss = None if self._emulated else done.loss
         if self.is_looped(unit):
@@ -127,14 +135,15 @@ class RunMetrics:
             return None
         self.steps = unit.step + 1
         self.train_loss = loss
-        self._recent.append(seconds)
+        if seconds is not None:
+            self._recent.append(seconds)
         return StepRow(
             step=self.steps,
             loss=loss,
             samples=self._job.batch,
             seconds=seconds,
-            samples_per_second=self._job.batch / seconds if seconds > 0 else math.inf,
-            bytes_on_wire=bytes_on_wire,
+            samples_per_second=None if seconds is None else _rate(self._job.batch, seconds),
+            bytes_on_wire=None if sent_bytes is None else done.bytes_sent + own_bytes,
             attempt=done.attempt,
             learning_rate=learning_rate(self._training.optimizer, unit.step),
             gradient_norm=None if self._emulated else done.gradient_norm,
@@ -189,10 +198,17 @@ class RunMetrics:
         wire_bytes = sum(link.wire_bytes for link in self._links.values())
         return tensor_bytes / wire_bytes if wire_bytes else None
 
+    def _go_to(self, unit: int) -> None:
+        self._next, self.current = unit, self._units.at(unit)
+
     def _add(self, links: Sequence[LinkTraffic]) -> None:
         for link in links:
             known = self._links.get((link.source, link.target), LinkTraffic(link.source, link.target, 0, 0))
             self._links[link.source, link.target] = known.with_more(link)
+
+
+def _rate(samples: int, seconds: float) -> float:
+    return samples / seconds if seconds > 0 else math.inf
 
 
 def _row(link: LinkTraffic) -> LinkRow:
@@ -277,17 +293,21 @@ class Recorder:
         self._begin()
         await self._record("running", loading_seconds=self.metrics.loading_seconds)
 
-    async def unit_done(self, message: UnitDone, sent_bytes: int) -> None:
-        """A unit was decided; `sent_bytes` were sent over data links since the start."""
+    async def unit_done(self, message: UnitDone, sent_bytes: int | None, is_repeated: bool = False) -> None:
+        """A unit was decided; `sent_bytes` were sent over data links since the start, None without any.
+
+        The broker repeats it to a submitter that was away when the unit ended.
+        """
         unit = self.metrics.current
-        row = self.metrics.finished(message, time.monotonic(), sent_bytes)
+        row = self.metrics.finished(message, None if is_repeated else time.monotonic(), sent_bytes)
         await self._warn(message.links)
         is_looped = unit is not None and self.metrics.is_looped(unit)
         if row is not None:
             self.observer.stepped(row)
         elif not is_looped:
             self.observer.validated(self.metrics.steps, self.metrics.validation_loss)
-        self._begin()
+        if not is_repeated:
+            self._begin()
         if row is not None:
             await asyncio.to_thread(self.folder.add_step, row)
         elif is_looped:
@@ -316,6 +336,48 @@ class Recorder:
             reason=message.reason,
         )
 
+    async def submitted_as(self, job: SubmittedJob) -> None:
+        """The broker has accepted the job, whose submitter's place a later process may take."""
+        await asyncio.to_thread(self.folder.add_submitted, job)
+
+    async def broker_lost(self, reason: str, broker: str, patience_seconds: float) -> None:
+        """There is no session with the broker now; the run waits for another one."""
+        wait = duration_words(patience_seconds)
+        self.observer.warned(
+            f"the broker at {broker} was lost: {reason}. Waiting for it to come back, at most {wait};"
+            " workers go on with the inputs that they have"
+        )
+        await self._record("broker lost", reason=reason, broker=broker)
+
+    async def links_lost(self, reason: str) -> None:
+        """A link to a worker is lost, and the broker says of nothing that ended the attempt."""
+        self.observer.warned(f"{reason}. Asking the broker for new links")
+        await self._record("links lost", reason=reason)
+
+    async def returned(self, job: str, attempt: int) -> None:
+        """The broker knows this process as the job's submitter again.
+
+        `attempt` has kept its links to the workers; 0: none has.
+        """
+        step = self.metrics.steps
+        self.observer.returned(job, step)
+        await self._record("returned", job=job, kept=attempt, step=step)
+
+    async def goes_on_at(self, unit: int) -> None:
+        """The job stands at another unit than this process has seen last."""
+        before = self.metrics.next_unit
+        self.metrics.rolled_back(unit)
+        if unit > before:
+            words = (
+                f"units {before} to {unit - 1} were decided while this process was away: they have no rows"
+            )
+            self.observer.warned(words)
+            await self._record("warned", words=[words])
+
+    async def left(self, reason: str) -> None:
+        """This process ends, and the broker holds the job."""
+        await self._record("left", reason=reason)
+
     async def checkpointed(self, step: int, place: str) -> None:
         """The state after a step is saved."""
         self.metrics.checkpoint_step = step
@@ -339,8 +401,8 @@ class Recorder:
             self.folder.write_summary(summary)
         return summary
 
-    def stored_note(self) -> str:
-        """What a failed run has stored, as the end of a sentence."""
+    def stored_note(self, is_held: bool = False) -> str:
+        """What a failed run has stored, as the end of a sentence; the broker may still hold the job."""
         if not self.metrics.steps:
             return ""
         step, saved = self.metrics.weights_step, self.metrics.checkpoint_step
@@ -349,6 +411,8 @@ class Recorder:
         note = f"; the metrics of {steps}{weights} are in {self.folder.path}"
         if saved is not None:
             return f"{note}, and the checkpoint of step {saved} with all that the run needs to go on"
+        if is_held:
+            return f"{note}, and the broker may still hold the job, so resume the run"
         if step is not None or self._emulated:
             return note
         return f"{note}, but the weights were with the workers and are lost: the run must start again"

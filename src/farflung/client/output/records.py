@@ -25,7 +25,8 @@ class StepRow(msgspec.Struct, frozen=True):
     """One applied training step in `metrics.jsonl`.
 
     `step` counts from 1. `seconds` is from the end of the unit before to the end of this one,
-    `bytes_on_wire` what all links carried meanwhile, framing included. `gradient_norm` is before clipping.
+    `bytes_on_wire` what all links carried meanwhile, framing included. They are None where this process was
+    away at one of these ends, and so cannot know them. `gradient_norm` is before clipping.
     Of two rows for a step the one with the higher `attempt` counts. On `emulated` devices nothing is
     computed, so `loss` and `gradient_norm` are None. `links` are those between workers: what is still queued
     when a worker is through with a step counts for the next one.
@@ -34,9 +35,9 @@ class StepRow(msgspec.Struct, frozen=True):
     step: int
     loss: float | None
     samples: int
-    seconds: float
-    samples_per_second: float
-    bytes_on_wire: int
+    seconds: float | None
+    samples_per_second: float | None
+    bytes_on_wire: int | None
     attempt: int
     learning_rate: float
     gradient_norm: float | None

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from farflung.client.output.records import StepRow, Summary
-from farflung.client.output.run_record import RUN, RunRecord
-from farflung.errors import JobError, RunFailed
+from farflung.client.output.run_record import RUN, RunRecord, SubmittedJob, read_record
+from farflung.errors import CheckpointError, JobError, RunFailed
 from farflung.files import write_atomically
 from farflung.plans import Plan
 from farflung.plans.plan_file import NAME as PLAN
@@ -184,6 +184,11 @@ class RunFolder:
     def write_record(self, record: RunRecord) -> None:
         """Write `run.json`."""
         self._write(RUN, record)
+
+    def add_submitted(self, job: SubmittedJob) -> None:
+        """Add the run's job at the broker to `run.json`; without effect if there is no such file."""
+        with suppress(CheckpointError):
+            self.write_record(msgspec.structs.replace(read_record(self.path), submitted=job))
 
     def has_checkpoint(self) -> bool:
         """Whether `summary.json` says that there is a checkpoint; false if it cannot be read."""

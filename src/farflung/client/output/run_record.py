@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 import farflung
+from farflung.client.output.checkpoints.record import RunIdentity, Sha256, Versions
 from farflung.errors import CheckpointError
 from farflung.text import printable
 
@@ -46,6 +47,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     precision: Text | None = None
     checkpoint_every: Text | None = None
     checkpoint_to: Text | None = None
+    patience: Text | None = None
 
     def over(self, earlier: RunOptions, has_token: bool = False) -> RunOptions:
         """These options, and those of the earlier run where nothing is given here.
@@ -96,12 +98,26 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.without_password(), **changes)
 
 
+class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job at a broker, and what a process must have in common with its submitter to take that place.
+
+    `broker` is HOST:PORT of the broker. `identity` and `versions` are as in a checkpoint; `values` is a
+    digest of some of the values with which the model began.
+    """
+
+    job: Text
+    broker: Text
+    identity: RunIdentity
+    versions: Versions
+    values: Sha256
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`run.json`.
 
     `run` is a random name that the run keeps when it is resumed; checkpoints have it, too. `farflung` is the
     version that wrote this file, `job` the path of the job file. `options` are those of the newest part of
-    the run.
+    the run. `submitted` is its job, once a broker has accepted it.
     """
 
     format: int = FORMAT
@@ -109,6 +125,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     farflung: str
     job: Text
     options: RunOptions
+    submitted: SubmittedJob | None = None
 
     @classmethod
     def of(cls, job: Path, options: RunOptions, run: str | None = None) -> RunRecord:

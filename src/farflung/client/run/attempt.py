@@ -46,11 +46,17 @@ class Attempt:
         self._sessions: dict[str, WorkerSession] = {}
         self._connected: set[str] = set()
         self._linked = asyncio.Event()
+        self.is_fed = False
         self._feeder = Feeder(
             planned.job, planned.attempt, planned.plan, prepared.graph, self._sessions, observer.working
         )
         end = self._collector(whole, observer.collecting)
         self._collectors = StateCollectors(end, lambda: self._collector(True, lambda received, total: None))
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether every worker of the plan has been reached."""
+        return self._linked.is_set()
 
     @property
     def bytes_sent(self) -> int:

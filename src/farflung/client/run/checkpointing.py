@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from farflung.client.output.checkpoints.contents import Checkpoint
 from farflung.client.output.checkpoints.store import CheckpointStore
+from farflung.client.output.history import Recorded
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,14 @@ NEVER = CheckpointPolicy(end=False)
 
 
 @dataclass(frozen=True)
+class Place:
+    """The place of a job's submitter, which a run takes again: the job, and what its folder has recorded."""
+
+    job: str
+    recorded: Recorded
+
+
+@dataclass(frozen=True)
 class Checkpointing:
     """How one run saves its state, and where it begins.
 
@@ -44,6 +53,8 @@ class Checkpointing:
         The checkpoint to go on from; None for a new run.
     attempts
         How many attempts the run has had before; the next ones are numbered after them.
+    place
+        The job of the run that still stands at the broker; None to submit one.
     """
 
     policy: CheckpointPolicy
@@ -51,3 +62,4 @@ class Checkpointing:
     run: str
     resumed: Checkpoint | None = None
     attempts: int = 0
+    place: Place | None = None

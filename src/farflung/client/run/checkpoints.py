@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.checkpoints.contents import Contents
-from farflung.client.output.checkpoints.identity import identity_of
+from farflung.client.output.checkpoints.identity import identity_of, values_digest
 from farflung.client.output.checkpoints.record import CheckpointRecord, CutSegment, RunIdentity, Versions
 from farflung.client.output.recorder import Recorder
+from farflung.client.output.run_record import SubmittedJob
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpointing import NEVER, Checkpointing
 from farflung.client.run.start import Start, cut_digest
@@ -60,13 +63,13 @@ class RunCheckpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="farflung-checkpoint")
         self._asking: asyncio.TimerHandle | None = None
         self._ended = 0
+        self._kept: Kept | None = None
         resumed = checkpointing.resumed if checkpointing is not None else None
         self.policy = NEVER if checkpointing is None else checkpointing.policy
         self.attempts = 0 if checkpointing is None else checkpointing.attempts
         self.place = "" if checkpointing is None else checkpointing.store.name
-        self.start = (
-            Start.fresh(prepared, training) if resumed is None else Start.of(prepared, training, resumed)
-        )
+        self.run = secrets.token_hex(16) if checkpointing is None else checkpointing.run
+        self.start = self._first_start()
         self.saved = None if resumed is None else resumed.record.step
         """The step of the newest checkpoint, None if there is none."""
 
@@ -82,8 +85,10 @@ class RunCheckpoints:
             The checkpoint of that step cannot be read.
         """
         self._ended = ended
-        if unit == self.start.unit or self._checkpointing is None:
-            return self.start
+        if step == self.start.step or self._checkpointing is None:
+            return replace(self.start, unit=unit)
+        if step == 0:
+            return replace(Start.fresh(self._prepared, self._training), unit=unit)
         loop = asyncio.get_running_loop()
         checkpoint = await loop.run_in_executor(self._thread, self._checkpointing.store.load, step)
         return Start.of(self._prepared, self._training, checkpoint, unit)
@@ -107,8 +112,14 @@ class RunCheckpoints:
         except RunFailed as error:
             is_saved = False
             await recorder.checkpoint_failed(version.step, str(error))
-        self._send(Kept(version.planned.job, version.planned.attempt, unit, is_saved))
+        self._kept = Kept(version.planned.job, version.planned.attempt, unit, is_saved)
+        self.say_again()
         self.ask_later(version.planned)
+
+    def say_again(self) -> None:
+        """Say what became of the newest copy, also to a broker that may not have heard it."""
+        if self._kept is not None:
+            self._send(self._kept)
 
     async def save(self, version: Version, state: ReceivedState, recorder: Recorder) -> bool:
         """Save a version of the state, after any earlier one; returns whether it could be saved."""
@@ -125,6 +136,38 @@ class RunCheckpoints:
         """Wait until what is being saved is saved."""
         self.stop_asking()
         await asyncio.to_thread(self._thread.shutdown)
+
+    async def submitted(self, job: str, broker: str) -> SubmittedJob | None:
+        """What the run folder keeps of the job, so that another process can take this one's place.
+
+        None if the run keeps no checkpoints, or an item of the data cannot be read.
+        """
+        if self._checkpointing is None:
+            return None
+        loop = asyncio.get_running_loop()
+        with suppress(JobError):
+            return await loop.run_in_executor(self._thread, self._submitted, job, broker)
+        return None
+
+    def _submitted(self, job: str, broker: str) -> SubmittedJob:
+        return SubmittedJob(
+            job=job,
+            broker=broker,
+            identity=self._identity,
+            versions=Versions.own(),
+            values=values_digest(self._prepared.state),
+        )
+
+    def _first_start(self) -> Start:
+        """Where the run begins: at a checkpoint, or with the model's own state.
+
+        A run that takes its place at a job needs that state only if the job goes back to it.
+        """
+        given, prepared, training = self._checkpointing, self._prepared, self._training
+        if given is None or given.resumed is None:
+            return Start.fresh(prepared, training)
+        unit = None if given.place is None else given.place.recorded.unit
+        return Start.of(prepared, training, given.resumed, unit)
 
     @cached_property
     def _identity(self) -> RunIdentity:

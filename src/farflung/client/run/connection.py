@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable
 
 from farflung.client.run.broker_client import Lost, open_broker_session
 from farflung.client.run.worker_session import WorkerRoutes
+from farflung.errors import ConnectionFailed
 from farflung.protocol.broker_session import BrokerSession, Renewal
 from farflung.protocol.messages import Message
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
+MOST_SHORT, MOST_SHORT_UNKNOWN = 10, 2
+"""So many sessions in a row that ended within a lease are not due to restarts of the broker."""
+
+log = logging.getLogger("farflung.client")
+
 
 class Connection:
     """Sends messages to the broker and passes its messages to `hear`; renews the certificate in time.
 
-    `timeouts` are the broker's once it is open.
+    `timeouts` are the broker's once it is open. `is_open` says whether there is a session now: what is sent
+    without one is lost.
     """
 
     def __init__(self, identity: Identity, hear: Callable[[Message | Lost], None]) -> None:
@@ -25,7 +34,10 @@ class Connection:
         self._broker: BrokerSession | None = None
         self._routes: WorkerRoutes | None = None
         self._renewal: Renewal | None = None
+        self._opened_at = 0.0
+        self._short = 0
         self.timeouts = Timeouts()
+        self.is_open = False
 
     @property
     def address(self) -> str:
@@ -46,11 +58,48 @@ class Connection:
         FarflungError
             The broker cannot be reached, or refuses this holder.
         """
-        self._broker = await open_broker_session(self._identity, self.timeouts, self._hear)
-        self.timeouts = self._broker.timeouts
+        await self._open_session()
         self._routes = WorkerRoutes(self._identity, self.timeouts, self.send)
         self._renewal = Renewal(self._identity, self._routes.contexts)
         self._renewal.start(self.send, self.timeouts.certificate_check_seconds)
+
+    def lost(self, is_known: bool) -> bool:
+        """Note that the session is over; returns whether it makes sense to open another one.
+
+        A broker that ends session after session soon refuses this holder, or a job that it does not know yet.
+        """
+        self.is_open = False
+        lived = time.monotonic() - self._opened_at
+        self._short = self._short + 1 if lived < self.timeouts.lease_seconds else 0
+        return self._short < (MOST_SHORT if is_known else MOST_SHORT_UNKNOWN)
+
+    async def reopen(self, patience_seconds: float) -> None:
+        """Open another session, with growing pauses between attempts.
+
+        Raises
+        ------
+        ConnectionFailed
+            The broker could not be reached in that time.
+        """
+        longest = self.timeouts.reconnect_seconds
+        pause = min(self.timeouts.heartbeat_seconds * 2**self._short, longest)
+        deadline = time.monotonic() + patience_seconds
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self._open_session()
+            except ConnectionFailed as error:
+                if time.monotonic() >= deadline:
+                    raise
+                pause = min(2 * pause, longest)
+                log.info("%s; trying again in %g s", error, pause)
+            else:
+                return
+
+    async def _open_session(self) -> None:
+        self._broker = await open_broker_session(self._identity, self.timeouts, self._hear)
+        self.timeouts = self._broker.timeouts
+        self._opened_at, self.is_open = time.monotonic(), True
 
     def send(self, message: Message) -> None:
         """Send a message to the broker; without effect before `open`."""

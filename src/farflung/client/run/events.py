@@ -37,6 +37,33 @@ class AttemptLost:
 
 
 @dataclass(frozen=True)
+class LinksOverdue:
+    """A lease after an attempt lost a worker, the broker has not ended it: the worker may be well."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class BrokerBack:
+    """There is a session with the broker again."""
+
+
+@dataclass(frozen=True)
+class BrokerGivenUp:
+    """The broker did not come back as long as the run has patience."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Leave:
+    """This process has to end, and the job goes on without it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class FleetLost:
     """A worker or process that the job depends on is gone."""
 
@@ -51,7 +78,19 @@ class WeightsSaved:
     step: int
 
 
-Event = Message | Lost | AttemptLost | TaskFailed | Stop | FleetLost | WeightsSaved
+Event = (
+    Message
+    | Lost
+    | BrokerBack
+    | BrokerGivenUp
+    | AttemptLost
+    | LinksOverdue
+    | TaskFailed
+    | Stop
+    | Leave
+    | FleetLost
+    | WeightsSaved
+)
 
 
 BackgroundTask = Callable[[], Coroutine[None, None, None]]

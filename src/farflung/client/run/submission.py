@@ -16,6 +16,7 @@ from farflung.plans.codec_policy import is_auto
 from farflung.plans.wishes import CodecWishes
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Submit, encode
+from farflung.protocol.submitter import PATIENCE_SECONDS
 from farflung.runtime.training import Training
 from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 
@@ -36,6 +37,7 @@ def submission(
     wishes: Wishes,
     start: Start,
     checkpoints: RunCheckpoints,
+    patience_seconds: int = PATIENCE_SECONDS,
 ) -> Submit:
     """The message that submits a job: the captured program, how to train and to plan it, where it begins.
 
@@ -56,6 +58,8 @@ def submission(
         attempts=checkpoints.attempts,
         checkpoint_every=checkpoints.policy.steps,
         checkpoint_end=checkpoints.policy.end,
+        run=checkpoints.run,
+        patience_seconds=patience_seconds,
     )
     _require_short(submit)
     return submit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -24,13 +24,18 @@ from farflung.client.run.connection import Connection
 from farflung.client.run.events import (
     AttemptLost,
     BackgroundTasks,
+    BrokerBack,
+    BrokerGivenUp,
     Event,
     FleetLost,
+    Leave,
+    LinksOverdue,
     Stop,
     TaskFailed,
     WeightsSaved,
     first_error,
 )
+from farflung.client.run.returns import PlaceGone, Returns, RunLeft
 from farflung.client.run.submission import submission, training_of
 from farflung.errors import ConnectionFailed, FarflungError, RunFailed
 from farflung.plans import NO_WISHES, Wishes
@@ -49,8 +54,11 @@ from farflung.protocol.messages import (
     Renewed,
     RolledBack,
     Running,
+    Submit,
     UnitDone,
 )
+from farflung.protocol.submitter import PATIENCE_SECONDS
+from farflung.text import duration_words
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.names import BROKER_ID
 
@@ -92,7 +100,9 @@ class Submitter:
 
     It trains on `workers` idle workers (0: the planner chooses), taken from `on` if that names any. `wishes`
     say how to plan it. No more workers can join a fleet that is `closed`, so the run does not wait for them.
-    `checkpointing` says when to save checkpoints and where to begin; without it none is saved.
+    `checkpointing` says when to save checkpoints and where to begin; without it none is saved. A lost broker
+    is dialled again for `patience_seconds`; as long, the broker holds the job without its submitter.
+    `on_accepted` is called with the job's id once the broker has it.
     """
 
     def __init__(
@@ -106,6 +116,8 @@ class Submitter:
         wishes: Wishes = NO_WISHES,
         closed: bool = False,
         checkpointing: Checkpointing | None = None,
+        patience_seconds: int = PATIENCE_SECONDS,
+        on_accepted: Callable[[str], None] | None = None,
     ) -> None:
         codecs = wishes.codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
         self._prepared = prepared = prepared.written_by(codecs.every)
@@ -119,10 +131,15 @@ class Submitter:
         self._connection = Connection(identity, self._events.put_nowait)
         self._checkpoints = RunCheckpoints(checkpointing, prepared, self._training, self._connection.send)
         self._start = self._checkpoints.start
-        self.recorder = Recorder(prepared.job, run, observer, prepared.emulated, self._start.unit)
+        self._on_accepted = on_accepted
+        self._place = None if checkpointing is None else checkpointing.place
+        first = self._start.unit if self._place is None else self._place.recorded.unit
+        self.recorder = Recorder(prepared.job, run, observer, prepared.emulated, first)
         self.recorder.metrics.checkpoint_step = self._checkpoints.saved
         self._tasks = BackgroundTasks(self._events.put_nowait)  # of the attempt
         self._others = BackgroundTasks(self._events.put_nowait)
+        self._returns = Returns(self._connection, self._events.put_nowait, self._others, patience_seconds)
+        self._submission: Submit | None = None
         self._attempt: Attempt | None = None
         self._job = ""  # empty before the broker accepts the job and after it has ended
         self._failure = ""
@@ -130,15 +147,33 @@ class Submitter:
         self._failing: asyncio.TimerHandle | None = None
         self._is_collecting = False
         self._has_weights = False
+        self._collected: Collected | None = None
         self._has_rolled_back = False
+        self._ended_attempt = 0
 
     async def run(self) -> Summary:
-        """Run the job to its end and write `summary.json`; cancelling this ends the job at once."""
-        outcome = Outcome(FAILED, "a bug in farflung ended the run: please report the traceback")
+        """Run the job to its end and write `summary.json`; cancelling this ends the job at once.
+
+        Raises
+        ------
+        PlaceGone
+            The job that the run was to return to is not there any more; nothing was written.
+        RunLeft
+            See `leave`.
+        """
+        outcome: Outcome | None = Outcome(
+            FAILED, "a bug in farflung ended the run: please report the traceback"
+        )
         try:
             await self._connection.open()
-            await self._submit()
+            if self._place is None:
+                await self._submit()
+            else:
+                self._say_return(self._place.job)
             outcome = await self._handle_events()
+        except (PlaceGone, RunLeft):
+            outcome = None
+            raise
         except FarflungError as error:
             outcome = Outcome(FAILED, str(error))
         except asyncio.CancelledError:
@@ -149,13 +184,23 @@ class Submitter:
             await self._tasks.ended()
             await self._checkpoints.close()
             self.recorder.metrics.checkpoint_step = self._checkpoints.saved
-            summary = self.recorder.close(outcome)
+            summary = None if outcome is None else self.recorder.close(outcome)
             await self._close(outcome)
+        assert summary is not None
         return summary
 
     def stop(self, reason: str) -> None:
         """End the job after the weights of the last applied step have been collected."""
         self._events.put_nowait(Stop(reason))
+
+    def leave(self, reason: str) -> None:
+        """End this process's part; the broker holds the job, and another process can take the place."""
+        self._events.put_nowait(Leave(reason))
+
+    @property
+    def waits_for_broker(self) -> bool:
+        """Whether the broker is lost, and may come back."""
+        return bool(self._job) and not self._connection.is_open
 
     def fail_soon(self, reason: str) -> None:
         """Fail because something that the job needs is gone, unless the broker gives a better reason."""
@@ -165,8 +210,16 @@ class Submitter:
         """Send the job: the captured program, the training settings, and how to plan it."""
         name, checkpoints = self._prepared.job.name or "job", self._checkpoints
         submit = submission(
-            self._prepared, self._training, self._workers, self._on, self._wishes, self._start, checkpoints
+            self._prepared,
+            self._training,
+            self._workers,
+            self._on,
+            self._wishes,
+            self._start,
+            checkpoints,
+            self._returns.patience_seconds,
         )
+        self._submission = submit
         self._connection.send(submit)
         await self.recorder.submitted(name, self._connection.address)
         if self._start.unit:
@@ -190,24 +243,22 @@ class Submitter:
                 if not self._has_weights:  # else the job is over once the broker hears of that
                     await self._begin_attempt(event)
             case Running():
-                attempt = self._require_attempt()
-                await self.recorder.running(attempt.bytes_sent)
-                self._tasks.begin(attempt.feed, collect=True)
-                self._checkpoints.ask_later(attempt.planned)
+                if not self._returns.is_awaited:
+                    await self._begin_units()
             case UnitDone():
-                await self.recorder.unit_done(event, self._require_attempt().bytes_sent)
-                if event.keep:
-                    self._save_copy(event.unit)
+                await self._unit_done(event)
             case CodecsChosen():
                 await self.recorder.codecs_chosen(event)
             case RolledBack():
                 await self._roll_back(event)
             case Collecting():
-                await self._begin_collecting(event)
+                if not self._returns.is_awaited:
+                    await self._begin_collecting(event)
             case WeightsSaved():
                 self._has_weights = True
                 self.recorder.metrics.steps = event.step
-                self._connection.send(Collected(self._job, event.attempt))
+                self._collected = Collected(self._job, event.attempt)
+                self._connection.send(self._collected)
             case Ended():
                 return self._ended(event)
 
@@ -226,34 +277,93 @@ class Submitter:
                 self._cancel(event.reason)
             case TaskFailed():
                 return self._task_failed(event)
+            case Leave():
+                await self.recorder.left(event.reason)
+                raise RunLeft(event.reason)
             case Denied():
-                return Outcome(FAILED, f"the broker refused: {event.reason}")
+                return self._denied(event)
             case Lost():
-                return self._broker_lost(event.reason)
+                return await self._broker_lost(event.reason)
+            case BrokerBack():
+                self._return()
+            case BrokerGivenUp():
+                return self._broker_given_up(event.reason)
             case AttemptLost():
-                if self._attempt is not None and event.attempt == self._attempt.planned.attempt:
-                    self._fleet_lost(event.reason)
+                if self._is_current(event.attempt) and not self._has_weights:
+                    self._returns.links_lost(event.attempt, event.reason)
+            case LinksOverdue():
+                if self._is_current(event.attempt) and not self._has_weights:
+                    return await self._links_overdue(event.reason)
             case FleetLost():
                 self._fleet_lost(event.reason)
         return None
 
     async def _accepted(self, message: Accepted) -> Outcome | None:
-        self._job = message.job
+        if not self._job:
+            self._job = message.job
+            if self._on_accepted is not None:
+                self._on_accepted(message.job)
+            if (
+                submitted := await self._checkpoints.submitted(message.job, self._connection.address)
+            ) is not None:
+                await self.recorder.submitted_as(submitted)
+        if self._returns.is_awaited:
+            await self._answered()
         await self.recorder.accepted(message)
-        if self._stop_reason:
-            self._cancel(self._stop_reason)
+        if reason := self._stop_reason or self._failure:
+            self._cancel(reason)
         if self._closed and (message.lacking or (message.missing and self._has_rolled_back)):
             why = f"no other workers will join here: {message.state}"
             return Outcome(FAILED, f"{why}{self.recorder.stored_note()}")
         return None
 
+    async def _answered(self) -> None:
+        """The broker knows this process as the submitter: say again what a lost broker may not have heard."""
+        self._returns.answered()
+        await self.recorder.returned(self._job, 0 if self._attempt is None else self._attempt.planned.attempt)
+        self._checkpoints.say_again()
+        if self._collected is not None:
+            self._connection.send(self._collected)
+
+    async def _unit_done(self, message: UnitDone) -> None:
+        metrics, attempt = self.recorder.metrics, self._attempt
+        if self._returns.has_returned:
+            if message.unit < metrics.next_unit:  # it was on its way when this process returned
+                return
+            if message.unit > metrics.next_unit and self._returns.is_repeating:
+                await self.recorder.goes_on_at(message.unit)
+        is_repeated = self._returns.is_repeating or attempt is None
+        await self.recorder.unit_done(message, None if attempt is None else attempt.bytes_sent, is_repeated)
+        if message.keep and attempt is not None:
+            self._save_copy(message.unit)
+        if not is_repeated:
+            self._returns.progressed()
+
+    async def _begin_units(self) -> None:
+        """Feed the attempt, unless it is fed already: the broker repeats this to a submitter that returns."""
+        attempt = self._require_attempt()
+        self._returns.arrived()
+        if attempt.is_fed:
+            return
+        attempt.is_fed = True
+        await self.recorder.running(attempt.bytes_sent)
+        self._tasks.begin(attempt.feed, collect=True)
+        self._checkpoints.ask_later(attempt.planned)
+
     async def _begin_attempt(self, planned: Planned) -> None:
         """Connect to the workers of the plan, and send them their parameters unless they keep their state."""
-        if planned.keeps:
-            self._end_attempt(planned.reason)
+        self._end_attempt(planned.reason)
+        self._returns.arrived()
+        self._returns.begun()
+        if planned.unit != self.recorder.metrics.next_unit:
+            await self.recorder.goes_on_at(planned.unit)
+        if planned.keeps and self.recorder.metrics.workers:
             await self.recorder.regrouping(planned)
         else:
             await self.recorder.planned(planned)
+        step = self.recorder.metrics.steps
+        if not planned.keeps and (self._start.unit, self._start.step) != (planned.unit, step):
+            self._start = await self._checkpoints.start_at(planned.attempt - 1, planned.unit, step)
         self._attempt = Attempt(
             self._prepared,
             planned,
@@ -275,23 +385,28 @@ class Submitter:
 
     async def _roll_back(self, message: RolledBack) -> None:
         """End the attempt here, and wait for the plan of the next one, which begins at an earlier unit."""
-        if self._has_weights:  # the broker ends the job once it hears of that
-            return
+        if self._has_weights or message.attempt <= self._ended_attempt:
+            return  # the broker ends the job once it hears of the weights; or it has said so before
+        self._ended_attempt = message.attempt
         self._has_rolled_back = True
+        self._returns.arrived()
         self._end_attempt(message.reason)
         await self.recorder.rolled_back(message)
         self._start = await self._checkpoints.start_at(message.attempt, message.unit, message.step)
 
     def _end_attempt(self, reason: str) -> None:
-        """End what was done for the attempt that is over; its links close in the background."""
-        ended, self._attempt = self._require_attempt(), None
+        """End what was done for the attempt that is over, if any; its links close in the background."""
+        ended, self._attempt = self._attempt, None
         self._is_collecting = False
         self._checkpoints.stop_asking()
         self._stop_failing()
+        self._returns.stop_waiting()
         self._tasks.stop()
-        self._others.begin(partial(ended.close, reason), collect=False)
+        if ended is not None:
+            self._others.begin(partial(ended.close, reason), collect=False)
 
     async def _begin_collecting(self, message: Collecting) -> None:
+        self._returns.arrived()
         if self._is_collecting:  # the broker repeats it if a job that is collecting is cancelled
             return
         self._is_collecting = True
@@ -324,6 +439,8 @@ class Submitter:
         return Version(metrics.steps, metrics.train_loss, self._require_attempt().planned)
 
     def _ended(self, ended: Ended) -> Outcome:
+        if self._place is not None and not self._job:
+            raise PlaceGone(f"{ended.job} is over at the broker: {ended.state}")
         self._job = ""
         if ended.state == DONE:
             return Outcome(DONE, "")
@@ -341,10 +458,57 @@ class Submitter:
         self._cancel(self._failure)
         return None
 
-    def _broker_lost(self, reason: str) -> Outcome:
+    def _denied(self, denied: Denied) -> Outcome | None:
+        if self._returns.denied(denied):
+            return None
+        if self._place is not None and not self._job and not denied.for_now:
+            raise PlaceGone(denied.reason)
         self._job = ""
-        broker = f"the broker at {self._connection.address} was lost: {reason}"
-        return Outcome(FAILED, self._failure or f"{broker}{self.recorder.stored_note()}")
+        note = "" if denied.for_now else self.recorder.stored_note()
+        return Outcome(FAILED, f"the broker refused: {denied.reason}{note}")
+
+    async def _broker_lost(self, reason: str) -> Outcome | None:
+        """Wait for the broker, while the feeder goes on; the one of a local fleet never comes back."""
+        may_return = self._connection.lost(is_known=bool(self._job))
+        if self._closed or not may_return:
+            self._job = ""
+            broker = f"the broker at {self._connection.address} was lost: {reason}"
+            return Outcome(FAILED, self._failure or f"{broker}{self.recorder.stored_note()}")
+        patience = self._returns.patience_seconds
+        await self.recorder.broker_lost(reason, self._connection.address, patience)
+        self._returns.redial()
+        return None
+
+    def _broker_given_up(self, reason: str) -> Outcome:
+        self._job = ""
+        waited = f"the broker did not come back within {duration_words(self._returns.patience_seconds)}"
+        return Outcome(FAILED, f"{waited}: {reason}{self.recorder.stored_note(is_held=True)}")
+
+    def _return(self) -> None:
+        """Say in a new session which job this is the submitter of; or submit, if none was accepted."""
+        job = self._job or (self._place.job if self._place else "")
+        if job:
+            self._say_return(job)
+        elif self._submission is not None:
+            self._connection.send(self._submission)
+
+    def _say_return(self, job: str) -> None:
+        if self._attempt is not None and not self._returns.has_links:
+            self._end_attempt("the submitter has lost its links")
+        attempt = 0 if self._attempt is None else self._attempt.planned.attempt
+        self._returns.say(job, attempt, self.recorder.metrics.next_unit)
+
+    async def _links_overdue(self, reason: str) -> Outcome | None:
+        """Ask the broker for new links; fail if the workers could never be reached, or again and again."""
+        attempt = self._require_attempt()
+        if not attempt.is_linked or self._returns.is_in_vain():
+            return Outcome(FAILED, f"{reason}{self.recorder.stored_note()}")
+        await self.recorder.links_lost(reason)
+        self._say_return(self._job)
+        return None
+
+    def _is_current(self, attempt: int) -> bool:
+        return self._attempt is not None and attempt == self._attempt.planned.attempt
 
     def _fleet_lost(self, reason: str) -> None:
         """Fail, unless the broker, which knows more, ends the attempt or the job within the lease."""
@@ -372,13 +536,14 @@ class Submitter:
         if self._job:
             self._connection.send(Cancel(self._job, reason[:REASON_LENGTH], collect=True))
 
-    async def _close(self, outcome: Outcome) -> None:
-        """End the job at the broker if it has not ended, then close every session."""
-        if self._job:
+    async def _close(self, outcome: Outcome | None) -> None:
+        """End the job at the broker if it has not ended and is not left to it, then close every session."""
+        if self._job and outcome is not None and self._connection.is_open:
             await self._cancel_at_once(outcome.reason)
+        self._returns.stop_waiting()
         self._others.stop()
         await self._others.ended()
-        words = f"the job is over: {outcome.state}"
+        words = "the submitter leaves" if outcome is None else f"the job is over: {outcome.state}"
         if self._attempt is not None:
             await self._attempt.close(words)
         await self._connection.close(words)

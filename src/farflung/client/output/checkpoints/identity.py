@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
     from farflung.client.api.job import Job
     from farflung.client.capture.prepared import Prepared
+    from farflung.client.output.run_record import SubmittedJob
 
 SAMPLED_ITEMS = 8
+SAMPLED_TENSORS = 16
 
 MAY_CHANGE = frozenset(
     ("steps", "validate_every", "validation_microbatches", "validate_twice", "sample_codecs", "copies")
@@ -97,12 +99,53 @@ def require_same_run(record: CheckpointRecord, current: RunIdentity) -> tuple[st
 
 def differences(record: CheckpointRecord, current: RunIdentity) -> list[str]:
     """The fields in which the run of a checkpoint ("there") and the current one ("here") differ."""
-    there = record.identity
-    found = list(_model_differences(there.model, current.model, record.versions))
-    found += _setting_differences("", there.training, current.training)
-    found += _data_differences(there.data, current.data)
+    found = _differences(record.identity, record.versions, current, MAY_CHANGE | CODECS)
     if current.training.steps < record.step:
         found.append(f"steps: {record.step} are done there, {current.training.steps} are asked for here")
+    return found
+
+
+def require_same_job(submitted: SubmittedJob, current: RunIdentity, values: str | None) -> None:
+    """Check that a process with this identity can take the place of a job's submitter.
+
+    `values` is the digest of the values with which the model begins here, None if they do not matter because
+    a checkpoint has them.
+
+    Raises
+    ------
+    CheckpointError
+        Model, data or any training setting differs; the message names each, with both values.
+    """
+    found = _differences(submitted.identity, submitted.versions, current, frozenset())
+    if values not in (None, submitted.values):
+        found.append("model: it begins with other values than there (call torch.manual_seed in the job file)")
+    if found:
+        raise CheckpointError(
+            f"{submitted.job} still stands at the broker {submitted.broker}, and is another job:"
+            f" {'; '.join(found)}. Resume with the job as it was; once Ctrl-C has ended it, the next resume"
+            " may change it"
+        )
+
+
+def values_digest(state: Mapping[str, Tensor]) -> str:
+    """A digest of some tensors of a model's state, spread evenly over their names in order."""
+    from farflung.runtime.torch_backend.tensors import memory, outgoing
+
+    names = sorted(state)
+    digest = hashlib.sha256()
+    for name in (names[index] for index in spread_indices(len(names), min(len(names), SAMPLED_TENSORS))):
+        tensor = outgoing(state[name]).cpu()
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        digest.update(memory(tensor))
+    return digest.hexdigest()
+
+
+def _differences(
+    there: RunIdentity, versions: Versions, here: RunIdentity, may_change: frozenset[str]
+) -> list[str]:
+    found = list(_model_differences(there.model, here.model, versions))
+    found += _setting_differences("", there.training, here.training, may_change)
+    found += _data_differences(there.data, here.data)
     return found
 
 
@@ -120,16 +163,18 @@ def _model_differences(there: ModelIdentity, here: ModelIdentity, versions: Vers
     )
 
 
-def _setting_differences(path: str, there: msgspec.Struct, here: msgspec.Struct) -> Iterator[str]:
+def _setting_differences(
+    path: str, there: msgspec.Struct, here: msgspec.Struct, may_change: frozenset[str]
+) -> Iterator[str]:
     if type(there) is not type(here):
         yield f"{path.rstrip(': ')}: {type(there).__name__} there, {type(here).__name__} here"
         return
     for field in there.__struct_fields__:
         old, new = getattr(there, field), getattr(here, field)
-        if field in MAY_CHANGE | CODECS or old == new:
+        if field in may_change or old == new:
             continue
         if isinstance(old, msgspec.Struct) and isinstance(new, msgspec.Struct):
-            yield from _setting_differences(f"{path}{field}: ", old, new)
+            yield from _setting_differences(f"{path}{field}: ", old, new, may_change)
         else:
             yield f"{path}{field}{' ' if path else ': '}{_word(old)} there, {_word(new)} here"
 

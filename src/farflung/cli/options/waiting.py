@@ -1,0 +1,54 @@
+"""Options of `farflung train` for a job that outlives its terminal: how long it waits, and `--detach`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from farflung.errors import JobError
+from farflung.protocol.submitter import PATIENCE_SECONDS
+
+MOST_SECONDS = 365 * 24 * 3600.0
+
+PatienceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="How long the run waits for a lost broker, and the broker holds the job without this command:"
+        " 30m, 12h or 2d. [default: 1d]",
+    ),
+]
+DetachOption = Annotated[
+    bool,
+    typer.Option(
+        "--detach",
+        help="Go on in the background once the broker has the job; output goes to train.log in the run"
+        " folder.",
+    ),
+]
+
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def parse_duration(given: str) -> float | None:
+    """Seconds of a time such as 30s, 10m, 2h or 1d, from 1 s to a year; None if it is no such time."""
+    found = _TIME.fullmatch(given)
+    if found is None:
+        return None
+    seconds = float(found[1]) * _SECONDS[found[2]]
+    return seconds if 1 <= seconds <= MOST_SECONDS else None
+
+
+def parse_patience(given: str | None) -> int:
+    """Seconds of `--patience`; raises JobError if it is no time."""
+    if given is None:
+        return PATIENCE_SECONDS
+    seconds = parse_duration(given)
+    if seconds is None:
+        raise JobError(
+            f"--patience takes a time from 1s to 365d such as 30m, 12h or 1d, found {given[:40]!r}"
+        )
+    return round(seconds)

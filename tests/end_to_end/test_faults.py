@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from tests.support.processes import JOB, LEASE_SECONDS, Command, Machines, Run, eventually, machines, train
@@ -194,21 +195,34 @@ def test_a_second_ctrl_c_ends_the_run_at_once(place: Place) -> None:
     place.on.idle(*WORKERS)
 
 
-def test_a_killed_submitter_frees_its_workers(place: Place) -> None:
-    run = place.train("killed-submitter")
+def test_a_killed_submitter_is_replaced_and_no_step_runs_again(place: Place, undisturbed: Run) -> None:
+    run = place.train("killed-submitter", "--steps", str(STEPS))
     run.command.signal(signal.SIGKILL)
     run.command.code()
-    assert len(run.rows) >= 3  # each whole
-    for name in run.workers:
-        place.workers[name].says("the submitter", "idle")
+    assert 3 <= len(run.rows) < STEPS  # each whole
+    assert job_of(place, "net")["state"] == "running"
+    again = Run(place.on.start("desk", "train", "net.py", "--resume", run.folder.name), run.folder)
+    assert_same(again, undisturbed)
+    again.command.says("still stands at the broker")
+    assert [row["step"] for row in again.rows] == list(range(1, STEPS + 1))
+    (returned,) = again.events("returned")
+    assert returned["step"] >= 3 and again.summary["state"] == "done"
     place.on.idle(*WORKERS)
-    job = job_of(place, "net")
-    # The broker or a worker, whoever notices first, says it in its own words.
-    words = ("the submitter disconnected at step", "lost the link to the submitter")
-    assert job["state"] == "failed" and any(said in str(job["reason"]) for said in words), job["reason"]
-    following = place.train("killed-submitter", "--steps", "3")
-    assert following.command.code() == 0
-    assert (run.folder.with_name("killed-submitter.1") / "metrics.jsonl").exists()
+
+
+def test_a_run_in_the_background_is_watched_from_elsewhere(place: Place, undisturbed: Run) -> None:
+    where = ["--workers", "2", "--steps", str(STEPS), "--out", "background"]
+    started = place.on.document("desk", "train", "net.py", *where, "--detach")
+    assert started["folder"] == str(place.on.folder / "background")
+    watching = place.on.start("desk", *started["attach"].split()[1:])
+    assert watching.code() == 0, watching.err
+    assert f"{started['job']} done" in watching.out
+    folder = place.on.folder / "background"
+    eventually("it ends", lambda: not psutil.pid_exists(started["process"]))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in rows] == [row["loss"] for row in undisturbed.rows]
+    assert f"done: {STEPS} steps" in (folder / "train.log").read_text()
+    place.on.idle(*WORKERS)
 
 
 def local_run(on: Machines, name: str) -> Run:

@@ -10,6 +10,10 @@ broker_client
     The control session with the broker, and single queries to it.
 feeder, microbatches
     Load microbatches and stream them to the segments that read inputs.
+returns
+    How a run finds back to its job after the broker, or links to workers, were lost.
+state_saver
+    Take in the state that workers send, and save it.
 state_transfer
     Send the model's state to the workers, and collect it after the last step.
 events

@@ -15,11 +15,10 @@ from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Outcome, Recorder
 from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
-from farflung.client.output.weights import save_weights
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.checkpointing import NEVER, Checkpointing
-from farflung.client.run.checkpoints import RunCheckpoints, Version
+from farflung.client.run.checkpoints import RunCheckpoints
 from farflung.client.run.connection import Connection
 from farflung.client.run.events import (
     AttemptLost,
@@ -36,6 +35,7 @@ from farflung.client.run.events import (
     first_error,
 )
 from farflung.client.run.returns import PlaceGone, Returns, RunLeft
+from farflung.client.run.state_saver import StateSaver
 from farflung.client.run.submission import submission, training_of
 from farflung.errors import ConnectionFailed, FarflungError, RunFailed
 from farflung.plans import NO_WISHES, Wishes
@@ -335,7 +335,7 @@ class Submitter:
         is_repeated = self._returns.is_repeating or attempt is None
         await self.recorder.unit_done(message, None if attempt is None else attempt.bytes_sent, is_repeated)
         if message.keep and attempt is not None:
-            self._save_copy(message.unit)
+            self._tasks.begin(partial(self._saver_of(attempt).save_copy, message.unit), collect=True)
         if not is_repeated:
             self._returns.progressed()
 
@@ -413,30 +413,13 @@ class Submitter:
         self._checkpoints.stop_asking()
         await self.recorder.collecting(message)
         self._tasks.stop()
-        self._tasks.begin(partial(self._collect_weights, message.step), collect=False)
+        saver = self._saver_of(self._require_attempt())
+        self._tasks.begin(partial(saver.collect, message.step, self._start.step), collect=False)
 
-    async def _collect_weights(self, step: int) -> None:
-        version = self._version()
-        state = await self._require_attempt().trained_state(updated=step > 0)
-        job, ties = self._prepared.job, self._prepared.graph.ties
-        if not self._prepared.emulated:
-            path = self.recorder.folder.model_path
-            weights = {key.name: tensor for key, tensor in state.tensors.items() if not key.slot}
-            await asyncio.to_thread(save_weights, path, job.model, weights, ties, step)
-            self.recorder.metrics.weights_step = step
-        if self._checkpoints.policy.end and step > self._start.step:
-            await self._checkpoints.save(version, state, self.recorder)
-        self._events.put_nowait(WeightsSaved(version.planned.attempt, step))
-
-    def _save_copy(self, unit: int) -> None:
-        attempt, version = self._require_attempt(), self._version()
-        save = partial(self._checkpoints.save_copy, attempt, unit, version, self.recorder)
-        self._tasks.begin(save, collect=True)
-
-    def _version(self) -> Version:
-        """The version of the state after the newest applied step."""
-        metrics = self.recorder.metrics
-        return Version(metrics.steps, metrics.train_loss, self._require_attempt().planned)
+    def _saver_of(self, attempt: Attempt) -> StateSaver:
+        """Takes in the state after the newest applied step."""
+        saved = self._events.put_nowait
+        return StateSaver(self._prepared, attempt, self._checkpoints, self.recorder, saved)
 
     def _ended(self, ended: Ended) -> Outcome:
         if self._place is not None and not self._job:

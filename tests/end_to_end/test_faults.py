@@ -210,6 +210,17 @@ def test_a_killed_submitter_is_replaced_and_no_step_runs_again(place: Place, und
     place.on.idle(*WORKERS)
 
 
+def test_a_closed_terminal_leaves_the_job_to_the_broker(place: Place, undisturbed: Run) -> None:
+    run = place.train("hang-up", "--steps", str(STEPS))
+    run.command.signal(signal.SIGHUP)
+    assert run.command.code() == 129
+    assert "to go on: farflung train net.py --resume hang-up" in run.command.err
+    again = Run(place.on.start("desk", "train", "net.py", "--resume", run.folder.name), run.folder)
+    assert_same(again, undisturbed)
+    assert [row["step"] for row in again.rows] == list(range(1, STEPS + 1))
+    place.on.idle(*WORKERS)
+
+
 def test_a_run_in_the_background_is_watched_from_elsewhere(place: Place, undisturbed: Run) -> None:
     where = ["--workers", "2", "--steps", str(STEPS), "--out", "background"]
     started = place.on.document("desk", "train", "net.py", *where, "--detach")

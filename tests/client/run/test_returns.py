@@ -22,6 +22,7 @@ from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_record import RunOptions, RunRecord, read_record
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.checkpointing import NEVER, Checkpointing, Place
+from farflung.client.run.connection import Connection
 from farflung.client.run.events import AttemptLost
 from farflung.client.run.returns import MOST_DENIED, MOST_IN_VAIN, PlaceGone, RunLeft
 from farflung.client.run.submitter import Submitter
@@ -99,6 +100,11 @@ class Broker:
         if self.is_open:
             self.heard.put_nowait(message)
 
+    def introduce(self, message: Message) -> None:
+        """See `Connection`."""
+        self.is_open = True
+        self.send(message)
+
     def lost(self, is_known: bool) -> bool:
         self.is_open = False
         return True
@@ -110,7 +116,7 @@ class Broker:
         except TimeoutError:
             raise ConnectionFailed("127.0.0.1:7700 refused the connection") from None
         self.comes_back.clear()
-        await self.open()
+        self.sessions += 1
 
     async def close(self, reason: str) -> None:
         self.is_open = False
@@ -467,3 +473,37 @@ def test_collected_weights_are_said_again(played: Callable[..., None]) -> None:
         assert await scene.broker.hears(Collected) == Collected("job-1", 1)
 
     played(scenario)
+
+
+def test_nothing_is_said_to_a_new_session_before_the_return() -> None:
+    """The broker holds the job until then, and denies everything else."""
+
+    class Session:
+        """Stands for the session with the broker."""
+
+        timeouts = Timeouts(LEASE_SECONDS)
+
+        def __init__(self) -> None:
+            self.sent: list[Message] = []
+
+        def send(self, message: Message) -> None:
+            self.sent.append(message)
+
+    async def scenario() -> None:
+        connection = Connection(None, lambda message: None)  # type: ignore[arg-type]
+        sessions: list[Session] = []
+
+        async def opened(*_: object) -> Session:
+            sessions.append(Session())
+            return sessions[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("farflung.client.run.connection.open_broker_session", opened)
+            await connection.reopen(1.0)
+        connection.send(Cancel("job-1", "", True))
+        connection.introduce(Return("job-1", 1, 1))
+        connection.send(Cancel("job-1", "", True))
+        assert sessions[0].sent == [Return("job-1", 1, 1), Cancel("job-1", "", True)]
+        assert connection.lost(is_known=True) and not connection.is_open
+
+    asyncio.run(scenario())

@@ -113,13 +113,14 @@ class RunCheckpoints:
             is_saved = False
             await recorder.checkpoint_failed(version.step, str(error))
         self._kept = Kept(version.planned.job, version.planned.attempt, unit, is_saved)
-        self.say_again()
-        self.ask_later(version.planned)
+        self.say_again(version.planned)
 
-    def say_again(self) -> None:
-        """Say what became of the newest copy, also to a broker that may not have heard it."""
+    def say_again(self, planned: Planned | None) -> None:
+        """Say, maybe again, what came of the newest copy, and ask for the next one in time."""
         if self._kept is not None:
             self._send(self._kept)
+        if planned is not None:
+            self.ask_later(planned)
 
     async def save(self, version: Version, state: ReceivedState, recorder: Recorder) -> bool:
         """Save a version of the state, after any earlier one; returns whether it could be saved."""

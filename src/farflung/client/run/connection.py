@@ -24,8 +24,8 @@ log = logging.getLogger("farflung.client")
 class Connection:
     """Sends messages to the broker and passes its messages to `hear`; renews the certificate in time.
 
-    `timeouts` are the broker's once it is open. `is_open` says whether there is a session now: what is sent
-    without one is lost.
+    `timeouts` are the broker's once it is open. `is_open` says whether there is a session now in which this
+    process was introduced: what is sent without one is lost.
     """
 
     def __init__(self, identity: Identity, hear: Callable[[Message | Lost], None]) -> None:
@@ -59,6 +59,7 @@ class Connection:
             The broker cannot be reached, or refuses this holder.
         """
         await self._open_session()
+        self.is_open = True
         self._routes = WorkerRoutes(self._identity, self.timeouts, self.send)
         self._renewal = Renewal(self._identity, self._routes.contexts)
         self._renewal.start(self.send, self.timeouts.certificate_check_seconds)
@@ -74,7 +75,7 @@ class Connection:
         return self._short < (MOST_SHORT if is_known else MOST_SHORT_UNKNOWN)
 
     async def reopen(self, patience_seconds: float) -> None:
-        """Open another session, with growing pauses between attempts.
+        """Open another session, with growing pauses between attempts; `introduce` must follow.
 
         Raises
         ------
@@ -99,11 +100,16 @@ class Connection:
     async def _open_session(self) -> None:
         self._broker = await open_broker_session(self._identity, self.timeouts, self._hear)
         self.timeouts = self._broker.timeouts
-        self._opened_at, self.is_open = time.monotonic(), True
+        self._opened_at = time.monotonic()
+
+    def introduce(self, message: Message) -> None:
+        """Send the first message of a session, before which the broker takes no other."""
+        self.is_open = True
+        self.send(message)
 
     def send(self, message: Message) -> None:
-        """Send a message to the broker; without effect before `open`."""
-        if self._broker is not None:
+        """Send a message to the broker; without effect if there is no session."""
+        if self._broker is not None and self.is_open:
             self._broker.send(message)
 
     async def take_certificate(self, certificate: bytes) -> None:

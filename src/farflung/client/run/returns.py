@@ -65,7 +65,7 @@ class Returns:
     def say(self, job: str, attempt: int, unit: int) -> None:
         """Return to the job with the links of `attempt`, 0 if none; `unit` is the first unrecorded one."""
         self.is_awaited, self.is_repeating, self.has_returned = True, False, True
-        self._connection.send(Return(job, attempt, unit))
+        self._connection.introduce(Return(job, attempt, unit))
 
     def answered(self) -> None:
         """The broker takes this process as the submitter; what it has missed follows."""

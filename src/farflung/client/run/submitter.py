@@ -303,9 +303,8 @@ class Submitter:
             self._job = message.job
             if self._on_accepted is not None:
                 self._on_accepted(message.job)
-            if (
-                submitted := await self._checkpoints.submitted(message.job, self._connection.address)
-            ) is not None:
+            submitted = await self._checkpoints.submitted(message.job, self._connection.address)
+            if submitted is not None:
                 await self.recorder.submitted_as(submitted)
         if self._returns.is_awaited:
             await self._answered()
@@ -320,8 +319,9 @@ class Submitter:
     async def _answered(self) -> None:
         """The broker knows this process as the submitter: say again what a lost broker may not have heard."""
         self._returns.answered()
-        await self.recorder.returned(self._job, 0 if self._attempt is None else self._attempt.planned.attempt)
-        self._checkpoints.say_again()
+        planned = None if self._attempt is None else self._attempt.planned
+        await self.recorder.returned(self._job, 0 if planned is None else planned.attempt)
+        self._checkpoints.say_again(planned)
         if self._collected is not None:
             self._connection.send(self._collected)
 
@@ -473,7 +473,7 @@ class Submitter:
         if job:
             self._say_return(job)
         elif self._submission is not None:
-            self._connection.send(self._submission)
+            self._connection.introduce(self._submission)
 
     def _say_return(self, job: str) -> None:
         if self._attempt is not None and not self._returns.has_links:
@@ -484,7 +484,8 @@ class Submitter:
     async def _links_overdue(self, reason: str) -> Outcome | None:
         """Ask the broker for new links; fail if the workers could never be reached, or again and again."""
         attempt = self._require_attempt()
-        if not attempt.is_linked or self._returns.is_in_vain():
+        never = not attempt.is_linked and not attempt.planned.keeps
+        if never or self._returns.is_in_vain():
             return Outcome(FAILED, f"{reason}{self.recorder.stored_note()}")
         await self.recorder.links_lost(reason)
         self._say_return(self._job)

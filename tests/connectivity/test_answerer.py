@@ -62,7 +62,7 @@ def dial_back(
         hello = Hello("b", "worker", "data")
         listener = await listen("127.0.0.1:0", other.server, hello, asker.admit, timeouts)
         answerer = Answerer(
-            Hello("a", "worker", "data"), own.client, "127.0.0.1:7700", owner, lambda: timeouts
+            Hello("a", "worker", "data"), own.client, lambda: "127.0.0.1:7700", owner, lambda: timeouts
         )
         answerer.on_request(DialBack(1, "job", 1, "b", [f"{host}:{listener.port}"]), listener)
         await owner.until(lambda: settled in owner.order)
@@ -99,7 +99,7 @@ def test_one_peer_cannot_have_more_and_more_addresses_dialled_at_once(tmp_path: 
     async def scenario() -> None:
         owner, limits = AnswererOwner(), Timeouts()
         context = TestAuthority(tmp_path).holder("a", "worker").client
-        answerer = Answerer(Hello("a", "worker", "data"), context, "", owner, lambda: limits)
+        answerer = Answerer(Hello("a", "worker", "data"), context, str, owner, lambda: limits)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = f"127.0.0.1:{silent.getsockname()[1]}"
             for number in range(MAXIMUM_FOR_ONE_PEER + 2):

@@ -133,9 +133,9 @@ async def place(
     async def port() -> int:
         return parse_address(found_at)[1]
 
-    connector = Connector(own, a.client, nowhere(), port, broker.from_a, lambda: timeouts)
+    connector = Connector(own, a.client, nowhere, port, broker.from_a, lambda: timeouts)
     worker.tell = broker.from_b
-    answerer = Answerer(Hello("b", "worker", "data"), b.client, nowhere(), worker, lambda: timeouts)
+    answerer = Answerer(Hello("b", "worker", "data"), b.client, nowhere, worker, lambda: timeouts)
     broker.connector, broker.answerer, broker.listener = connector, answerer, listener
     closing = [a_listens, listener]
     if relayed:

@@ -54,7 +54,7 @@ class Worker:
         own = Hello(self.name, "worker", "data")
         self.listener = await listen("127.0.0.1:0", holder.server, own, self.accept, TIMEOUTS)
         self.probing = Probing(
-            Hello(self.name, "worker", "probe"), holder.client, nowhere(), self.port, lambda: self.listener,
+            Hello(self.name, "worker", "probe"), holder.client, nowhere, self.port, lambda: self.listener,
             self.told.put_nowait, lambda: self.is_busy, lambda: self.timeouts,
         )  # fmt: skip
 

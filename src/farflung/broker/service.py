@@ -36,6 +36,7 @@ from farflung.transport.link.link import Link
 from farflung.transport.net.addresses import parse_address
 from farflung.transport.net.sockets import require_free
 from farflung.transport.relay.relay import Relay
+from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import LIFETIME_SECONDS
 from farflung.transport.security.names import BROKER_ID
 from farflung.transport.security.peer import Peer
@@ -156,7 +157,7 @@ class BrokerService:
             Hello(BROKER_ID, "broker", "control", secrets.token_hex(8), self._timeouts.lease_seconds),
             self._admit,
             self._timeouts,
-            on_newcomer=self._authority.on_newcomer,
+            on_newcomer=self._on_newcomer,
         )
         if self._relay is not None:
             self._listener.set_relay(self._relay)
@@ -264,6 +265,16 @@ class BrokerService:
     def _admit(self, link: Link) -> BrokerService:
         self._by_connection[link] = HolderSession(link, self._on_session_end)
         return self
+
+    async def _on_newcomer(self, request: bytes, remote: str) -> bytes:
+        """The authority's answer to a peer without a certificate, in the time in which it waits for one."""
+        answering = asyncio.create_task(self._authority.on_newcomer(request, remote))
+        try:
+            limit = 0.8 * self._timeouts.join_seconds
+            return await asyncio.wait_for(asyncio.shield(answering), limit)
+        except TimeoutError:
+            reason = "the broker's store does not answer now: try again in a minute"
+            return join_messages.encode(join_messages.Refuse(reason))
 
     def _attach(self, link: Link, session: HolderSession, attach: Attach) -> None:
         key = (link.peer, attach.session)

@@ -50,7 +50,7 @@ class Answerer:
         self,
         own: Hello,
         context: ssl.SSLContext,
-        broker: str,
+        broker: Callable[[], str],
         owner: AnswererOwner,
         timeouts: Callable[[], Timeouts],
     ) -> None:
@@ -111,8 +111,8 @@ class Answerer:
 
     def _beside_broker(self, address: str) -> str:
         host, port = parse_address(address)
-        return format_address(parse_address(self._broker)[0], port) if host in EVERY_INTERFACE else address
+        return format_address(parse_address(self._broker())[0], port) if host in EVERY_INTERFACE else address
 
     async def _take_end(self, request: Circuit, peer: Peer, listener: Listener) -> None:
-        raw = await join_circuit(request, self._broker, self._timeouts())
+        raw = await join_circuit(request, self._broker(), self._timeouts())
         await listener.accept_circuit(raw, peer, relay_path(request.relay))

@@ -68,7 +68,7 @@ class Connector:
     context
         The TLS context for dialling.
     broker
-        HOST:PORT at which this process reaches the broker, which may be a relay.
+        Returns the HOST:PORT at which this process reaches the broker, which may be a relay.
     port
         Returns the port on which this process listens, starting the listener if needed. The listener must
         pass connections of kind `reverse` to `admit`.
@@ -82,7 +82,7 @@ class Connector:
         self,
         own: Hello,
         context: ssl.SSLContext,
-        broker: str,
+        broker: Callable[[], str],
         port: Callable[[], Awaitable[int]],
         tell: Callable[[Message], None],
         timeouts: Callable[[], Timeouts],
@@ -189,7 +189,7 @@ class Connector:
     async def _dial_circuit(self, circuit: Circuit, request: ConnectRequest, handler: Handler) -> Link:
         """Dial the peer through a circuit, unless the other side reports that it cannot join it."""
         refusal = self._expect(circuit.number, request, handler)
-        joining = asyncio.create_task(join_circuit(circuit, self._broker, self._timeouts()))
+        joining = asyncio.create_task(join_circuit(circuit, self._broker(), self._timeouts()))
         both: list[asyncio.Future[Any]] = [joining, refusal]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -17,7 +17,7 @@ from farflung.errors import FarflungError, IdentityError
 from farflung.local.findings import Finding, lost_findings, opset_findings, path_findings
 from farflung.runtime.frameworks import COMPUTING, is_installed
 from farflung.transport.endpoint import ask
-from farflung.transport.net.addresses import DEFAULT_PORT, parse_address
+from farflung.transport.net.addresses import DEFAULT_PORT, parse_address, parse_addresses
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import unverified_context
 from farflung.transport.security.identity import Identity
@@ -36,10 +36,13 @@ async def examine(folders: list[Path], broker: str | None) -> list[Finding]:
     findings = [_python(), *await asyncio.to_thread(_frameworks), _port(DEFAULT_PORT)]
     identities, troubles = _identities(folders)
     findings += troubles or [_certificate(identity) for identity in identities] or [_no_identity()]
-    address = broker or next((identity.broker for identity in identities if identity.broker), None)
-    if address is None:
+    known = broker or next((identity.broker for identity in identities if identity.broker), None)
+    if known is None:
         return findings
-    reach, clock = await _reach(address)
+    for address in parse_addresses(known):
+        reach, clock = await _reach(address)
+        if reach.ok:
+            break  # only one of several brokers answers: the others stand by
     findings.append(reach)
     if clock is not None:
         findings.append(clock)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from farflung.errors import AnotherAuthority, FarflungError, ProtocolError
 from farflung.protocol.messages import Attach, Attached, Message, Renew, decode, encode
-from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial
+from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial_any
 from farflung.transport.failures import why_given_up
 from farflung.transport.link.session import Session
 from farflung.transport.net.redial import redial
@@ -179,7 +179,9 @@ class BrokerSession:
 async def dial_broker(
     identity: Identity, handler: Handler, timeouts: Timeouts, context: ssl.SSLContext | None = None
 ) -> Link:
-    """Open a control connection to the broker of `identity`; `context` reuses an existing TLS context of it.
+    """Open a control connection to the broker of `identity`, at whichever of its addresses it answers first.
+
+    `context` reuses an existing TLS context of the identity.
 
     Raises
     ------
@@ -192,7 +194,7 @@ async def dial_broker(
     broker = Peer(BROKER_ID, "broker")
     own = context or identity.client_context()
     try:
-        return await dial(identity.broker, own, hello, broker, handler, timeouts)
+        return await dial_any(identity.broker_addresses, own, hello, broker, handler, timeouts)
     except AnotherAuthority:
         raise AnotherAuthority(_wrong_broker_message(identity)) from None
 

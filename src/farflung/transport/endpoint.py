@@ -89,13 +89,15 @@ async def dial_any(
     timeouts: Timeouts,
 ) -> Link:
     """Dial a holder at all its addresses, almost at once, and keep the first that greets. Otherwise as
-    `dial`.
+    `dial`; AnotherAuthority only if that is so at all of them.
     """
     call = _Call(context, hello, expected, handler, timeouts)
     try:
         return (await race([partial(call.dial, address) for address in addresses], _discard)).release()
     except AllFailed as failed:
-        raise ConnectionFailed("; ".join(map(str, failed.errors)) or "the holder gave no address") from None
+        is_other = failed.errors and all(isinstance(error, AnotherAuthority) for error in failed.errors)
+        kind = AnotherAuthority if is_other else ConnectionFailed
+        raise kind("; ".join(map(str, failed.errors)) or "the holder gave no address") from None
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Probing:
         self,
         own: Hello,
         context: ssl.SSLContext,
-        broker: str,
+        broker: Callable[[], str],
         port: Callable[[], Awaitable[int]],
         listener: Callable[[], Listener],
         tell: Callable[[Message], None],

@@ -69,14 +69,15 @@ class Routes:
         self._timeouts = timeouts
         self._advertise = advertise
         self._route = ""
+        self._broker = ""
         self._listener: Listener | None = None
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
-        self._connector = Connector(own, context, identity.broker, self._port, tell, self._limits)
-        self._answerer = Answerer(own, context, identity.broker, self, self._limits)
+        self._connector = Connector(own, context, self._broker_address, self._port, tell, self._limits)
+        self._answerer = Answerer(own, context, self._broker_address, self, self._limits)
         self._probing = Probing(
             Hello(identity.id, identity.role, "probe"),
             context,
-            identity.broker,
+            self._broker_address,
             self._port,
             self._listening,
             tell,
@@ -94,9 +95,9 @@ class Routes:
         if self._relay is not None:
             listener.set_relay(self._relay)
 
-    def on_registered(self, route: str, timeouts: Timeouts) -> None:
-        """Note the session with the broker: `route` is its local end, `timeouts` hold from now on."""
-        self._route, self._timeouts = route, timeouts
+    def on_registered(self, route: str, broker: str, timeouts: Timeouts) -> None:
+        """Note the connection to the broker: its two ends, and the timeouts that hold from now on."""
+        self._route, self._broker, self._timeouts = route, broker, timeouts
         if self._reporting is None:
             self.report()
 
@@ -187,6 +188,9 @@ class Routes:
 
     def _has_job(self) -> bool:
         return self._state().load is not None
+
+    def _broker_address(self) -> str:
+        return self._broker
 
     def _limits(self) -> Timeouts:
         return self._timeouts

@@ -218,7 +218,7 @@ class WorkerService:
         assert self._listener is not None
         self._broker, self._timeouts = session, session.timeouts
         self._listener.set_timeouts(self._timeouts)
-        self._routes.on_registered(session.link.local, self._timeouts)
+        self._routes.on_registered(session.link.local, session.link.remote, self._timeouts)
         assert self._device is not None
         options, state = self._options, self._state
         register = Register(
@@ -307,7 +307,8 @@ class WorkerService:
     def on_reconnect(self) -> None:
         log.info("linked to the broker again")
         if self._broker is not None:
-            self._routes.on_registered(self._broker.link.local, self._timeouts)
+            link = self._broker.link
+            self._routes.on_registered(link.local, link.remote, self._timeouts)
             # Always: behind a NAT only the broker sees whether the address has changed.
             self._send(messages.Moved(self._routes.addresses()))
             self._step(machine.BrokerBack())

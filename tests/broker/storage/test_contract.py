@@ -64,7 +64,7 @@ class PostgresPlace:
         return PostgresStore(self._urls[number], self._folder / str(next(self._folders)), sole)
 
     def take_over(self, number: int = 0) -> BrokerStore:
-        self._server.execute("UPDATE farflung.owner SET expires_at = now()", self._urls[number])
+        self._server.execute("UPDATE farflung.owner SET place = ''", self._urls[number])
         return self.open(number)
 
 

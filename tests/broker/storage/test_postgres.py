@@ -138,6 +138,19 @@ def test_writes_wait_for_a_server_that_is_restarted_and_the_log_says_so(
     assert "is back, after" in back and PASSWORD not in caplog.text
 
 
+def test_an_owner_keeps_its_store_over_a_restart_of_the_server(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres.database()
+    with closing(PostgresStore(url, tmp_path / "a", timeouts=SHORT)) as first:
+        postgres.stop()
+        time.sleep(SHORT.store_lease_seconds)
+        postgres.start()
+        with pytest.raises(StoreOwned):
+            PostgresStore(url, tmp_path / "b")
+        first.append([b"one"])
+
+
 def test_a_server_that_stays_away_ends_the_wait_in_one_line(postgres: PostgresServer, tmp_path: Path) -> None:
     with closing(PostgresStore(postgres.database(), tmp_path, timeouts=Timeouts(0.05))) as store:
         postgres.stop()
@@ -187,12 +200,14 @@ def test_an_owner_that_is_alive_is_named_and_its_lease_runs_out(
         ((seconds,),) = postgres.execute(left, url)
         assert 0 < float(str(seconds)) <= Timeouts().store_lease_seconds
         postgres.execute("UPDATE farflung.owner SET expires_at = now()", url)
-        with closing(PostgresStore(url, tmp_path / "b")) as second:
+        time.sleep(SHORT.store_lease_seconds)  # as the server may have started just now
+        with closing(PostgresStore(url, tmp_path / "b", timeouts=SHORT)) as second:
             for write in (first.renew, lambda: first.append([b"late"])):
                 with pytest.raises(StoreError, match="was taken over by another broker"):
                     write()
             first.close()
             second.append([b"two"])
+            second.renew()
             with pytest.raises(StoreOwned):
                 PostgresStore(url, tmp_path / "c")
             assert list(second.events()) == [b"one", b"two"]

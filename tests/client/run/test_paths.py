@@ -27,7 +27,7 @@ def test_a_submitter_goes_on_reporting_how_its_links_stand(
             async def connect(errand: object, handler: object) -> Reached:
                 return Reached(pair.a, "")
 
-            paths = WorkerRoutes(identity, Timeouts(1.0), told.put_nowait)  # type: ignore[arg-type]
+            paths = WorkerRoutes(identity, Timeouts(1.0), told.put_nowait, str)  # type: ignore[arg-type]
             monkeypatch.setattr(paths._connector, "connect", connect)
             planned: Any = SimpleNamespace(job="job-1", attempt=1)
             await paths.connect(planned, "b", [], None)  # type: ignore[arg-type]

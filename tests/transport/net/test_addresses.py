@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farflung.errors import ConnectionFailed
-from farflung.transport.net.addresses import format_address, parse_address
+from farflung.transport.net.addresses import format_address, parse_address, parse_addresses
 
 
 @given(st.ip_addresses().map(str), st.integers(0, 65535))
@@ -41,3 +41,15 @@ def test_ipv4_seen_through_an_ipv6_socket_keeps_its_own_form() -> None:
     assert format_address("::ffff:10.0.0.1", 7700) == "10.0.0.1:7700"
     assert format_address("fe80::1%eth0", 1) == "[fe80::1%eth0]:1"
     assert format_address("broker.example", 7700) == "broker.example:7700"
+
+
+def test_a_broker_may_have_several_addresses() -> None:
+    assert parse_addresses("broker.example") == ["broker.example:7700"]
+    several = "a:1, [::1]:2,b,a:1"
+    assert parse_addresses(several) == ["a:1", "[::1]:2", "b:7700"]
+
+
+@pytest.mark.parametrize("text", ["", "a:1,", "a:1;b:2", ",".join("abcdefghi")])
+def test_addresses_that_are_none_or_too_many_are_refused(text: str) -> None:
+    with pytest.raises(ConnectionFailed, match="expected"):
+        parse_addresses(text)

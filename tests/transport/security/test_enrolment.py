@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.links import nowhere
 
 from farflung.broker.security.authority import Authority
 from farflung.broker.storage.store import Store
@@ -60,6 +61,20 @@ def test_a_token_becomes_an_identity(tmp_path: Path) -> None:
     assert (identity.id, identity.role, identity.broker) == ("lab-1", "worker", address)
     assert Identity.load(tmp_path / "home") == identity
     assert (tmp_path / "home" / "key.pem").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_first_of_several_addresses_that_answers_is_joined_and_all_are_kept(tmp_path: Path) -> None:
+    async def run() -> tuple[Identity, str]:
+        async with broker(tmp_path / "broker") as (authority, address):
+            both = f"{nowhere()},{address}"
+            token = authority.create_token("worker")
+            return (await enrol(both, token, tmp_path / "home", "worker")).identity, both
+
+    identity, both = asyncio.run(run())
+    assert identity.broker == both and identity.broker_addresses == both.split(",")
+    with pytest.raises(ConnectionFailed, match=r"refused the connection.*; .*refused the connection"):
+        token = Token.create("worker", bytes(32))
+        asyncio.run(enrol(f"{nowhere()},localhost:{nowhere()[10:]}", token, tmp_path / "other", "worker"))
 
 
 @pytest.mark.parametrize("role", ["worker", "submitter", "viewer"])

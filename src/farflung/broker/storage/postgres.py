@@ -32,6 +32,19 @@ _FENCE = (
     "UPDATE owner SET expires_at = clock_timestamp() + make_interval(secs => ?) WHERE id = 1 AND epoch = ?"
 )
 
+# An owner that waited for a server to start has a lease's time to renew its own.
+_IS_LEASED = (
+    "SELECT process, at, place, greatest(expires_at, pg_postmaster_start_time() + make_interval(secs => ?)) "
+    "> clock_timestamp() FROM owner"
+)
+
+# The epoch is the time, or workers would take the broker of a database that was restored for an older one.
+_TAKE_OVER = (
+    "UPDATE owner SET epoch = greatest(epoch + 1, extract(epoch FROM clock_timestamp())::bigint), "
+    "process = ?, place = ?, at = clock_timestamp(), "
+    "expires_at = clock_timestamp() + make_interval(secs => ?)"
+)
+
 
 class PostgresStore(SqlStore):
     """A database that `url` names (postgresql://...), whose tables are made if needed: a `BrokerStore`.
@@ -145,22 +158,15 @@ class PostgresStore(SqlStore):
         """Take the store over, if its owner is this folder's earlier broker or its lease has run out."""
         place = self._place(folder)
         with self._connection.transaction(self._fence):
-            epoch, process, at, owner, is_alive = self._rows(
-                "SELECT epoch, process, at, place, expires_at > clock_timestamp() FROM owner"
-            )[0]
-            if is_alive and owner != place:
+            process, at, owner, is_leased = self._rows(_IS_LEASED, self._lease_seconds)[0]
+            if is_leased and owner not in ("", place):
                 raise StoreOwned(
                     f"another broker ({process}, since {_clock(at)}) owns the store {self.name} and is alive",
                     "stop it, or start this one with --standby to take over when it is gone",
                 )
-            self._run(
-                "UPDATE owner SET epoch = epoch + 1, process = ?, place = ?, at = clock_timestamp(), "
-                "expires_at = clock_timestamp() + make_interval(secs => ?)",
-                process_words(),
-                place,
-                self._lease_seconds,
-            )
-        self._epoch = epoch + 1
+            self._run(_TAKE_OVER, process_words(), place, self._lease_seconds)
+            ((epoch,),) = self._rows("SELECT epoch FROM owner")
+        self._epoch = epoch
 
     def _place(self, folder: Path) -> str:
         """The folder, as no other one on any machine is called: it tells an earlier broker of this folder.
@@ -185,9 +191,7 @@ class PostgresStore(SqlStore):
 
     def _end_lease(self) -> None:
         try:
-            self._connection.execute(
-                "UPDATE owner SET expires_at = clock_timestamp() WHERE epoch = ?", (self._epoch,)
-            )
+            self._connection.execute("UPDATE owner SET place = '' WHERE epoch = ?", (self._epoch,))
         except StoreError:
             pass  # it runs out by itself
 

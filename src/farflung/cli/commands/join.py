@@ -68,7 +68,11 @@ BackendOption = Annotated[
 
 def join(
     broker: Annotated[
-        str, typer.Argument(metavar="HOST[:PORT]", help="Address of the broker; port 7700 by default.")
+        str,
+        typer.Argument(
+            metavar="HOST[:PORT]",
+            help="Address of the broker, or several with commas between; port 7700 by default.",
+        ),
     ],
     token: TokenText = None,
     name: NameOption = None,

@@ -80,7 +80,10 @@ CLOCK_WORTH_SAYING_SECONDS = 1.0
 
 BrokerOption = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Address of the broker. [default: the one joined before]"),
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address of the broker, or several with commas between. [default: those joined before]",
+    ),
 ]
 FolderOption = Annotated[
     Path | None, typer.Option(help="Folder of the identity. [default: one under ~/.farflung]")
@@ -111,12 +114,12 @@ async def obtain_identity(
     ConnectionFailed
         The broker cannot be reached.
     """
-    from farflung.transport.net.addresses import with_port
+    from farflung.transport.net.addresses import parse_addresses
     from farflung.transport.security.enrolment import enrol
     from farflung.transport.security.identity import Identity
     from farflung.transport.security.tokens import Token
 
-    broker = None if broker is None else with_port(broker)
+    broker = None if broker is None else ",".join(parse_addresses(broker))
     if token is None:
         kept = Identity.load(folder)
         if role not in (kept.role, "viewer"):  # any role may view

@@ -60,7 +60,7 @@ class Connection:
         """
         await self._open_session()
         self.is_open = True
-        self._routes = WorkerRoutes(self._identity, self.timeouts, self.send)
+        self._routes = WorkerRoutes(self._identity, self.timeouts, self.send, self._reached_at)
         self._renewal = Renewal(self._identity, self._routes.contexts)
         self._renewal.start(self.send, self.timeouts.certificate_check_seconds)
 
@@ -106,6 +106,11 @@ class Connection:
         """Send the first message of a session, before which the broker takes no other."""
         self.is_open = True
         self.send(message)
+
+    def _reached_at(self) -> str:
+        """Which of the broker's addresses the newest session uses."""
+        assert self._broker is not None
+        return self._broker.link.remote
 
     def send(self, message: Message) -> None:
         """Send a message to the broker; without effect if there is no session."""

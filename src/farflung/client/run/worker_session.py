@@ -33,11 +33,17 @@ ANYWHERE = "[::]:0"
 class WorkerRoutes:
     """Finds routes to workers, with the broker's help.
 
-    `tell` sends a message to the broker; pass the broker's answers to `on_message`. `contexts` are the TLS
-    contexts in use, into which a renewed certificate must be loaded.
+    `tell` sends a message to the broker, which `broker` says the address of; pass its answers to
+    `on_message`. `contexts` are the TLS contexts in use, into which a renewed certificate must be loaded.
     """
 
-    def __init__(self, identity: Identity, timeouts: Timeouts, tell: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        timeouts: Timeouts,
+        tell: Callable[[Message], None],
+        broker: Callable[[], str],
+    ) -> None:
         self._identity = identity
         self._own = Hello(identity.id, identity.role, "data")
         self._timeouts = timeouts
@@ -49,7 +55,7 @@ class WorkerRoutes:
         self._reporting: asyncio.TimerHandle | None = None
         context = identity.client_context()
         self.contexts = [context]
-        self._connector = Connector(self._own, context, identity.broker, self._port, tell, lambda: timeouts)
+        self._connector = Connector(self._own, context, broker, self._port, tell, lambda: timeouts)
 
     @property
     def timeouts(self) -> Timeouts:

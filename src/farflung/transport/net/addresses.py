@@ -1,4 +1,7 @@
-"""HOST:PORT, the form in which all addresses are written; IPv6 hosts are in brackets."""
+"""HOST:PORT, the form in which all addresses are written; IPv6 hosts are in brackets.
+
+A broker that another machine may take over has several, separated by commas.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import ipaddress
 from farflung.errors import ConnectionFailed
 
 DEFAULT_PORT = 7700
+MOST_BROKER_ADDRESSES = 8
 EVERY_INTERFACE = ("0.0.0.0", "::")
 
 
@@ -44,9 +48,18 @@ def format_address(host: str, port: int) -> str:
     return f"{address.ipv4_mapped}:{port}" if address.ipv4_mapped else f"[{host}]:{port}"
 
 
-def with_port(text: str) -> str:
-    """An address as `parse_address` reads it, with the port written out."""
-    return format_address(*parse_address(text))
+def parse_addresses(text: str) -> list[str]:
+    """Split HOST:PORT,HOST2:PORT2, the addresses of one broker, each with its port written out.
+
+    Raises
+    ------
+    ConnectionFailed
+        One of them is no address, or there are too many.
+    """
+    addresses = [format_address(*parse_address(one.strip())) for one in text.split(",")]
+    if len(addresses) > MOST_BROKER_ADDRESSES:
+        raise ConnectionFailed(f"expected at most {MOST_BROKER_ADDRESSES} addresses, found {len(addresses)}")
+    return list(dict.fromkeys(addresses))
 
 
 def is_loopback(host: str) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from farflung.errors import IdentityError
+from farflung.errors import ConnectionFailed, IdentityError
 from farflung.transport.endpoint import ask
+from farflung.transport.net.addresses import parse_addresses
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import (
     BACKDATE_SECONDS,
@@ -47,6 +49,9 @@ async def enrol(
 ) -> Enrolment:
     """Spend `token` at the broker on HOST:PORT for an identity in `folder`.
 
+    `address` may be several with commas between: the first at which the broker answers is used, and the
+    identity has them all.
+
     The first connection only fetches the authority's certificate, which must have the token's fingerprint.
     The secret goes over a second connection, which is verified against that certificate. The private key is
     made in `folder` and stays there. Without `name`, the id is the host's name and a short suffix. You can
@@ -67,15 +72,26 @@ async def enrol(
         )
     key = await asyncio.to_thread(key_in, folder)
     id = check_id(name) if name else default_id(socket.gethostname(), public_bytes(key.public_key()))
-    authority = await _fetch_authority(address, token)
+    reached, authority = await _reach_authority(parse_addresses(address), token)
     request = AskCertificate(token.secret, id, role, signing_request(key, id, role))
     asked = time.time()
-    answer = await _exchange(address, request, authority)
+    answer = await _exchange(reached, request, authority)
     if not isinstance(answer, TellCertificate):
-        raise _unexpected(address, answer)
+        raise _unexpected(reached, answer)
     ahead = (asked + time.time()) / 2 - answer.clock
     identity = await asyncio.to_thread(Identity.write, folder, answer.certificate, authority, address)
     return Enrolment(identity, ahead)
+
+
+async def _reach_authority(addresses: Sequence[str], token: Token) -> tuple[str, bytes]:
+    """The first address at which a broker answers, and its authority's certificate (PEM)."""
+    failures = []
+    for address in addresses:
+        try:
+            return address, await _fetch_authority(address, token)
+        except ConnectionFailed as error:
+            failures.append(str(error))
+    raise ConnectionFailed("; ".join(failures))
 
 
 async def _fetch_authority(address: str, token: Token) -> bytes:

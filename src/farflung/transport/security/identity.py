@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from farflung.errors import IdentityError
 from farflung.files import write_atomically
+from farflung.transport.net.addresses import parse_addresses
 from farflung.transport.security import certificates
 from farflung.transport.security.certificates import (
     BACKDATE_SECONDS,
@@ -46,7 +47,10 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Identity:
-    """One holder: `certificate` names `id` and `role`; `broker` is HOST:PORT ("" for a broker itself)."""
+    """One holder: `certificate` names `id` and `role`.
+
+    `broker` is HOST:PORT, or several of them with commas between; "" for a broker itself.
+    """
 
     folder: Path
     id: str
@@ -89,6 +93,11 @@ class Identity:
         _keep(folder / CERTIFICATE_FILE, certificate_pem)
         _keep(folder / RECORD_FILE, record + b"\n")
         return identity
+
+    @property
+    def broker_addresses(self) -> list[str]:
+        """Each HOST:PORT at which its broker may answer."""
+        return parse_addresses(self.broker)
 
     def joined_at(self) -> str:
         """HOST:PORT of the broker that issued it; `broker` may have been changed since."""

@@ -65,15 +65,16 @@ class ChaosFleet:
         arguments = ["join", self._address, "--name", name, "--listen", "127.0.0.1:0"]
         self._start(name, name, *arguments, *(["--token", token] if token else []))
 
-    def wait_for_workers(self) -> None:
-        """Wait until all workers are idle."""
+    def wait_for_workers(self, idle: int | None = None) -> None:
+        """Wait until all workers are idle, or so many."""
+        wanted = len(self.workers) if idle is None else idle
         _eventually(
-            lambda: len(self._ask("desk", "status")["backup_pool"]) == len(self.workers), "all joined"
+            lambda: len(self._ask("desk", "status")["backup_pool"]) == wanted, f"{wanted} workers idle"
         )
 
-    def train(self, run: Path, *arguments: str) -> None:
+    def train(self, run: Path, *arguments: str, job: Path = JOB) -> None:
         """Start the submitter."""
-        self._start("submitter", "desk", "train", str(JOB), *arguments, log=run.with_suffix(".log"))
+        self._start("submitter", "desk", "train", str(job), *arguments, log=run.with_suffix(".log"))
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process; a killed one has ended when this returns."""

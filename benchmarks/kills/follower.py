@@ -1,0 +1,58 @@
+"""Reads a file of rows while it is written, and notes when each row came."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LOOK_SECONDS = 0.005
+LONGEST_SECONDS = 120.0
+"""No wait of this program lasts longer."""
+
+
+class Follower(threading.Thread):
+    """The whole lines of a file so far, each with the `time.monotonic()` at which it was seen.
+
+    It looks every `LOOK_SECONDS`; the file may come later. The thread ends with `stop()`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(daemon=True)
+        self._path = path
+        self._stopped = threading.Event()
+        self.lines: list[tuple[float, bytes]] = []
+        self.start()
+
+    def run(self) -> None:
+        offset = 0
+        while not self._stopped.wait(LOOK_SECONDS):
+            if not self._path.exists() or self._path.stat().st_size <= offset:
+                continue
+            with self._path.open("rb") as file:
+                file.seek(offset)
+                new, end, _ = file.read().rpartition(b"\n")
+            offset += len(new) + len(end)
+            now = time.monotonic()
+            self.lines += [(now, line) for line in new.splitlines()]
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+        self.join()
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = LONGEST_SECONDS) -> None:
+    """Wait until the condition holds.
+
+    Raises
+    ------
+    SystemExit
+        It did not within `seconds`.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"recovery.py: never within {seconds:g} s: {what}")
+        time.sleep(LOOK_SECONDS)

@@ -75,6 +75,10 @@ class Compute:
         """Send the state to the submitter."""
         self._post(attempt, lambda: self._worker.to_submitter(Given(attempt, unit, self.chain)))
 
+    def copy(self, attempt: Attempt, unit: int) -> None:
+        """Copy the state for the disks."""
+        self._post(attempt, lambda: self._worker.copied(attempt, unit, self.chain))
+
     def end_training(self, attempt: Attempt) -> None:
         """Run no other unit."""
         self._post(attempt, lambda: setattr(self, "_ended", True))

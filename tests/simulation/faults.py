@@ -30,6 +30,9 @@ KINDS = (
     "fail",  # an operation of a worker raises an error
     "hang",  # an operation of a worker does not end, so the worker gives its device up
     "refuse",  # a worker refuses the next job
+    "full",  # a worker's disk takes no copies
+    "damage",  # a worker's disk loses a copy
+    "lose",  # a worker dies soon after its state is on disks, and sometimes all copies of it are lost
     "nan",  # a gradient is not finite
     "stop",  # a submitter's user stops the run
     "keep",  # a submitter's user wants a copy
@@ -121,6 +124,14 @@ def strike(fleet: Fleet, fault: Fault) -> None:
             worker.after(0.0, lambda: worker.hang(fault.seconds))
         case "refuse" | "nan":
             worker.trouble = fault.kind
+        case "full":
+            worker.disk.full = True
+            world.schedule(20 * fault.seconds, world.weather, worker.disk.empty)
+        case "damage":
+            if job := worker.disk.damage(worker.random):
+                world.laws.log.jobs[job].damaged = True
+        case "lose":
+            world.laws.log.on_stable = partial(_lose_one, fleet, fault)
         case "stop":
             submitter.after(0.0, submitter.stop)
         case "keep":
@@ -129,6 +140,23 @@ def strike(fleet: Fleet, fault: Fault) -> None:
             fleet.stranger.babble(fleet.broker)
         case "echo":
             worker.after(0.0, worker.hear_an_echo)
+
+
+def _lose_one(fleet: Fleet, fault: Fault) -> None:
+    jobs = [job for job in fleet.broker.state.jobs.values() if job.members and job.versions.stable]
+    if not jobs:
+        return
+    job = jobs[fault.other % len(jobs)]
+    worker = fleet.workers[job.members[fault.victim % len(job.members)]]
+    if fault.seconds > 10:
+        fleet.world.laws.log.jobs[job.job].damaged = True
+        assert job.plan is not None
+        share = min(job.plan.segments_of(worker.name))
+        for one in fleet.workers.values():
+            one.disk.lose(job.job, share)
+    if worker.alive:
+        worker.die(silently=False)
+        fleet.world.schedule(5 * fault.seconds, fleet.world.weather, worker.start)
 
 
 def _kill_one(fleet: Fleet, fault: Fault, workers: Sequence[str]) -> str:

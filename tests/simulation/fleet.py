@@ -89,9 +89,11 @@ class Fleet:
 
     def _calm(self) -> None:
         self.world.calm_since = self.world.now
+        self.world.laws.log.on_stable = None
         self.broker.crash_after = self.broker.crossing = None
         for worker in self.workers.values():
             worker.trouble = ""
+            worker.disk.full = False
         for process in self.world.processes.values():
             process.thaw()
             process.start()

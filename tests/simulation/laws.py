@@ -204,9 +204,9 @@ class Laws:
         ledger = self.log.jobs[message.job]
         self._rolled_back.add((message.job, message.attempt))
         self._require(
-            ledger.rolled_back.get(message.attempt) == message.unit, f"{message} is heard, but not logged"
+            message.unit in ledger.rolled_back.get(message.attempt, ()), f"{message} is heard, but not logged"
         )
-        known = message.unit == len(run.origin) or message.unit in run.project.checkpoints
+        known = message.held or message.unit == len(run.origin) or message.unit in run.project.checkpoints
         self._require(known, f"{message}: there are {sorted(run.project.checkpoints)}")
 
     def on_fed(self, submitter: SubmitterProcess, attempt: Attempt) -> None:

@@ -8,6 +8,7 @@ from tests.simulation.model import Outcome
 
 from farflung.broker.core import facts
 from farflung.plans import LinkCodec, Plan
+from farflung.protocol.copies import StateVersion
 
 
 @dataclass
@@ -28,7 +29,9 @@ class Ledger:
     `wish`: a copy is due; `under_way`: the one that is not stored yet; `saved` are the units whose state the
     submitter has written, `stable` is the newest one of which the log says so. `furthest` is the first unit
     that no failed attempt has decided, `fruitless` how many in a row decided none of these, and `regrouped`
-    how many of them regrouped. On the workers `unfit` alone it cannot be planned.
+    how many of them regrouped. On the workers `unfit` alone it cannot be planned. `copying` is the version
+    that is on its way to disks, `version` the newest stable one; the job `waits` for
+    workers that have it. `damaged`: a disk has lost a copy.
     """
 
     submitted: facts.JobSubmitted
@@ -41,7 +44,11 @@ class Ledger:
     lines: dict[int, Line] = field(default_factory=dict)
     planned_on: frozenset[str] = frozenset()
     unfit: frozenset[str] = frozenset()
-    rolled_back: dict[int, int] = field(default_factory=dict)
+    rolled_back: dict[int, set[int]] = field(default_factory=dict)
+    copying: StateVersion | None = None
+    version: StateVersion | None = None
+    waits: bool = False
+    damaged: bool = False
     fruitless: int = 0
     regrouped: int = 0
     wish: bool = False
@@ -63,4 +70,4 @@ class Ledger:
     def interrupt_copies(self) -> None:
         """A copy that is under way may never arrive: another one is due."""
         self.wish = self.wish or self.under_way is not None
-        self.under_way = None
+        self.under_way = self.copying = None

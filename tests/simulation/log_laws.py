@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from tests.simulation.disk import Key, digest_of
 from tests.simulation.ledger import Ledger, Line
-from tests.simulation.model import undisturbed
+from tests.simulation.model import chain_of, undisturbed
+from tests.simulation.parcels import Chain
 from tests.simulation.store import VirtualStore
 from tests.simulation.world import LEASE_SECONDS, World
 
@@ -15,6 +17,7 @@ from farflung.broker.core.facts import AnyDecision
 from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED
 from farflung.broker.core.state import State, durable, reduce_fact
 from farflung.broker.journal import Journal
+from farflung.protocol.copies import StateVersion
 from farflung.worker.state import Attempt
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
     facts.JobRegrouped: (("loading", "running", "collecting"), "loading"),
     facts.JobEnding: (("loading",), "loading"),
     facts.JobRolledBack: (("loading", "running", "collecting"), "queued"),
+    facts.JobRestoring: (("queued",), "loading"),
+    facts.VersionGivenUp: (("queued",), "queued"),
 }
 """In which phases of a job each fact is right, and the phase after it."""
 
@@ -50,6 +55,7 @@ class LogLaws:
         self._collected: set[Attempt] = set()
         self._replayed = State.empty()
         self.is_disturbed = False  # by other faults than those of the broker
+        self.on_stable: Callable[[], None] | None = None
 
     def on_stored(self, decisions: Sequence[AnyDecision], state: State, store: VirtualStore) -> None:
         """A group of facts has become durable; `state` is the broker's state with them."""
@@ -101,6 +107,21 @@ class LogLaws:
                 ledger.attempt, ledger.planned_on = attempt, frozenset(workers)
                 ledger.lines[attempt] = Line(ledger.next_unit)
                 ledger.interrupt_copies()
+                self._require(not ledger.waits, f"{fact}, but the job waits for {ledger.version}")
+                ledger.version = None
+            case facts.JobRestoring(attempt=attempt, plan=plan):
+                self._require(attempt == ledger.attempt + 1, f"attempt {attempt} follows {ledger.attempt}")
+                self._require(ledger.waits, f"{fact}, but no version is to be restored")
+                ledger.attempt, ledger.waits = attempt, False
+                ledger.lines[attempt] = Line(ledger.next_unit, plan)
+                ledger.line.codecs[ledger.next_unit] = tuple(plan.codecs)
+            case facts.VersionGivenUp():
+                self._judge_version_given_up(ledger, fact)
+            case facts.VersionStable():
+                self._judge_version(ledger, fact)
+            case facts.VersionFailed(version=version):
+                self._require(version == ledger.copying, f"{fact}, but {ledger.copying} is under way")
+                ledger.copying = None
             case facts.JobRequeued(unfit=unfit):
                 self._require(ledger.planned_on >= set(unfit), f"{fact} was planned on {ledger.planned_on}")
                 self._require(not unfit or bool(ledger.rolled_back), f"{fact}, but it never ran")
@@ -153,8 +174,15 @@ class LogLaws:
         due = ledger.wish or (unit.train and every > 0 and (unit.step + 1) % every == 0)
         is_last = units.at(fact.unit + 1) is None
         copied = due and unit.train and ledger.under_way is None and not is_last
-        self._require(fact.keep == copied, f"the copy of unit {fact.unit}: expected keep={copied}")
-        if copied:
+        may_wait = ledger.copying is not None  # its memory may not be free
+        self._require(
+            fact.keep == copied or (may_wait and not fact.keep),
+            f"the copy of unit {fact.unit}: expected keep={copied}",
+        )
+        if fact.copy:
+            self._require(ledger.copying is None and unit.train and not is_last, f"{fact} copies too much")
+            ledger.copying = StateVersion(fact.attempt, fact.unit)
+        if fact.keep:
             ledger.under_way, ledger.wish = fact.unit, False
         else:
             ledger.wish = due
@@ -168,6 +196,37 @@ class LogLaws:
         self._counts["a copy that was not stored"] += not fact.stored
         ledger.under_way = None
         ledger.stable = unit + 1 if fact.stored else ledger.stable
+
+    def _judge_version(self, ledger: Ledger, fact: facts.VersionStable) -> None:
+        """What is called stable is on the disks of two workers, share by share, and is right."""
+        self._require(fact.version == ledger.copying, f"{fact}, but {ledger.copying} is under way")
+        ledger.version, ledger.copying = fact.version, None
+        strike, self.on_stable = self.on_stable, None
+        if strike is not None:
+            self._world.schedule(len(ledger.whole) / 20, self._world.weather, strike)
+        plan, expected = ledger.line.plan, chain_of(ledger.whole, fact.version.unit + 1)
+        assert plan is not None
+        for share, digest in fact.digests.items():
+            self._require(digest == digest_of(expected), f"{fact}: share {share} is of another state")
+            owner = plan.worker_of(share)
+            found = [
+                name
+                for name in self._world.workers
+                if self._disk_of(name).get((fact.job, fact.version, share)) == expected
+            ]
+            is_safe = owner in found and len(found) > 1
+            self._require(is_safe or ledger.damaged, f"{fact}: share {share} is only on {found}")
+
+    def _judge_version_given_up(self, ledger: Ledger, fact: facts.VersionGivenUp) -> None:
+        self._require(ledger.waits, f"{fact}, but the job waits for none")
+        self._require(fact.unit == ledger.stable, f"{fact} instead of to unit {ledger.stable}")
+        is_lost = fact.reason.startswith("a copy of the newest version")
+        self._require(not is_lost or ledger.damaged, f"{fact}, but no disk was damaged")
+        ledger.rolled_back[ledger.attempt].add(fact.unit)
+        ledger.next_unit, ledger.version, ledger.waits = fact.unit, None, False
+
+    def _disk_of(self, name: str) -> dict[Key, Chain]:
+        return self._world.processes[name].disk.copies  # type: ignore[attr-defined, no-any-return]
 
     def _judge_regroup(self, ledger: Ledger, fact: facts.JobRegrouped) -> None:
         self._require(self.is_disturbed, f"{fact}, but only the broker has died")
@@ -191,7 +250,11 @@ class LogLaws:
         is_free = fact.unit == ledger.next_unit
         self._require(self.is_disturbed or is_free, f"{fact}, but only the broker has died")
         self._counts["a crash of the broker alone"] += not self.is_disturbed
-        self._require(fact.unit == ledger.stable, f"{fact} instead of to unit {ledger.stable}")
+        version = ledger.version
+        restores = version is not None and version.unit + 1 >= ledger.stable
+        unit = version.unit + 1 if version is not None and restores else ledger.stable
+        self._require((fact.unit, fact.restores) == (unit, restores), f"{fact} instead of to unit {unit}")
+        ledger.version, ledger.waits = version if restores else None, restores
         self._require(ledger.ending in ("", "done"), f"{fact}, but {fact.job} was to end as {ledger.ending}")
         is_over = ledger.next_unit == len(ledger.whole)
         self._require(fact.over == is_over, f"{fact} after unit {ledger.next_unit - 1}")
@@ -199,7 +262,7 @@ class LogLaws:
         self._require(fruitless < MOST_FRUITLESS, f"{fact.job} goes on after {fruitless} fruitless attempts")
         if not fact.dropped:
             ledger.fruitless, ledger.furthest = fruitless, max(ledger.furthest, ledger.next_unit)
-        ledger.rolled_back[fact.attempt] = fact.unit
+        ledger.rolled_back.setdefault(fact.attempt, set()).add(fact.unit)
         ledger.next_unit, ledger.ending, ledger.regrouped = fact.unit, "", 0
         ledger.interrupt_copies()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farflung.protocol.copies import StateVersion
 from farflung.worker.state import Attempt
 
 Chain = tuple[tuple[int, float], ...]
@@ -55,4 +56,14 @@ class Given:
     chain: Chain
 
 
-Parcel = State | Input | Taken | Values | Given
+@dataclass(frozen=True)
+class Copy:
+    """To a worker's disk: a share of a version."""
+
+    attempt: Attempt
+    version: StateVersion
+    share: int
+    chain: Chain
+
+
+Parcel = State | Input | Taken | Values | Given | Copy

@@ -11,9 +11,10 @@ from tests.simulation.planting import Patch, reduces
 from tests.simulation.submitter import SubmitterProcess
 
 from farflung.broker import journal
-from farflung.broker.core import facts, jobs, records, recovery, reducer
+from farflung.broker.core import facts, jobs, protection, records, recovery, reducer
 from farflung.broker.core.copies import Copies
 from farflung.broker.core.transition import Transition
+from farflung.broker.core.versions import Version
 from farflung.protocol.messages import RolledBack, Stop
 
 
@@ -222,6 +223,25 @@ def forgets_failures_in_a_snapshot(patch: Patch) -> None:
     patch.setattr(journal, "decode_snapshot", decode_snapshot)
 
 
+def counts_a_version_before_holders_have_it(patch: Patch) -> None:
+    """A version is stable although only the owners of its shares have copies."""
+
+    def complete(state: Any, job: Any, version: Any, plan: Any) -> dict[int, Any]:
+        shares = protection.shares_of(plan)
+        mine = {
+            share: protection._copy_of(state.workers[owner], job, version, share)
+            for share, owner in shares.items()
+        }
+        return mine if all(mine.values()) else {}
+
+    patch.setattr(protection, "_complete", complete)
+
+
+def begins_one_unit_before_its_version(patch: Patch) -> None:
+    """A job that goes back to a version runs the version's own unit again."""
+    patch.setattr(Version, "next_unit", property(lambda self: self.name.unit))
+
+
 RECOVERY_BUGS = [
     forgets_stop_to_survivors,
     does_not_say_that_it_went_back,
@@ -244,4 +264,6 @@ RECOVERY_BUGS = [
     begins_with_a_newer_state,
     begins_again_with_the_state_it_holds,
     forgets_failures_in_a_snapshot,
+    counts_a_version_before_holders_have_it,
+    begins_one_unit_before_its_version,
 ]

@@ -260,6 +260,8 @@ class SubmitterProcess(Process):
                 attempt = self._current(run, message)
                 attempt.collecting = attempt.collecting or message
                 self._store_final(run, attempt)
+            case Ended(job=job) if run.job not in ("", job):
+                pass  # of a run that ended before this one was submitted
             case Ended():
                 self.world.laws.on_ended(self, run, message)
                 run.job = ""
@@ -280,8 +282,10 @@ class SubmitterProcess(Process):
         if planned.attempt <= run.left:
             return
         if planned.keeps:
+            if run.returned and run.attempt is None:  # it may not have heard that the job went back
+                run.recorded = min(run.recorded, planned.unit)
             assert run.recorded == planned.unit, f"{planned} leaves out a unit: {run.recorded}"
-            run.regrouped += 1
+            run.regrouped += run.attempt is not None
             self._leave(run, planned.reason)
             if self.random.random() < 0.3:
                 self.after(self.random.uniform(0, 0.5), self.stop)  # while the workers link up again
@@ -306,11 +310,15 @@ class SubmitterProcess(Process):
 
     def _roll_back(self, run: Run, message: RolledBack) -> None:
         """Drop the attempt, and go back to the state that the next one begins with."""
-        self._current(run, message)
+        if run.attempt is not None:  # else it waited for workers that have the state
+            self._current(run, message)
         run.rollbacks += 1
         self.world.laws.on_rolled_back(run, message)
         self._leave(run, message.reason)
-        self._go_back(run, message.unit)
+        if message.held:  # workers have the state
+            run.recorded = message.unit
+        else:
+            self._go_back(run, message.unit)
 
     def _go_back(self, run: Run, unit: int) -> None:
         run.recorded = unit

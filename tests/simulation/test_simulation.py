@@ -52,7 +52,8 @@ def test_fleets_stand_long_runs(events: int) -> None:
     ends = {"job done", "job failed", "job cancelled", "crash before", "crash after", "copy", "collected"}
     back = {"done after a rollback", "rolled back while loading", "rolled back while running"}
     for what in kinds | set(KINDS) | ends | back | {"refusal", "snapshot", "a copy that was not stored"}:
-        least = 1 if what == "JobEnding" else 10  # a stop while workers link up again is rare
+        rare = what in ("JobEnding", "JobRestoring", "VersionFailed")  # or needs two faults at a time
+        least = 0 if what == "VersionGivenUp" else 1 if rare else 10
         assert happened.get(what, 0) >= least, (what, happened)
 
 
@@ -66,7 +67,7 @@ def test_a_broken_law_tells_the_last_events_and_how_to_repeat_them(monkeypatch: 
     with pytest.raises(LawBroken) as found:
         campaign.run(20_000, seed=1)
     lines = str(found.value).splitlines()
-    assert "not free" in lines[0]
+    assert "not free" in lines[0] or "while it holds" in lines[0]
     assert len(lines) <= REMEMBERED + 4 and max(map(len, lines[:-1])) <= WIDEST + 20
     seed, events = lines[-1].removeprefix("repeat it: python -m tests.simulation --seed ").split(" --events ")
     with pytest.raises(LawBroken) as again:

@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 from tests.broker.scenario import DEVICE
 from tests.simulation.compute import Compute
+from tests.simulation.disk import Disk, digest_of
 from tests.simulation.ends import End
-from tests.simulation.parcels import Parcel, State
+from tests.simulation.parcels import Chain, Copy, Parcel, State
 from tests.simulation.world import LEASE_SECONDS, Process, World
 
+from farflung.protocol.copies import Copied, CopyLost, Retain, StateVersion
 from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import (
     AskReverse,
@@ -50,6 +52,8 @@ class WorkerProcess(Process):
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.trouble = ""
+        self.disk = Disk()
+        self._has_disk = self.random.random() < 0.95
         self.begin()
 
     def begin(self) -> None:
@@ -98,9 +102,10 @@ class WorkerProcess(Process):
             self._pause = min(2 * self._pause, longest)
             return
         self.control, self._pause = end, 1.0
-        state, addresses = self.state, [f"192.0.2.9:{7000 + self.life}"]
-        register = Register(DEVICE, "lab", addresses, f"boot-{self.life}", standing=state.standing)
-        newest = {"generation": state.generation, "seal": state.seal}
+        where, size = [f"192.0.2.9:{7000 + self.life}"], 10**9 if self._has_disk else 0
+        state, boot = self.state, f"boot-{self.life}"
+        register = Register(DEVICE, "lab", where, boot, held=self.disk.held(), disk_bytes=size)
+        newest = {"standing": state.standing, "generation": state.generation, "seal": state.seal}
         end.send(msgspec.structs.replace(register, **newest))
 
     def on_message(self, end: End, message: Any) -> None:
@@ -184,10 +189,14 @@ class WorkerProcess(Process):
                 self._dismiss(f"{load.job} goes on in attempt {load.attempt}")
                 self.compute.regroup(load)
                 self._link_up(command)
-            case machine.Drop(reason):
+            case machine.Drop(reason, job, over):
                 self.world.laws.on_drop(self, reason)
                 self._dismiss(reason)
                 self.compute.drop()
+                if over:
+                    self.disk.retain(Retain(job, []))
+            case machine.Retain(message):
+                self.disk.retain(message)
             case machine.Start() if attempt:
                 self.compute.begin(attempt)
             case machine.Apply(unit, scale, codecs) if attempt:
@@ -195,8 +204,11 @@ class WorkerProcess(Process):
                 self.compute.decide(attempt, unit, scale)
             case machine.EndTraining() if attempt:
                 self.compute.end_training(attempt)
-            case machine.CopyState(unit, keep=True) if attempt:
-                self.compute.give(attempt, unit)
+            case machine.CopyState(unit, keep, copy) if attempt:
+                if keep:
+                    self.compute.give(attempt, unit)
+                if copy:
+                    self.compute.copy(attempt, unit)
             case machine.GiveState() if attempt:
                 self.compute.give(attempt, None)
 
@@ -223,6 +235,81 @@ class WorkerProcess(Process):
     def _prepare(self, command: machine.Prepare) -> None:
         self.compute.prepare(command.load)
         self._link_up(command)
+        load = command.load
+        if load.version is not None and self.name not in load.donors:
+            self.after(self.random.expovariate(1), lambda: self._restore(load))
+
+    # Copies
+
+    def copied(self, attempt: machine.Attempt, unit: int, chain: Chain) -> None:
+        """The compute thread has copied the state: write it to disk, then send it to the holder."""
+        load = self.state.load
+        if load is None or attempt != self.state.attempt:
+            return
+        version, share = StateVersion(load.attempt, unit), min(load.plan.segments_of(self.name))
+
+        def send() -> None:
+            if self._store(load, Copy(attempt, version, share, chain)):
+                self._send_copy(load, load.holders[self.name], Copy(attempt, version, share, chain))
+
+        self.after(self.random.expovariate(2), send)
+
+    def _send_copy(self, load: Load, peer: str, copy: Copy) -> None:
+        if self.state.load is not load:
+            return
+        if peer in self._sessions:
+            self.to_peer(peer, copy)
+        elif copy.version != load.version:
+            self._tell(Copied(load.job, load.attempt, copy.version.unit, copy.share, trouble="no link"))
+
+    def _store(self, load: Load, copy: Copy) -> bool:
+        """Write a copy to disk and say so, or why not."""
+        if self.state.load is not load:
+            return False
+        found = (load.job, load.attempt, copy.version.unit, copy.share)
+        if self.disk.full:
+            self._tell(Copied(*found, trouble="the disk is full"))
+            return False
+        self.disk.copies[load.job, copy.version, copy.share] = copy.chain
+        self._tell(Copied(*found, digest_of(copy.chain), 100))
+        return True
+
+    def _take_copy(self, peer: str, copy: Copy) -> None:
+        """A copy comes from a member whose copies this worker holds, or from one that gives it its share."""
+        load = self.state.load
+        if load is None or copy.attempt != self.state.attempt:
+            return
+        if load.donors.get(self.name) == peer and copy.version == load.version:
+            self.disk.copies[load.job, copy.version, copy.share] = copy.chain
+            self.after(self.random.expovariate(1), lambda: self._restore(load))
+            return
+        assert load.holders.get(peer) == self.name, f"{peer} sends {copy}, which is not for {self.name}"
+        self.after(self.random.expovariate(1), lambda: self._store(load, copy))
+
+    def _restore(self, load: Load) -> None:
+        """Load the state from a copy on this disk, if it is still there."""
+        share = min(load.plan.segments_of(self.name))
+        if self.state.load is load and (chain := self._read(load, share)) is not None:
+            self.compute.fill((load.job, load.attempt), State((load.job, load.attempt), chain))
+
+    def _give(self, load: Load, peer: str) -> None:
+        share = min(load.plan.segments_of(peer))
+        if self.state.load is load and (chain := self._read(load, share)) is not None:
+            assert load.version is not None
+            self._send_copy(load, peer, Copy((load.job, load.attempt), load.version, share, chain))
+
+    def _read(self, load: Load, share: int) -> Chain | None:
+        assert load.version is not None
+        chain = self.disk.copies.get((load.job, load.version, share))
+        if chain is None:
+            self._tell(CopyLost(load.job, load.attempt, load.version, share, "the disk lacks it"))
+        return chain
+
+    def _tell(self, message: Any) -> None:
+        if self.control is not None:
+            self.control.send(message)
+
+    # Links
 
     def _link_up(self, command: machine.Prepare | machine.Regroup) -> None:
         load = command.load
@@ -260,7 +347,9 @@ class WorkerProcess(Process):
             if load is not None and self.state.load is load:
                 self._attach(peer, end)
         elif self._links.get(peer) is end:
-            if isinstance(message, State):
+            if isinstance(message, Copy):
+                self._take_copy(peer, message)
+            elif isinstance(message, State):
                 self.compute.fill(message.attempt, message)
             else:
                 self.compute.receive(peer, message)
@@ -276,6 +365,9 @@ class WorkerProcess(Process):
 
     def _attach(self, peer: str, end: End) -> None:
         self._links[peer] = self._sessions[peer] = end
+        load = self.state.load
+        if load is not None and load.donors.get(peer) == self.name:
+            self.after(self.random.expovariate(1), lambda: self._give(load, peer))
         self._step(machine.PeerLinked(peer))
 
     def _on_data_end(self, end: End, reason: str) -> None:
@@ -291,6 +383,9 @@ class WorkerProcess(Process):
             del self._dialled[end]
             end.close("it was given up")
         self._step(machine.PeerLost(peer, reason))
+        load = self.state.load
+        if load is not None and peer in self.state.partners - self.state.needed and peer > self.name:
+            self.after(LEASE_SECONDS, lambda: self._dial(peer, load, self.world.now + DIAL_SECONDS))
 
     def _dismiss(self, reason: str) -> None:
         over = [*self._links.values(), *self._dialled]

@@ -354,7 +354,13 @@ class BrokerService:
         while True:
             await asyncio.sleep(self._timeouts.heartbeat_seconds)
             limits = self._timeouts
-            tick = Tick(self._clock(), limits.patience_seconds, limits.return_seconds, limits.hold_seconds)
+            tick = Tick(
+                self._clock(),
+                limits.patience_seconds,
+                limits.return_seconds,
+                limits.hold_seconds,
+                limits.replace_seconds,
+            )
             self._dispatcher.put(Arrival(None, tick))
             self._verifier.update(self._dispatcher.state.workers)
             self._surveys.update()

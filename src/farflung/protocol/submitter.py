@@ -172,7 +172,8 @@ class RolledBack(Message, frozen=True):
     """The attempt ended for this reason: another one will begin at `unit`, after `step` steps.
 
     The submitter then sends the state of that unit: of the copy that it stored last, else the state with
-    which it submitted the job.
+    which it submitted the job. If it is `held`, workers have it on their disks, and the submitter sends none.
+    Should they not come back, another `RolledBack` of the same attempt follows.
     """
 
     job: Id
@@ -180,6 +181,7 @@ class RolledBack(Message, frozen=True):
     unit: Count
     step: Count
     reason: Text
+    held: bool = False
 
 
 class CodecChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

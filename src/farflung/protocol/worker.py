@@ -161,12 +161,13 @@ class Load(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """The worker has verified its segments, holds their whole state and is linked to its neighbours.
 
-    If it can make no copies of its state, `unprotected` says why.
+    If it can make no copies of its state, `unprotected` says why. Its part needs `needs_bytes` of memory.
     """
 
     job: Id
     attempt: Count
     unprotected: Text = ""
+    needs_bytes: Count = 0
 
 
 class Refused(Message, frozen=True):

@@ -148,6 +148,11 @@ class Timeouts:
         return 30 * self.lease_seconds
 
     @property
+    def replace_seconds(self) -> float:
+        """The least time that a job waits for lost workers whose copies it could go on from."""
+        return 6 * self.lease_seconds
+
+    @property
     def pass_seconds(self) -> float:
         """The shortest deadline of a microbatch's pass: the machine has other work too."""
         return 6 * self.lease_seconds

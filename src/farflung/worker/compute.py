@@ -32,7 +32,13 @@ from farflung.runtime.state import CODERS, StateKey
 from farflung.schedule import Unit
 from farflung.worker.codec_thread import CodecThread, CodedLinks
 from farflung.worker.copy_store import Piece
-from farflung.worker.loading import load_segments, no_room_for_copy, require_compiled_to_fit, restore_slots
+from farflung.worker.loading import (
+    load_segments,
+    needed_bytes,
+    no_room_for_copy,
+    require_compiled_to_fit,
+    restore_slots,
+)
 from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
 from farflung.worker.state_receiver import EMPTY, StateReceiver
 from farflung.worker.task_deadlines import Doing, Limits, Passes, Stopwatch, of_state
@@ -113,6 +119,7 @@ class _Job(Generic[Array]):
         self._batch = load.training.microbatch_size
         self.segments = load_segments(worker, load, receiver, memory_bytes, backend)
         programs = {number: runner.segment for number, runner in self.segments.items()}
+        self.needs_bytes = needed_bytes(worker, load, programs.values(), load.training)
         self.unprotected = no_room_for_copy(worker, load, programs.values(), memory_bytes)
         self.passes = Passes.of(programs, self._batch, limits)
         self.executor = Executor(load.plan, self.segments, load.training, self, load.unit)
@@ -435,8 +442,7 @@ class ComputeThread(threading.Thread):
         except FarflungError as error:
             self._emit(Verified(self._attempt, str(error)))
         else:
-            unprotected = self._job.unprotected
-            self._emit(Verified(self._attempt, None, unprotected))
+            self._emit(Verified(self._attempt, None, self._job.unprotected, self._job.needs_bytes))
 
     def _check_state(self, attempt: Attempt, receiver: StateReceiver) -> None:
         if problem := receiver.verify():

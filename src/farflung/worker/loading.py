@@ -43,7 +43,7 @@ def load_segments(
         backend.verify(segment, batch)
         check_edges(load, segment)
     again = {p.segment: p.recompute for p in load.plan.placements}
-    needed = _needed_bytes(worker, load, segments.values(), load.training)
+    needed = needed_bytes(worker, load, segments.values(), load.training)
     _require_memory("the segments need", needed, memory_bytes)
     if emulated:
         return {n: backend.runner(s, {}, load.training, again[n]) for n, s in segments.items()}
@@ -56,13 +56,13 @@ def no_room_for_copy(worker: str, load: Load, segments: Collection[Segment], mem
     """Why this worker can make no copies of its state; empty if it can, or if the job wants none."""
     if not load.holders or load.training.copies:
         return ""
-    needed = _needed_bytes(worker, load, segments, load.training.with_copies(1))
+    needed = needed_bytes(worker, load, segments, load.training.with_copies(1))
     if needed <= memory_bytes:
         return ""
     return f"with room for a copy of its state it needs {needed} bytes of memory, it offers {memory_bytes}"
 
 
-def _needed_bytes(worker: str, load: Load, segments: Collection[Segment], training: Training) -> int:
+def needed_bytes(worker: str, load: Load, segments: Collection[Segment], training: Training) -> int:
     """The memory that a worker's segments and codecs need, in bytes."""
     from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
     from farflung.runtime.footprint import worker_bytes

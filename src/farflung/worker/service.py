@@ -385,11 +385,17 @@ class WorkerService:
         self._compute.prepare(load, self._state_receiver, self._limits())
         self._copying.begin(load)
         self._peers.admit(worker, load, self._state_receiver, self._state.admitted)
-        if self._state_receiver.full:
+        if load.version is not None:
+            self._spawn(self._restore(load, self._state_receiver))
+        elif self._state_receiver.full:
             self.state_arrived()
         self._addresses = dict(load.addresses)
         for peer in command.dial:
             self._spawn(self._dial_peer(peer, load))
+
+    async def _restore(self, load: Load, receiver: StateReceiver) -> None:
+        if await self._copying.restore(load, receiver) and self._state.load is load:
+            self.state_arrived()
 
     def _regroup(self, command: machine.Regroup) -> None:
         load = command.load

@@ -65,6 +65,7 @@ class State:
     warned: bool = False
     failure: str = ""
     unprotected: str = ""
+    needs_bytes: int = 0
     broken: Broken | None = None
     away: bool = False
     generation: int = 0
@@ -148,12 +149,14 @@ class Orphaned:
 class Verified:
     """The programs of the attempt are verified (`problem` is None) or refused.
 
-    `unprotected` says why the worker can make no copies of its state; empty if it can.
+    `unprotected` says why the worker can make no copies of its state; empty if it can. Its part needs
+    `needs_bytes` of memory.
     """
 
     attempt: Attempt
     problem: str | None
     unprotected: str = ""
+    needs_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -367,7 +370,8 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
     if isinstance(event, Verified):
         if event.problem is not None:
             return _refuse(state, event.problem)
-        return _progress(replace(state, verified=True, unprotected=event.unprotected))
+        state = replace(state, verified=True, unprotected=event.unprotected, needs_bytes=event.needs_bytes)
+        return _progress(state)
     if isinstance(event, Filled):
         return _progress(replace(state, filled=True))
     if isinstance(event, UnitFinished):
@@ -438,8 +442,9 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
     load = state.load
     if load is not None and load.job == message.job and load.attempt >= message.attempt:
         return state, []
-    if state.failure:
-        return state, [Tell(Broken(message.job, message.attempt, state.failure))]
+    if state.failure and load is not None:
+        held = msgspec.structs.replace(load, attempt=message.attempt)  # so that its `Stop` is heard
+        return replace(state, load=held), [Tell(Broken(message.job, message.attempt, state.failure))]
     if load is None or load.job != message.job or not state.verified or state.unit != message.unit:
         problem = f"it does not hold the state with which unit {message.unit} begins"
         refused = Tell(Refused(message.job, message.attempt, problem))
@@ -460,6 +465,7 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
         unit=state.unit,
         warned=state.warned,
         unprotected=state.unprotected,
+        needs_bytes=state.needs_bytes,
     )
     dial = _dialled(fresh)
     note = Note(f"job {load.job}: linking up again, the state stays ({message.reason})")
@@ -476,7 +482,7 @@ def _progress(state: State) -> tuple[State, list[Command]]:
     ready = state.verified and state.filled and state.needed <= state.linked
     if state.phase != "loading" or state.load is None or state.announced or not ready:
         return state, []
-    loaded = Loaded(state.load.job, state.load.attempt, state.unprotected)
+    loaded = Loaded(state.load.job, state.load.attempt, state.unprotected, state.needs_bytes)
     return replace(state, announced=True), [Tell(loaded)]
 
 

@@ -58,12 +58,13 @@ class Tick(Event):
     """Time has passed. Every wait for progress may last at least `patience_seconds`.
 
     An away worker counts as lost after `return_seconds`. A job whose submitter is away keeps its workers for
-    `hold_seconds`.
+    `hold_seconds`. A job waits at least `replace_seconds` for lost workers whose state is on disks.
     """
 
     patience_seconds: float
     return_seconds: float = math.inf
     hold_seconds: float = math.inf
+    replace_seconds: float = 60.0
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,9 @@ class JobRolledBack(Decision, frozen=True):
     """The attempt ended before the job did. Another one begins at `unit`; what was decided since is void.
 
     `over` says that every unit had been decided: the submitter may have the whole state all the same. An
-    attempt that was `dropped`, because its submitter was away, has not failed.
+    attempt that was `dropped`, because its submitter was away, has not failed. If the job `restores`, its
+    plan stays: it waits until workers with all shares of its newest stable version are there. Else the
+    submitter has the state of `unit`.
     """
 
     job: str
@@ -224,6 +226,32 @@ class JobRolledBack(Decision, frozen=True):
     reason: str
     over: bool = False
     dropped: bool = False
+    restores: bool = False
+
+
+class JobRestoring(Decision, frozen=True):
+    """The job loads its newest stable version on the workers of `plan`, in attempt `attempt`.
+
+    `holders` maps each of them to the one that holds its copies, `donors` those that lack their share to the
+    one that has it.
+    """
+
+    job: str
+    attempt: int
+    plan: Plan
+    holders: dict[str, str]
+    donors: dict[str, str]
+
+
+class VersionGivenUp(Decision, frozen=True):
+    """No workers with all shares of the version that the job waits for are there.
+
+    The job begins again at `unit`, with the state that the submitter has.
+    """
+
+    job: str
+    unit: int
+    reason: str
 
 
 class JobRegrouped(Decision, frozen=True):
@@ -284,12 +312,14 @@ class WorkerVerified(msgspec.Struct, frozen=True):
 class WorkerLoaded(msgspec.Struct, frozen=True):
     """Observed: the worker holds its segments and is linked to its neighbours.
 
-    `unprotected` says why it can make no copies of its state.
+    `unprotected` says why it can make no copies of its state, `needs_bytes` how much memory its part takes
+    (0: it did not say).
     """
 
     job: str
     worker: str
     unprotected: str = ""
+    needs_bytes: int = 0
 
 
 class WorkerHolds(msgspec.Struct, frozen=True):
@@ -339,6 +369,8 @@ AnyDecision = (
     | CopyAsked
     | CopyStored
     | JobRolledBack
+    | JobRestoring
+    | VersionGivenUp
     | JobRegrouped
     | JobEnding
     | CodecsDecided

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from farflung.broker.codecs import tuning
-from farflung.broker.core import facts, protection
-from farflung.broker.core.events import Reply, RunPlanner, Send, SendLoad
+from farflung.broker.core import facts, protection, restoring
+from farflung.broker.core.events import ReadTuning, Reply, RunPlanner, Send, SendLoad
 from farflung.broker.core.records import (
     CANCELLED,
     COLLECTING,
@@ -37,6 +37,7 @@ from farflung.protocol.messages import (
     Load,
     PeerMoved,
     Planned,
+    RolledBack,
     Running,
     SendState,
     Stop,
@@ -105,9 +106,14 @@ def start_queued(turn: Transition) -> None:
             # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
             _explain(turn, job, f"waiting for {blocked.job}, which is ahead of it in the queue")
             continue
-        idle = turn.state.idle_for(job)
-        usable = [name for name in job.on if name in idle] if job.on else idle
-        needs = len(job.on) or job.asked or 1
+        if job.plan is not None and restoring.is_lost(turn.state, job):
+            give_version_up(turn, job, "a copy of the newest version is lost")
+            job = turn.state.jobs[job.job]
+        if job.plan is not None:
+            if not _restore(turn, job):
+                blocked = job
+            continue
+        usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or 1
         if away := turn.state.away_for(job):
             _explain(turn, job, f"{waiting_for(and_more(away, NAMED))} to return", missing=len(away))
             blocked = job
@@ -126,12 +132,57 @@ def start_queued(turn: Transition) -> None:
                 blocked = job
 
 
-def worker_loaded(turn: Transition, job: Job, worker: str, unprotected: str = "") -> None:
+def waits_for_version(job: Job) -> bool:
+    """Whether the job waits for workers that have its newest version."""
+    return job.state == QUEUED and job.plan is not None
+
+
+def usable_for(state: State, job: Job) -> list[str]:
+    """The idle workers on which the job may be planned now."""
+    idle = state.idle_for(job)
+    return [name for name in job.on if name in idle] if job.on else idle
+
+
+def give_version_up(turn: Transition, job: Job, reason: str) -> None:
+    """Let a job that waits for a version on workers' disks begin again with the state of the submitter."""
+    reason, unit = one_line(reason), job.copies.stable
+    turn.emit(facts.VersionGivenUp(turn.now, job.job, unit, reason))
+    protection.forget(turn, job)
+    step = turn.state.jobs[job.job].step
+    turn.tell(job.job, RolledBack(job.job, job.attempt, unit, step, reason))
+
+
+def _restore(turn: Transition, job: Job) -> bool:
+    """Load the newest stable version on its workers; says whether all places are taken."""
+    found = restoring.seating(turn.state, job)
+    if found is None:
+        missing = restoring.missing(turn.state, job)
+        names = and_more(missing, NAMED) or "workers that have a copy of its state"
+        like = "another one like it" if len(missing) == 1 else "others like them"
+        _explain(turn, job, f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}")
+        return False
+    holders = protection.holders_for(turn.state, job, found.plan)
+    attempt = job.attempt + 1
+    turn.emit(facts.JobRestoring(turn.now, job.job, attempt, found.plan, holders, found.donors))
+    job = turn.state.jobs[job.job]
+    for name in job.members:
+        turn.do(load_of(turn.state, job, name))
+    turn.tell(job.job, planned_of(turn.state, job))
+    if job.blobs.steering is not None:
+        turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
+    return True
+
+
+def worker_loaded(
+    turn: Transition, job: Job, worker: str, unprotected: str = "", needs_bytes: int = 0
+) -> None:
     """Note that a worker has loaded its segments; the last one starts the job."""
     if job.state != LOADING or worker in job.loaded:
         return
-    turn.emit(facts.WorkerLoaded(job.job, worker, one_line(unprotected)))
+    turn.emit(facts.WorkerLoaded(job.job, worker, one_line(unprotected), needs_bytes))
     job = turn.state.jobs[job.job]
+    if job.restores:
+        protection.on_restored(turn, job, worker)
     if not job.loaded >= set(job.members):
         return
     if job.ending or job.unit is None:
@@ -181,7 +232,7 @@ def planned_of(state: State, job: Job) -> Planned:
         list(map(list, job.owned)),
         {name: state.addresses_for(name, job.submitter, job.job) for name in job.plan.workers()},
         unit=job.next_unit,
-        keeps=job.keeps,
+        keeps=job.keeps or job.restores,
         reason=job.reason if job.keeps else "",
     )
 
@@ -200,6 +251,8 @@ def load_of(state: State, job: Job, worker: str) -> SendLoad:
         submitter=job.submitter,
         unit=job.unit.number,
         holders=dict(job.holders),
+        version=job.versions.stable.name if job.restores and job.versions.stable else None,
+        donors=dict(job.donors),
     )
     programs = tuple(digest for segment, digest in job.blobs.programs.items() if segment in mine)
     return SendLoad(worker, load, programs)

@@ -77,6 +77,18 @@ def _describe_job_rolled_back(fact: facts.JobRolledBack) -> str:
 
 
 @log_line.register
+def _describe_job_restoring(fact: facts.JobRestoring) -> str:
+    return (
+        f"{fact.job} loads copies of its state on {', '.join(fact.plan.workers())} (attempt {fact.attempt})"
+    )
+
+
+@log_line.register
+def _describe_version_given_up(fact: facts.VersionGivenUp) -> str:
+    return f"{fact.job} begins again at unit {fact.unit}: {fact.reason}"
+
+
+@log_line.register
 def _describe_job_regrouped(fact: facts.JobRegrouped) -> str:
     return f"{fact.job} goes on with the state that its workers hold (attempt {fact.attempt}): {fact.reason}"
 

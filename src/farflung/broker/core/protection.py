@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import Send
-from farflung.broker.core.records import Job, State, Worker
+from farflung.broker.core.records import QUEUED, Job, State, Worker
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.versions import Version
 from farflung.errors import ProtocolError
@@ -44,14 +44,25 @@ def copies_wanted(state: State, job: Job, workers: Sequence[str]) -> int:
 
 def protection(state: State, job: Job) -> str:
     """How well a job's state is protected against the loss of a worker, for `farflung status`."""
-    if job.plan is None or job.over:
+    if job.plan is None or job.over or job.state == QUEUED:
         return ""
     stable, trouble = job.versions.stable, job.unprotected or job.versions.trouble
-    if stable is not None:
-        late = f"; no newer copy: {trouble}" if trouble else ""
-        return one_line(f"protected up to step {stable.step}{late}")
-    why = trouble or hindrance(state, job, job.plan) or "the first copy is not complete"
-    return one_line(f"not protected: {why}")
+    if stable is None:
+        why = trouble or hindrance(state, job, job.plan) or "the first copy is not complete"
+        return one_line(f"not protected: {why}")
+    if alone := _alone(state, job, stable, job.plan):
+        why = trouble or "the next copy is not complete"
+        return one_line(f"not protected: {alone} alone has its part of step {stable.step}; {why}")
+    late = f"; no newer copy: {trouble}" if trouble else ""
+    return one_line(f"protected up to step {stable.step}{late}")
+
+
+def _alone(state: State, job: Job, version: Version, plan: Plan) -> str:
+    """A worker that alone has a share of a version, if there is one."""
+    for share, owner in shares_of(plan).items():
+        if sum(state.workers[name].connected for name in who_has(state, job, version, share)) < 2:
+            return owner
+    return ""
 
 
 def shares_of(plan: Plan) -> dict[int, str]:
@@ -143,6 +154,25 @@ def on_restart(turn: Transition, job: Job) -> None:
     """A version that is under way may never be complete: what workers said of it is lost."""
     if job.versions.under_way is not None:
         _fail(turn, job, job.versions.under_way, "the broker was restarted while it was made")
+
+
+def version_to_restore(job: Job) -> Version | None:
+    """The version on workers' disks that a job goes back to; None if the submitter's state is newer."""
+    version = job.versions.stable
+    if version is None or job.plan is None or version.next_unit < job.copies.stable:
+        return None
+    return version
+
+
+def on_restored(turn: Transition, job: Job, worker: str) -> None:
+    """Note that a member has its share of the version from which it has loaded."""
+    version, plan = job.versions.stable, job.plan
+    if version is None or plan is None:
+        return
+    share = min(plan.segments_of(worker))
+    if worker not in who_has(turn.state, job, version, share):
+        copy = HeldCopy(job.job, version.name, share, version.digests[share], 0)
+        _holds(turn, worker, [*turn.state.workers[worker].held, copy])
 
 
 def forget(turn: Transition, job: Job) -> None:

@@ -132,10 +132,12 @@ class Job:
     counts the attempts that it had before this job, so that the same job is not submitted twice.
 
     `holders` maps each member to the one that holds its copies, `versions` says which versions of the state
-    are on their disks.
+    are on their disks. An attempt that `restores` begins with the newest stable one; members that lack their
+    share get it from `donors`. A queued job that has a plan waits for workers with that version.
 
     `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits), `tuning` (codec
-    tuning) and `unprotected` (why a member can make no copies) are observed, and empty after a replay.
+    tuning), `unprotected` (why a member can make no copies) and `needs` (bytes of memory that each member's
+    part takes) are observed, and empty after a replay.
     """
 
     job: str
@@ -173,7 +175,10 @@ class Job:
     recovery: Recovery = field(default_factory=Recovery)
     holders: Mapping[str, str] = field(default_factory=dict)
     versions: Versions = field(default_factory=Versions)
+    restores: bool = False
+    donors: Mapping[str, str] = field(default_factory=dict)
     unprotected: str = ""
+    needs: Mapping[str, int] = field(default_factory=dict)
     results: tuple[Result, ...] = ()
     held_since: float | None = None
     patience_seconds: int = PATIENCE_SECONDS
@@ -200,9 +205,9 @@ class Job:
     def partners(self, worker: str) -> set[str]:
         """The members that a member exchanges values or copies with."""
         near = set() if self.plan is None else set(self.plan.neighbours(worker))
-        for owner, holder in self.holders.items():
-            if worker in (owner, holder):
-                near |= {owner, holder} - {worker}
+        for pair in (*self.holders.items(), *self.donors.items()):
+            if worker in pair:
+                near |= {*pair} - {worker}
         return near
 
     @property
@@ -280,7 +285,9 @@ class State:
 def durable(state: State) -> State:
     """The part of `state` that a replay of the stored decisions restores."""
     jobs = {
-        name: replace(job, loaded=frozenset(), group=None, traffic={}, words="", tuning=None, unprotected="")
+        name: replace(
+            job, loaded=frozenset(), group=None, traffic={}, words="", tuning=None, unprotected="", needs={}
+        )
         for name, job in state.jobs.items()
     }
     workers = {

@@ -1,17 +1,18 @@
 """What follows when an attempt of a job cannot go on.
 
 If all its workers are there, they *regroup*: the next attempt goes on with the state that they hold. Else the
-job *rolls back*: the next one begins at the newest unit whose state the submitter has.
+job *rolls back*: the next one begins with the newest version on workers' disks, or at the newest unit whose
+state the submitter has, whichever is later.
 """
 
 from __future__ import annotations
 
-from farflung.broker.core import facts, jobs
+from farflung.broker.core import facts, jobs, protection, restoring
 from farflung.broker.core.events import Send
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, LOADING, PLANNING, RUNNING, Job, State
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
-from farflung.protocol.messages import Continue, RolledBack, Stop
+from farflung.protocol.messages import Continue, CopyLost, RolledBack, Stop
 from farflung.text import count_of
 
 MOST_FRUITLESS = 5
@@ -81,6 +82,32 @@ def give_up(turn: Transition, job: Job, reason: str) -> None:
         _roll_back(turn, job, one_line(reason))
 
 
+def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
+    """Note that a worker lacks a copy that was counted on; a job that loads from it does that again."""
+    protection.on_copy_lost(turn, job, worker, message)
+    if job.state == LOADING and job.restores:
+        give_up(turn, job, f"the copy of share {message.share} on worker {worker} is lost: {message.reason}")
+
+
+def cannot_restore(turn: Transition, job: Job, reason: str) -> None:
+    """End an attempt whose plan a worker refuses, though another worker has run it: plan anew."""
+    _roll_back(turn, job, one_line(reason))
+    jobs.give_version_up(turn, turn.state.jobs[job.job], reason)
+
+
+def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
+    """Give up the version that a queued job waits for, once that is not worth it and the job can run."""
+    assert job.plan is not None
+    if any(turn.state.workers[name].away for name in job.plan.workers()):
+        return  # they have a deadline of their own
+    waited = turn.now - job.pace.moved_at
+    usable = jobs.usable_for(turn.state, job)
+    can_run = len(usable) >= (len(job.on) or job.asked or 1)
+    if can_run and waited > restoring.worth_waiting_seconds(job, least_seconds):
+        missing = ", ".join(restoring.missing(turn.state, job))
+        jobs.give_version_up(turn, job, f"{missing or 'a copy'} did not come back within {waited:.0f} s")
+
+
 def fail(turn: Transition, job: Job, reason: str) -> None:
     """End a job whose error would come again."""
     kept = f"; {job.step} of {job.training.steps} steps were applied" if job.step else ""
@@ -109,17 +136,20 @@ def drop(turn: Transition, job: Job, reason: str, told: bool = False) -> None:
 
 
 def _roll_back(turn: Transition, job: Job, reason: str, dropped: bool = False, told: bool = False) -> None:
-    """Free the workers and queue the job again, at the newest unit whose state the submitter has."""
-    unit = job.copies.stable
-    is_over = job.unit is None
-    turn.emit(facts.JobRolledBack(turn.now, job.job, job.attempt, unit, reason, is_over, dropped))
+    """Free the workers and queue the job again, at the newest unit whose state is on disks."""
+    version = protection.version_to_restore(job)
+    unit = job.copies.stable if version is None else version.next_unit
+    is_over, restores = job.unit is None, version is not None
+    turn.emit(facts.JobRolledBack(turn.now, job.job, job.attempt, unit, reason, is_over, dropped, restores))
+    if version is None:
+        protection.forget(turn, turn.state.jobs[job.job])
     for name in job.members:
         if turn.state.workers[name].connected:
             turn.do(Send(name, Stop(job.job, job.attempt, reason)))
     step = turn.state.jobs[job.job].step
     if told:
         return
-    turn.tell(job.job, RolledBack(job.job, job.attempt, unit, step, reason))
+    turn.tell(job.job, RolledBack(job.job, job.attempt, unit, step, reason, held=restores))
 
 
 def _got_further(job: Job) -> bool:

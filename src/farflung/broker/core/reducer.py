@@ -171,7 +171,10 @@ def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
         copies=job.copies.interrupted(),
         holders={},
         versions=Versions(),
+        restores=False,
+        donors={},
         unprotected="",
+        needs={},
         pace=Pace(fact.at),
         words="",
     )
@@ -210,6 +213,8 @@ def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         plan=None,
         owned=(),
         keeps=False,
+        restores=False,
+        donors={},
         unit=unit,
         step=unit.step,
         ending="",
@@ -224,7 +229,59 @@ def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         results=tuple(result for result in job.results if result.unit < fact.unit),
         recovery=_after_attempt(job, fact),
     )
+    if fact.restores:
+        queued = replace(
+            queued,
+            blobs=job.blobs,
+            plan=job.plan,
+            owned=job.owned,
+            holders=job.holders,
+            versions=job.versions.interrupted(),
+            pace=replace(job.pace, moved_at=fact.at),
+        )
     return _assign_workers(state, job, ()).with_job(queued)
+
+
+@_evolve.register
+def _apply_job_restoring(fact: facts.JobRestoring, state: State) -> State:
+    held = state.jobs[fact.job]
+    job = replace(
+        held,
+        state=LOADING,
+        attempt=fact.attempt,
+        plan=fact.plan,
+        members=tuple(fact.plan.workers()),
+        codecs=tuple(fact.plan.codecs),
+        holders=dict(fact.holders),
+        donors=dict(fact.donors),
+        restores=True,
+        versions=held.versions.seated(tuple(fact.plan.codecs)),
+        unprotected="",
+        words="",
+        pace=replace(held.pace, moved_at=fact.at),
+    )
+    return _assign_workers(state, held, job.members).with_job(job)
+
+
+@_evolve.register
+def _apply_version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
+    job, unit = state.jobs[fact.job], state.jobs[fact.job].training.units().at(fact.unit)
+    assert unit is not None
+    queued = replace(
+        job,
+        reason=fact.reason,
+        words="",
+        pace=Pace(fact.at),
+        blobs=JobBlobs(job.blobs.graph),
+        plan=None,
+        owned=(),
+        unit=unit,
+        step=unit.step,
+        holders={},
+        versions=Versions(),
+        recovery=replace(job.recovery, begins=fact.unit),
+    )
+    return state.with_job(queued)
 
 
 @_evolve.register
@@ -245,6 +302,8 @@ def _apply_job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         reason=job.reason if job.ending else fact.reason,
         attempt=fact.attempt,
         keeps=True,
+        restores=False,
+        donors={},
         loaded=frozenset(),
         group=None,
         tuning=tuning,
@@ -390,7 +449,10 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         copies=Copies(),
         holders={},
         versions=Versions(),
+        restores=False,
+        donors={},
         unprotected="",
+        needs={},
         recovery=Recovery(),
         tuning=None,
         words="",
@@ -404,7 +466,9 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
 def _apply_worker_loaded(fact: facts.WorkerLoaded, state: State) -> State:
     job = state.jobs[fact.job]
     unprotected = job.unprotected or (fact.unprotected and f"{fact.worker}: {fact.unprotected}")
-    return state.with_job(replace(job, loaded=job.loaded | {fact.worker}, unprotected=unprotected))
+    needs = {**job.needs, fact.worker: fact.needs_bytes} if fact.needs_bytes else job.needs
+    loaded = job.loaded | {fact.worker}
+    return state.with_job(replace(job, loaded=loaded, unprotected=unprotected, needs=needs))
 
 
 @_evolve.register

@@ -107,7 +107,9 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
     for job in list(turn.state.jobs.values()):
         if job.held or turn.state.away_for(job):
             continue  # it waits for them, with deadlines of its own
-        if reason := overdue(job, event.now, event.patience_seconds):
+        if job.state == QUEUED and job.plan is not None:
+            recovery.wait_no_longer(turn, job, event.replace_seconds)
+        elif reason := overdue(job, event.now, event.patience_seconds):
             if job.state == PLANNING:  # `give_up` would only plan it again
                 jobs.end(turn, job, FAILED, reason)
             else:
@@ -213,11 +215,11 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         return
     match message:
         case Loaded():
-            jobs.worker_loaded(turn, job, event.worker, message.unprotected)
+            jobs.worker_loaded(turn, job, event.worker, message.unprotected, message.needs_bytes)
         case Copied():
             protection.on_copied(turn, job, event.worker, message)
         case CopyLost():
-            protection.on_copy_lost(turn, job, event.worker, message)
+            recovery.copy_lost(turn, job, event.worker, message)
         case AskReverse() | AskCircuit():
             reachability.ask(
                 turn,
@@ -232,7 +234,10 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
             units.add_shares(turn, job, event.worker, message)
         case Refused():
             why = f"worker {event.worker} refused the job {jobs.moment(job)}: {message.reason}"
-            (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
+            if job.restores and job.state == LOADING:
+                recovery.cannot_restore(turn, job, why)
+            else:
+                (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
         case Broken():
             why = f"worker {event.worker} could not go on {jobs.moment(job)}: {message.reason}"
             is_first = job.state == LOADING and not (job.keeps or job.recovery.failed)

@@ -141,10 +141,13 @@ def _missed(state: State, job: Job, message: Return) -> list[Message]:
         after = [result for result in job.results if result.unit >= ended.begins]
         unit = job.training.units().at(ended.begins)
         assert unit is not None
-        back = RolledBack(job.job, message.attempt, ended.begins, unit.step, job.reason)
+        held = job.restores or jobs.waits_for_version(job)
+        back = RolledBack(job.job, message.attempt, ended.begins, unit.step, job.reason, held)
         said: list[Message] = [*_done(job, before), back, *_done(job, after)]
     else:
         said = _done(job, [result for result in job.results if result.unit >= message.unit], message.attempt)
+        if jobs.waits_for_version(job) and message.unit > job.next_unit:
+            said.append(RolledBack(job.job, ended.last, job.next_unit, job.step, job.reason, held=True))
     if job.state == LOADING and 0 < message.attempt < job.attempt:
         said.append(jobs.planned_of(state, job))
     elif message.attempt == job.attempt and job.state == RUNNING:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from farflung.broker.core.blobs import Digest, digest_of
 from farflung.broker.core.events import Command, Send, SendToSubmitter
-from farflung.broker.core.facts import Fact, JobEnded, JobLoading, JobPlanning, JobRolledBack
+from farflung.broker.core.facts import (
+    Fact,
+    JobEnded,
+    JobLoading,
+    JobPlanning,
+    JobRolledBack,
+    VersionGivenUp,
+)
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.reducer import reduce_fact
 from farflung.protocol.messages import Message
 
-_CHANGES_BLOBS = (JobPlanning, JobLoading, JobRolledBack, JobEnded)
+_CHANGES_BLOBS = (JobPlanning, JobLoading, JobRolledBack, VersionGivenUp, JobEnded)
 
 
 class Transition:

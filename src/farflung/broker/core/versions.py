@@ -81,6 +81,10 @@ class Versions:
         """The versions once the one under way cannot be made."""
         return replace(self, under_way=None, not_before=now + RETRY_SECONDS, trouble=reason)
 
+    def seated(self, codecs: tuple[LinkCodec, ...]) -> Versions:
+        """The versions once other workers took places in the plan: `codecs` name these now."""
+        return replace(self, stable=self.stable and replace(self.stable, codecs=codecs))
+
     def interrupted(self) -> Versions:
         """The versions once the attempt has ended: one under way may never arrive, and the next is due."""
         return replace(self, under_way=None, not_before=0.0)

@@ -84,7 +84,7 @@ class RunCheckpoints:
         CheckpointError
             The checkpoint of that step cannot be read.
         """
-        self._ended = ended
+        self.attempt_ended(ended)
         if step == self.start.step or self._checkpointing is None:
             return replace(self.start, unit=unit)
         if step == 0:
@@ -92,6 +92,10 @@ class RunCheckpoints:
         loop = asyncio.get_running_loop()
         checkpoint = await loop.run_in_executor(self._thread, self._checkpointing.store.load, step)
         return Start.of(self._prepared, self._training, checkpoint, unit)
+
+    def attempt_ended(self, attempt: int) -> None:
+        """Save no version of this attempt, or of an earlier one, any more."""
+        self._ended = attempt
 
     def ask_later(self, planned: Planned) -> None:
         """Ask for a copy of the state once the seconds between two checkpoints have passed."""

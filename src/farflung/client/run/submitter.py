@@ -38,7 +38,7 @@ from farflung.client.run.returns import PlaceGone, Returns, RunLeft
 from farflung.client.run.state_saver import StateSaver
 from farflung.client.run.submission import submission, training_of
 from farflung.errors import ConnectionFailed, FarflungError, RunFailed
-from farflung.plans import NO_WISHES, Wishes
+from farflung.plans import NO_WISHES, Plan, Wishes
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
@@ -150,6 +150,8 @@ class Submitter:
         self._collected: Collected | None = None
         self._has_rolled_back = False
         self._ended_attempt = 0
+        self._held_attempt = 0  # whose end left the state with workers, for whom the job waits
+        self._plan: Plan | None = None
 
     async def run(self) -> Summary:
         """Run the job to its end and write `summary.json`; cancelling this ends the job at once.
@@ -357,7 +359,8 @@ class Submitter:
         self._returns.begun()
         if planned.unit != self.recorder.metrics.next_unit:
             await self.recorder.goes_on_at(planned.unit)
-        if planned.keeps and self.recorder.metrics.workers:
+        is_same, self._plan = planned.plan == self._plan, planned.plan
+        if planned.keeps and is_same:
             await self.recorder.regrouping(planned)
         else:
             await self.recorder.planned(planned)
@@ -385,13 +388,18 @@ class Submitter:
 
     async def _roll_back(self, message: RolledBack) -> None:
         """End the attempt here, and wait for the plan of the next one, which begins at an earlier unit."""
-        if self._has_weights or message.attempt <= self._ended_attempt:
+        is_waiting = message.attempt == self._held_attempt and not message.held  # workers did not come back
+        if self._has_weights or (message.attempt <= self._ended_attempt and not is_waiting):
             return  # the broker ends the job once it hears of the weights; or it has said so before
         self._ended_attempt = message.attempt
+        self._held_attempt = message.attempt if message.held else 0
         self._has_rolled_back = True
         self._returns.arrived()
         self._end_attempt(message.reason)
         await self.recorder.rolled_back(message)
+        if message.held:
+            self._checkpoints.attempt_ended(message.attempt)
+            return
         self._start = await self._checkpoints.start_at(message.attempt, message.unit, message.step)
 
     def _end_attempt(self, reason: str) -> None:

@@ -1,0 +1,131 @@
+"""Who takes the places of lost workers when a job goes back to a version on workers' disks. Pure.
+
+The plan stays as it is: the same cut, the same codecs, no planner. Each member that is there keeps its place
+and loads its share from its own disk. A lost one is replaced by an idle worker that fits, which gets the
+share from a member that holds a copy; or it takes its place again when it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from farflung.broker.core.protection import shares_of, who_has
+from farflung.broker.core.records import Job, State, Worker
+from farflung.broker.core.versions import Version
+from farflung.plans import LaterCodecs, LinkCodec, Plan
+
+
+@dataclass(frozen=True)
+class Seating:
+    """A plan with all its places taken; `donors` maps members to those from which they get their shares."""
+
+    plan: Plan
+    donors: dict[str, str]
+
+
+def seating(state: State, job: Job) -> Seating | None:
+    """The job's plan with lost workers replaced; None if a place stays empty or a share has no copy there."""
+    version, plan = job.versions.stable, job.plan
+    if version is None or plan is None:
+        return None
+    idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
+    present = [member for member in plan.workers() if member in idle]
+    free, names = [name for name in idle if name not in present], dict[str, str]()
+    for share, member in shares_of(plan).items():
+        having = who_has(state, job, version, share)
+        if member in present and not set(present).isdisjoint(having):
+            names[member] = member
+            continue
+        fit = [name for name in free if _fits(state.workers[name], state.workers[member], job)]
+        fit += [member] if member in present else []
+        if not fit:
+            return None
+        names[member] = min(fit, key=lambda name: _preference(state, name, member, having))
+        free = [name for name in free if name != names[member]]
+    seated = _with_workers(plan, names, version)
+    donors = _donors(state, job, version, seated)
+    return None if donors is None else Seating(seated, donors)
+
+
+def missing(state: State, job: Job) -> list[str]:
+    """The members of the plan that are not there, or whose copies are needed and not there."""
+    assert job.plan is not None
+    idle = state.idle_for(job)
+    return [member for member in job.plan.workers() if member not in idle]
+
+
+def is_lost(state: State, job: Job) -> bool:
+    """Whether no copy of some share is left, though each worker that could have one is connected."""
+    version, plan = job.versions.stable, job.plan
+    if version is None or plan is None:
+        return True
+    could_have = {*plan.workers(), *job.holders.values()}
+    if not all(state.workers[name].connected for name in could_have):
+        return False
+    return not all(who_has(state, job, version, share) for share in shares_of(plan))
+
+
+def worth_waiting_seconds(job: Job, least: float) -> float:
+    """How long to wait for lost workers before going back to the submitter's state.
+
+    As long as it would take to compute what that costs, so that the wait at most doubles the loss; at least
+    `least` seconds.
+    """
+    version, speed = job.versions.stable, job.pace.samples_per_second
+    if version is None or not speed:
+        return least
+    units = version.next_unit - job.copies.stable
+    return max(least, units * job.training.microbatches * job.training.microbatch_size / speed)
+
+
+def _preference(state: State, worker: str, lost: str, having: list[str]) -> tuple[bool, bool, bool, str]:
+    """The smaller, the better it is if `worker` takes the place of `lost`."""
+    is_elsewhere = state.workers[worker].site != state.workers[lost].site
+    return worker not in having, worker != lost, is_elsewhere, worker
+
+
+def _fits(worker: Worker, lost: Worker, job: Job) -> bool:
+    """Whether a worker can compute a lost worker's part, and may repeat its bits."""
+    own, other = worker.device, lost.device
+    needed = min(other.memory_bytes, job.needs.get(lost.worker, other.memory_bytes))
+    knows_kernels = bool(own.kernels and other.kernels)
+    return (
+        worker.disk_bytes > 0
+        and (own.kind, own.framework) == (other.kind, other.framework)
+        and own.memory_bytes >= needed
+        and set(own.lacks) <= set(other.lacks)
+        and own.opset.version >= other.opset.version
+        and (own.kernels == other.kernels or not knows_kernels)
+    )
+
+
+def _donors(state: State, job: Job, version: Version, plan: Plan) -> dict[str, str] | None:
+    """From whom each member gets its share that lacks it; None if no member has it."""
+    members, donors = plan.workers(), dict[str, str]()
+    for share, member in shares_of(plan).items():
+        having = [name for name in who_has(state, job, version, share) if name in members]
+        if not having:
+            return None
+        if member not in having:
+            donors[member] = having[0]
+    return donors
+
+
+def _with_workers(plan: Plan, names: Mapping[str, str], version: Version) -> Plan:
+    """The plan with its workers renamed, as it goes on from a version."""
+
+    def renamed(codecs: list[LinkCodec]) -> list[LinkCodec]:
+        return [
+            msgspec.structs.replace(one, source=names[one.source], target=names[one.target]) for one in codecs
+        ]
+
+    placements = [
+        msgspec.structs.replace(placed, workers=[names[worker] for worker in placed.workers])
+        for placed in plan.placements
+    ]
+    later = [LaterCodecs(one.step, renamed(one.codecs)) for one in plan.later if one.step > version.step]
+    codecs = renamed(list(version.codecs))
+    return msgspec.structs.replace(plan, placements=placements, codecs=codecs, later=later)

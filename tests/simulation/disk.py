@@ -1,0 +1,57 @@
+"""A worker's disk, which outlives its process: the copies of shares, each reduced to its chain of units."""
+
+from __future__ import annotations
+
+import random
+from hashlib import sha256
+
+from tests.simulation.parcels import Chain
+
+from farflung.protocol.copies import HeldCopy, Retain, StateVersion
+
+Key = tuple[str, StateVersion, int]
+"""Job, version and share."""
+
+
+class Disk:
+    """The copies of one worker. A disk that is `full` takes no other one."""
+
+    def __init__(self) -> None:
+        self.copies: dict[Key, Chain] = {}
+        self.full = False
+
+    def held(self) -> list[HeldCopy]:
+        """What the worker says that it holds."""
+        return [
+            HeldCopy(job, version, share, digest_of(chain), 100)
+            for (job, version, share), chain in sorted(self.copies.items())
+        ]
+
+    def retain(self, message: Retain) -> None:
+        """Delete what is older and not to be kept."""
+        self.copies = {
+            (job, version, share): chain
+            for (job, version, share), chain in self.copies.items()
+            if job != message.job or version > message.up_to or version in message.versions
+        }
+
+    def lose(self, job: str, share: int) -> None:
+        """Lose all copies of one share."""
+        self.copies = {key: chain for key, chain in self.copies.items() if (key[0], key[2]) != (job, share)}
+
+    def empty(self) -> None:
+        """There is room again."""
+        self.full = False
+
+    def damage(self, draw: random.Random) -> str:
+        """Lose one of the copies; returns its job, or nothing if there is none."""
+        if not self.copies:
+            return ""
+        lost = draw.choice(sorted(self.copies))
+        del self.copies[lost]
+        return lost[0]
+
+
+def digest_of(chain: Chain) -> bytes:
+    """The digest of a copy."""
+    return sha256(repr(chain).encode()).digest()

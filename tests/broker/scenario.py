@@ -71,7 +71,10 @@ RESUMING = {"unit", "attempts", "checkpoint_every", "checkpoint_end", "run", "pa
 
 
 class Scenario:
-    """Feeds events to the pure state machine and remembers every outcome."""
+    """Feeds events to the pure state machine and remembers every outcome.
+
+    Workers still have what they sent in the units from `logged_from` on; None: in none.
+    """
 
     def __init__(self, *workers: str) -> None:
         self.state = State.empty()
@@ -80,6 +83,7 @@ class Scenario:
         self.commands: list[Command] = []
         self.blobs: dict[bytes, bytes] = {}
         self.restarts: list[int] = []  # each by the number of facts before it
+        self.logged_from: int | None = None
         for worker in workers:
             self.join(worker)
 
@@ -182,7 +186,7 @@ class Scenario:
             Share(number, squares={number: square} if trains else {}, **values)  # type: ignore[arg-type, dict-item]
             for number in plan.segments_of(worker)
         ]
-        return UnitReady(job, held.attempt, unit, parts, bytes_sent=10)
+        return UnitReady(job, held.attempt, unit, parts, bytes_sent=10, logged_from=self.logged_from)
 
     def running(self, workers: int = 2, **changes: object) -> None:
         """Bring job-1 to its first unit."""

@@ -103,32 +103,34 @@ def saved(run: Run) -> None:
     eventually("a checkpoint", lambda: bool(run.events("checkpoint")))
 
 
-def test_a_killed_worker_is_replaced_and_the_run_ends_as_if_undisturbed(
-    place: Place, undisturbed: Run
-) -> None:
-    """Without a checkpoint of the submitter: the workers' own copies cost only the steps since the newest."""
+def protected(place: Place, run: Run) -> None:
+    """Wait until each worker's state is on two disks, and a few steps more."""
+
+    def copies() -> int:
+        return len(list(place.on.folder.glob("*/worker/copies/*/*.safetensors")))
+
+    eventually("copies", lambda: copies() >= 2 * len(run.workers))
+    run.reaches(len(run.rows) + 5)
+
+
+def test_a_killed_worker_is_replaced_and_no_committed_step_runs_again(place: Place, undisturbed: Run) -> None:
+    """The worker that takes its place runs some again, alone; the submitter has no checkpoint."""
     run = place.train("killed-worker", "--steps", str(STEPS))
-    killed, survivor = run.workers
-    eventually("copies", lambda: "protected up to step" in str(job_of(place, "net")["protection"]))
-    run.reaches(20)
+    killed, survivor = run.workers[1], run.workers[0]
+    protected(place, run)
     place.workers[killed].signal(signal.SIGKILL)
-    reason = run.rolls_back()
-    assert f"worker {killed} was lost at step" in reason
-    assert "the process at the other end may have died" in reason
     assert_same(run, undisturbed)
-    (back,) = run.events("rolled back")
-    assert 1 <= back["step"] <= back["done"]
+    assert [row["step"] for row in run.rows] == list(range(1, STEPS + 1))
     assert [one["step"] for one in run.events("checkpoint")] == [STEPS]  # only at the end
-    attempts = [(row["attempt"], row["step"]) for row in run.rows]
-    assert (
-        attempts[-1] == (2, STEPS) and (2, back["step"] + 1) in attempts and (2, back["step"]) not in attempts
-    )
-    others = [name for name in WORKERS if name != killed]
-    assert sorted(run.workers) == others and run.workers.index(survivor) == 1  # its place in the plan
-    assert f"warning: {reason}. The run goes on from step {back['step']}" in run.command.err
-    place.broker.says(f"worker {killed} was lost", "goes back to unit")
-    place.workers[survivor].says("job job-", f"{killed}", "idle")
-    place.on.idle(*others)
+    (taken,) = run.events("regrouping")
+    (other,) = {*WORKERS} - {killed, survivor}
+    assert not run.events("rolled back") and taken["replayer"] == other
+    assert taken["replay_from"] < taken["unit"] and {row["attempt"] for row in run.rows} == {1, 2}
+    assert f"worker {killed} was lost at step" in taken["reason"]
+    assert "the process at the other end may have died" in taken["reason"]
+    assert f"warning: {taken['reason']}. {other} takes its place and runs " in run.command.err
+    place.broker.says(f"worker {killed} was lost", f"{other} takes a place in job-")
+    place.workers[survivor].says("the state stays", f"worker {killed} was lost")
     place.workers[killed].code()
     rejoin(place, killed)
     place.on.idle(*WORKERS)
@@ -139,7 +141,7 @@ def test_a_run_waits_by_name_for_a_worker_that_nobody_can_replace(place: Place, 
     run = place.train("waiting", *where, workers="0")
     saved(run)
     place.workers["b"].signal(signal.SIGKILL)
-    run.rolls_back()
+    run.ends_an_attempt()
     eventually("it says so", lambda: "waiting for b" in str(job_of(place, "net")["reason"]))
     assert job_of(place, "net")["state"] == "queued"
     place.workers["b"].code()
@@ -154,15 +156,15 @@ def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place, u
     saved(run)
     place.workers[frozen].signal(signal.SIGSTOP)
     try:
-        reason = run.rolls_back()
+        reason = run.ends_an_attempt()
         assert "at step" in reason and f"nothing heard from worker {frozen} for {LEASE_SECONDS:g} s" in reason
-        place.workers[survivor].says("job job-", frozen, "idle")
+        place.workers[survivor].says("job job-", frozen)
         assert_same(run, undisturbed)
         place.on.idle(*(name for name in WORKERS if name != frozen))
     finally:
         place.workers[frozen].signal(signal.SIGCONT)
     place.on.idle(*WORKERS)
-    place.workers[frozen].says("job job-", f"nothing heard from worker {frozen}")
+    place.workers[frozen].says("job job-", "; idle")
     place.workers[frozen].says("lost the broker", "dialling again")
 
 

@@ -157,7 +157,7 @@ def test_a_worker_that_is_switched_off_is_lost_when_its_lease_is_over(place: Pla
     run = place.train("off")
     place.network.cut("a")
     place.workers["a"].signal(signal.SIGKILL)  # and no word of it gets out: the others' links are half open
-    reason = run.rolls_back()
+    reason = run.ends_an_attempt()
     run.stops()
     silence = f"nothing heard from worker a for {LEASE_SECONDS:g} s"
     assert "worker a was lost at step" in reason and silence in reason
@@ -173,7 +173,7 @@ def test_a_worker_that_is_rebooted_leaves_no_half_open_link(place: Place) -> Non
     time.sleep(1)
     place.workers["a"] = place.on.worker("a")
     place.network.heal("a")
-    reason = run.rolls_back()
+    reason = run.ends_an_attempt()
     run.stops()
     assert "worker a was lost at step" in reason
     assert any(words in reason for words in ("it connected again", "may have died", "nothing heard"))

@@ -54,7 +54,7 @@ def test_a_worker_whose_pass_does_not_end_leaves_its_job_and_offers_its_device_a
     for worker in (slow, good):
         worker.says("idle in the backup pool")
     run = train(on, "stopped", "--broker", on.address, "--on", "good,slow")
-    reason = run.rolls_back()
+    reason = run.ends_an_attempt()
     run.stops()
     assert re.search(
         r"worker slow was lost at step 4: .*the forward pass of microbatch 1 through segment \d has taken "

@@ -66,10 +66,14 @@ def weather(draw: random.Random) -> Iterator[Fault]:
     """The faults of a seeded run, without end: three of ten come while the one before is being handled.
 
     Some worlds are calm and some are wild, and each world has kinds that it leaves out. In one of ten
-    only the broker dies.
+    only the broker dies, and in another one only workers whose state is on disks.
     """
-    pause = draw.choice([10, 30, 100, 300])
-    kinds = draw.sample(KINDS, draw.randint(3, len(KINDS))) if draw.random() < 0.9 else HARMLESS
+    pause, choice = draw.choice([10, 30, 100, 300]), draw.random()
+    kinds: Sequence[str] = draw.sample(KINDS, draw.randint(3, len(KINDS)))
+    if choice < 0.1:
+        kinds = ("lose",)
+    elif choice >= 0.9:
+        kinds = HARMLESS
     while True:
         yield _drawn(draw, pause, kinds)
 

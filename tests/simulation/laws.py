@@ -142,7 +142,9 @@ class Laws:
         line = ledger.lines.get(load.attempt)
         self._require(line is not None and line.plan == load.plan, f"{load} is not in the log")
         assert line is not None
-        self._require(load.unit == line.begins, f"{load} does not begin at unit {line.begins}")
+        begins = load.unit + len(load.history)
+        self._require(begins == line.begins, f"{load} leads to unit {begins}, not {line.begins}")
+        self._require(not load.history or worker.name == line.replayer, f"{load} runs units again")
         held = self._applied.get(worker.name)
         newer = held is None or held[1] != attempt or held[0] != worker.life
         self._require(newer, f"{worker.name} loads {attempt} twice")
@@ -159,6 +161,18 @@ class Laws:
             f"{worker.name} goes on at unit {load.unit} of {attempt} after unit {last} of {of}",
         )
         self._applied[worker.name] = (life, attempt, last)
+
+    def on_run_again(self, worker: WorkerProcess, attempt: Attempt, unit: int, scale: float) -> None:
+        """A worker that took a place runs past units again: each once, in order, as they were decided."""
+        self.counts["a unit that ran again"] += 1
+        life, of, last = self._applied[worker.name]
+        self._require(
+            (life, of, last + 1) == (worker.life, attempt, unit),
+            f"{worker.name} runs unit {unit} of {attempt} again after unit {last} of {of}",
+        )
+        decided = self.log.jobs[attempt[0]].whole[unit]
+        self._require(decided.scale == scale, f"{worker.name} runs unit {unit} again with {scale}: {decided}")
+        self._applied[worker.name] = (life, attempt, unit)
 
     def on_drop(self, worker: WorkerProcess, reason: str) -> None:
         """A worker is told to stop before it is told to load again."""
@@ -203,9 +217,9 @@ class Laws:
         """A submitter goes back to where the log says, and has that state."""
         ledger = self.log.jobs[message.job]
         self._rolled_back.add((message.job, message.attempt))
-        self._require(
-            message.unit in ledger.rolled_back.get(message.attempt, ()), f"{message} is heard, but not logged"
-        )
+        # A submitter that was away may not know of an attempt that kept the state before it was rolled back.
+        back = [units for attempt, units in ledger.rolled_back.items() if attempt >= message.attempt]
+        self._require(any(message.unit in units for units in back), f"{message} is heard, but not logged")
         known = message.held or message.unit == len(run.origin) or message.unit in run.project.checkpoints
         self._require(known, f"{message}: there are {sorted(run.project.checkpoints)}")
 

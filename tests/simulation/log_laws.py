@@ -32,6 +32,7 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
     facts.CodecsDecided: (("running",), "running"),
     facts.JobCollecting: (("running", "loading"), "collecting"),
     facts.JobRegrouped: (("loading", "running", "collecting"), "loading"),
+    facts.JobReplaying: (("loading", "running", "collecting"), "loading"),
     facts.JobEnding: (("loading",), "loading"),
     facts.JobRolledBack: (("loading", "running", "collecting"), "queued"),
     facts.JobRestoring: (("queued",), "loading"),
@@ -143,6 +144,8 @@ class LogLaws:
                 self._judge_rollback(ledger, fact)
             case facts.JobRegrouped():
                 self._judge_regroup(ledger, fact)
+            case facts.JobReplaying():
+                self._judge_replay(ledger, fact)
             case facts.JobEnding(state=state):
                 self._require(ledger.line.keeps and not ledger.ending, f"{fact} of attempt {ledger.attempt}")
                 ledger.ending = state
@@ -241,6 +244,27 @@ class LogLaws:
         ledger.furthest = max(ledger.furthest, ledger.next_unit)
         ledger.attempt = fact.attempt
         ledger.lines[fact.attempt] = Line(ledger.next_unit, before.plan, keeps=True)
+        ledger.interrupt_copies()
+
+    def _judge_replay(self, ledger: Ledger, fact: facts.JobReplaying) -> None:
+        """One worker takes the place of another one and begins with the stable version; all others stay."""
+        self._require(self.is_disturbed, f"{fact}, but only the broker has died")
+        self._counts[f"replayed while {ledger.phase}"] += 1
+        before, version = ledger.line, ledger.version
+        has_state = ledger.phase != "loading" or (before.keeps and not before.replayer)
+        self._require(has_state, f"{fact} of workers without a state")
+        self._require(fact.attempt == ledger.attempt + 1, f"{fact} follows attempt {ledger.attempt}")
+        assert version is not None and before.plan is not None, f"{fact} without a version"
+        self._require(version.unit < ledger.next_unit, f"{fact} begins after unit {version.unit}")
+        places = zip(before.plan.placements, fact.plan.placements, strict=True)
+        changed = {old.worker: new.worker for old, new in places if old.worker != new.worker}
+        self._require([*changed.values()] == [fact.replayer], f"{fact} changes the places {changed}")
+        is_further = ledger.next_unit > ledger.furthest
+        ledger.fruitless = 0 if is_further else ledger.fruitless
+        ledger.regrouped = 1 if is_further else ledger.regrouped + 1
+        ledger.furthest = max(ledger.furthest, ledger.next_unit)
+        ledger.attempt = fact.attempt
+        ledger.lines[fact.attempt] = Line(ledger.next_unit, fact.plan, keeps=True, replayer=fact.replayer)
         ledger.interrupt_copies()
 
     def _judge_rollback(self, ledger: Ledger, fact: facts.JobRolledBack) -> None:

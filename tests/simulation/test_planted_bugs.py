@@ -25,7 +25,7 @@ from farflung.worker import state as worker
 
 pytestmark = pytest.mark.faults
 
-WORLDS = 100
+WORLDS = 150
 
 
 def decided_again(patch: Patch) -> None:

@@ -52,7 +52,12 @@ def test_fleets_stand_long_runs(events: int) -> None:
     ends = {"job done", "job failed", "job cancelled", "crash before", "crash after", "copy", "collected"}
     back = {"done after a rollback", "rolled back while loading", "rolled back while running"}
     for what in kinds | set(KINDS) | ends | back | {"refusal", "snapshot", "a copy that was not stored"}:
-        rare = what in ("JobEnding", "JobRestoring", "VersionFailed")  # or needs two faults at a time
+        rare = what in (
+            "JobEnding",
+            "JobReplaying",
+            "JobRestoring",
+            "VersionFailed",
+        )  # or needs two faults at a time
         least = 0 if what == "VersionGivenUp" else 1 if rare else 10
         assert happened.get(what, 0) >= least, (what, happened)
 

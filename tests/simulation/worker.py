@@ -41,6 +41,7 @@ from farflung.worker import state as machine
 TIMEOUTS = Timeouts(LEASE_SECONDS)
 LINK_SECONDS = 6 * LEASE_SECONDS
 DIAL_SECONDS = 2 * LEASE_SECONDS
+ALIKE = msgspec.structs.replace(DEVICE, kernels="the same kernels")
 """For reaching a peer over any route, before it counts as lost."""
 
 
@@ -60,6 +61,7 @@ class WorkerProcess(Process):
         """Start with an empty memory, and register."""
         self.state = machine.State(self.name)
         self.compute = Compute(self)
+        self.logged_from: int | None = None
         self.control: End | None = None
         self._denied: Denied | None = None
         self.registered = self._asked_again = False
@@ -104,7 +106,7 @@ class WorkerProcess(Process):
         self.control, self._pause = end, 1.0
         where, size = [f"192.0.2.9:{7000 + self.life}"], 10**9 if self._has_disk else 0
         state, boot = self.state, f"boot-{self.life}"
-        register = Register(DEVICE, "lab", where, boot, held=self.disk.held(), disk_bytes=size)
+        register = Register(ALIKE, "lab", where, boot, held=self.disk.held(), disk_bytes=size)
         newest = {"standing": state.standing, "generation": state.generation, "seal": state.seal}
         end.send(msgspec.structs.replace(register, **newest))
 
@@ -184,11 +186,8 @@ class WorkerProcess(Process):
             case machine.Prepare(load):
                 self.world.laws.on_prepare(self, load)
                 self._prepare(command)
-            case machine.Regroup(load):
-                self.world.laws.on_regroup(self, load)
-                self._dismiss(f"{load.job} goes on in attempt {load.attempt}")
-                self.compute.regroup(load)
-                self._link_up(command)
+            case machine.Regroup():
+                self._regroup(command)
             case machine.Drop(reason, job, over):
                 self.world.laws.on_drop(self, reason)
                 self._dismiss(reason)
@@ -197,6 +196,9 @@ class WorkerProcess(Process):
                     self.disk.retain(Retain(job, []))
             case machine.Retain(message):
                 self.disk.retain(message)
+                load, kept = self.state.load, [version.unit + 1 for version in message.versions]
+                if load is not None and load.job == message.job and kept and self.logged_from is not None:
+                    self.logged_from = max(self.logged_from, min(kept))
             case machine.Start() if attempt:
                 self.compute.begin(attempt)
             case machine.Apply(unit, scale, codecs) if attempt:
@@ -232,7 +234,25 @@ class WorkerProcess(Process):
         if session is not None and parcel.attempt == self.state.attempt:
             session.send(parcel)
 
+    def run_again(self, attempt: machine.Attempt, unit: int, scale: float) -> None:
+        """The compute thread has run a past unit again."""
+        if attempt == self.state.attempt:
+            self.world.laws.on_run_again(self, attempt, unit, scale)
+            self._step(machine.UnitReplayed(attempt, unit))
+
+    def _regroup(self, command: machine.Regroup) -> None:
+        load = command.load
+        self.world.laws.on_regroup(self, load)
+        self._dismiss(f"{load.job} goes on in attempt {load.attempt}")
+        self.compute.regroup(load)
+        lacks = self.logged_from is None or self.logged_from > command.replay_from
+        if command.replayer and lacks and command.replay_from < load.unit:
+            self._step(machine.Verified((load.job, load.attempt), "it has no longer what it sent"))
+        else:
+            self._link_up(command)
+
     def _prepare(self, command: machine.Prepare) -> None:
+        self.logged_from = command.load.unit if command.load.holders else None
         self.compute.prepare(command.load)
         self._link_up(command)
         load = command.load

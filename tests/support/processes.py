@@ -315,10 +315,14 @@ class Run:
         found = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return [event for event in found if event["event"] == kind]
 
-    def rolls_back(self) -> str:
-        """Wait until an attempt has ended before the job: the reason."""
-        eventually(f"an attempt ends: {self.command.err}", lambda: bool(self.events("rolled back")))
-        return str(self.events("rolled back")[-1]["reason"])
+    def ends_an_attempt(self) -> str:
+        """Wait until an attempt has ended before the job, whatever follows: the reason."""
+
+        def ended() -> list[dict[str, Any]]:
+            return self.events("rolled back") + self.events("regrouping")
+
+        eventually(f"an attempt ends: {self.command.err}", lambda: bool(ended()))
+        return str(ended()[-1]["reason"])
 
     def stops(self) -> None:
         """Stop it as Ctrl-C does."""

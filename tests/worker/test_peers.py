@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
+import msgspec
 import pytest
-from tests.worker.loads import fresh, load
+from tests.worker.loads import MICROBATCHES, fresh, load
 
 from farflung.errors import ProtocolError
-from farflung.protocol.messages import Claim, FromPeer, Load, Welcome, decode, encode
-from farflung.runtime.parcel import Parcel
+from farflung.protocol.messages import Claim, FromPeer, Load, Pull, Welcome, decode, encode
+from farflung.protocol.worker import PastUnit
+from farflung.runtime.parcel import Coded, Parcel
 from farflung.transport.link.ranges import Part, Parts
 from farflung.transport.security.peer import Peer
 from farflung.transport.wire.headers import DataHeader, Receipt, ValueHeader
@@ -274,3 +276,87 @@ def test_a_peer_that_was_given_up_is_not_awaited_any_more() -> None:
         assert not seen.lost and not seen.parted
 
     run(work())
+
+
+def value(unit: int, source: int = 1, target: int = 0) -> Parcel[Coded]:
+    """The gradient of value 1, which worker b sends to a."""
+    return Parcel(unit, 0, source, target, 1, True, Coded(0, memoryview(bytes(32))))
+
+
+def linked(peers: Peers, id: str, attempt: int) -> FakeLink:
+    link = FakeLink(id)
+    peers.accept(link)  # type: ignore[arg-type]
+    peers.control(link, encode(Claim("job-1", attempt)))  # type: ignore[arg-type]
+    return link
+
+
+def pull(unit: int, attempt: int = 6) -> bytes:
+    return encode(Pull("job-1", attempt, unit))
+
+
+def test_what_was_sent_is_sent_again_to_the_worker_that_took_a_place() -> None:
+    async def work() -> None:
+        peers = Peers(Seen(), fresh)
+        take(peers, load(5))
+        peers.trust()
+        peers.log_sent(1000)
+        linked(peers, "a", 5)
+        for unit in range(3):
+            peers.send_parcel(value(unit), "a")
+        peers.dismiss("job job-1 goes on in attempt 6")
+        placements = [
+            msgspec.structs.replace(p, workers=["d"] if p.worker == "a" else p.workers)
+            for p in load().plan.placements
+        ]
+        plan = msgspec.structs.replace(load().plan, placements=placements)
+        again = msgspec.structs.replace(load(6), plan=plan, unit=2)
+        peers.admit("b", again, None, frozenset({"c", "d", "desk"}))
+        assert peers.serve_replay("d", 0)
+        taker, other = linked(peers, "d", 6), linked(peers, "c", 6)
+        peers.control(taker, pull(1, attempt=5))  # type: ignore[arg-type]
+        assert not taker.posted
+        for unit in (0, 1):
+            peers.control(taker, pull(unit))  # type: ignore[arg-type]
+        assert [(one.unit, one.attempt, one.target) for one in taker.posted] == [(0, 6, 0), (1, 6, 0)]
+        for link, unit in ((taker, 2), (other, 1)):  # it runs now, and for a worker that does not ask
+            with pytest.raises(ProtocolError, match=f"asks for unit {unit} again"):
+                peers.control(link, pull(unit))  # type: ignore[arg-type]
+        peers.forget_sent(1)
+        assert not peers.serve_replay("d", 0) and peers.serve_replay("d", 1)
+
+    run(work())
+
+
+def test_a_worker_that_runs_past_units_again_asks_for_them_and_sends_nothing() -> None:
+    async def work() -> None:
+        peers = Peers(Seen(), fresh)
+        take(peers, msgspec.structs.replace(load(6), history=[PastUnit(1.0)] * 2))
+        peers.trust()
+        peers.log_sent(1000)
+        a, desk = linked(peers, "a", 6), FakeLink("desk", "submitter")
+        asked = len(a.said)
+        assert decoded(a) == []  # its own state is not there yet
+        peers.begin_replay()
+        assert decoded(a) == [0, 1]
+        peers.accept(desk)  # type: ignore[arg-type]
+        peers.control(desk, encode(Claim("job-1", 6)))  # type: ignore[arg-type]
+        assert decoded(desk) == [0, 1] and asked == 1
+        early = ValueHeader("job-1", 6, 0, 3, 0, 1, 1, False, 0, 32)  # all of a unit may come at once
+        for microbatch in range(MICROBATCHES):
+            header = msgspec.structs.replace(early, microbatch=microbatch)
+            assert peers.opening(a, header) is not None  # type: ignore[arg-type]
+        peers.send_parcel(value(0), "a")
+        peers.advance_replay()
+        peers.send_parcel(value(1), "a")
+        assert not a.posted and peers.logged_from == 0
+        peers.advance_replay()
+        peers.send_parcel(value(2), "a")
+        assert [one.unit for one in a.posted] == [2]
+
+    run(work())
+
+
+def decoded(link: FakeLink) -> list[int]:
+    """The units that a link was asked for."""
+    said = [decode(message, FromPeer) for message in link.said]
+    return [message.unit for message in said if isinstance(message, Pull)]

@@ -24,7 +24,7 @@ from farflung.protocol.reachability import (
     Links,
     NotReached,
 )
-from farflung.protocol.sessions import Attach, Attached, Claim, Welcome
+from farflung.protocol.sessions import Attach, Attached, Claim, Pull, Welcome
 from farflung.protocol.submitter import (
     Accepted,
     Cancel,
@@ -94,7 +94,7 @@ FromSubmitter = (
     | AskTopology
     | Renew
 )
-FromPeer = Claim | Welcome
+FromPeer = Claim | Welcome | Pull
 FromViewer = Ask | AskTopology | Renew
 ToWorker = (
     Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | PeerMoved

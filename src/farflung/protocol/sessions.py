@@ -42,6 +42,14 @@ class Claim(Message, frozen=True):
     received: Receipt = Receipt()
 
 
+class Pull(Message, frozen=True):
+    """Send again what you sent me in this unit: I run it again (`Load.history`)."""
+
+    job: Id
+    attempt: Count
+    unit: Count
+
+
 class Welcome(Message, frozen=True):
     """The answer to `Claim`: the connection belongs to this attempt and may carry data.
 

@@ -106,7 +106,8 @@ class Planned(Message, frozen=True):
     part to the ops of the model that they lack.
 
     The attempt begins at `unit`. If it `keeps` the state, the workers go on with what they hold, for this
-    `reason`: send none.
+    `reason`: send none. A `replayer` runs the units from `replay_from` on again before, and asks for their
+    inputs (`Pull`).
     """
 
     job: Id
@@ -120,6 +121,8 @@ class Planned(Message, frozen=True):
     unit: Count = 0
     keeps: bool = False
     reason: Text = ""
+    replayer: Id | None = None
+    replay_from: Count = 0
 
 
 class Running(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal
 
 import msgspec
@@ -16,6 +17,9 @@ from farflung.protocol.copies import MOST_HELD, HeldCopy, StateVersion
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Opset, Text
 from farflung.runtime.parcel import CodecSample
 from farflung.runtime.training import Training
+
+MOST_HISTORY = 10_000
+"""Units that one worker may run again."""
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,6 +137,21 @@ class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trained: Annotated[list[Name], Meta(max_length=100_000)] = []
 
 
+ShareDigest = Annotated[bytes, Meta(max_length=8)]
+"""The first bytes of the SHA-256 of a segment's share of a unit."""
+
+
+class PastUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A decided unit that one worker runs again: `scale` and `codecs` are those of its `Decide`.
+
+    `digests` are those of the shares that the segments of the worker had, by segment: they must come again.
+    """
+
+    scale: float
+    codecs: Annotated[tuple[LinkCodec, ...], Meta(max_length=100_000)] | None = None
+    digests: dict[Count, ShareDigest] = {}
+
+
 class Load(Message, frozen=True):
     """Load these segments, to begin at unit `unit` with the state that the submitter sends.
 
@@ -143,6 +162,10 @@ class Load(Message, frozen=True):
     `holders` maps each member to the one that holds its copies; those two need a link, but do not wait for
     it. With `version` the state comes from copies of that version and not from the submitter: from this
     worker's own disk, or over a link from the member that `donors` names for it.
+
+    With a `history` the worker runs so many units again from `unit` on, alone: it asks neighbours and
+    submitter for what they sent then (`Pull`), and sends nothing. Then it has the state that the other
+    members hold.
     """
 
     job: Id
@@ -156,6 +179,7 @@ class Load(Message, frozen=True):
     holders: dict[Id, Id] = msgspec.field(default_factory=dict)
     version: StateVersion | None = None
     donors: dict[Id, Id] = msgspec.field(default_factory=dict)
+    history: Annotated[list[PastUnit], Meta(max_length=MOST_HISTORY)] = msgspec.field(default_factory=list)
 
 
 class Loaded(Message, frozen=True):
@@ -191,6 +215,11 @@ class Continue(Message, frozen=True):
     `unit` is the first one that is not decided: all before it are applied. Plan, programs and training stay
     those of the last `Load`; `addresses` are as there. Link up anew and answer with `Loaded`. Then units go
     on after `Begin`, or the state is sent after `SendState`.
+
+    A `plan`, if given, has the same segments, but another worker for those of a lost one. This `replayer`
+    runs past units again, from `replay_from` on. If the worker has no longer what it sent in these, it
+    refuses. `holders`, `donors` and the `version` that these give are as in `Load`;
+    without `holders` they stay as they are.
     """
 
     job: Id
@@ -198,6 +227,12 @@ class Continue(Message, frozen=True):
     unit: Count
     addresses: dict[Id, Addresses]
     reason: Text = ""
+    plan: Plan | None = None
+    replayer: Id | None = None
+    replay_from: Count = 0
+    holders: dict[Id, Id] | None = None
+    donors: dict[Id, Id] = msgspec.field(default_factory=dict)
+    version: StateVersion | None = None
 
 
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -213,6 +248,12 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float
     squares: Annotated[dict[ValueId, float], Meta(max_length=100_000)] = {}
     square_sum: float = 0.0
+
+    @property
+    def digest(self) -> bytes:
+        """A short digest of the numbers, equal for equal bits."""
+        numbers = (self.segment, self.finite, self.loss, sorted(self.squares.items()))
+        return hashlib.sha256(msgspec.msgpack.encode(numbers)).digest()[:8]
 
 
 class LinkBytes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -272,6 +313,7 @@ class UnitReady(Message, frozen=True):
 
     `bytes_sent` were sent over data links since the last `UnitReady`. `links` are the links to other workers,
     `rates` the rates of links from them. Tasks of the unit took `computing_seconds`, not counting codecs.
+    The worker still has what it sent in the units from `logged_from` on (None: in none).
     """
 
     job: Id
@@ -282,6 +324,7 @@ class UnitReady(Message, frozen=True):
     links: Annotated[list[LinkBytes], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     rates: Annotated[list[LinkRate], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     computing_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    logged_from: Count | None = None
 
 
 class Decide(Message, frozen=True):

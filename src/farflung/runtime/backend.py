@@ -70,6 +70,9 @@ class LinkCoding(Protocol):
     def restart(self) -> None:
         """Forget what the current unit taught the codecs: it runs again."""
 
+    def rename(self, plan: Plan) -> None:
+        """Use the workers of `plan`, which has the same segments, from the unit on that runs now."""
+
     def snapshot(self) -> bytes:
         """The coders' state as of the last decided unit, never empty."""
 

@@ -149,6 +149,10 @@ class Coding:
             self._keys.clear()
         self._book.restart()
 
+    def rename(self, plan: Plan) -> None:
+        """Use the workers of `plan`, which has the same segments, from the unit on that runs now."""
+        self._book.rename(plan)
+
     def take_sent(self) -> list[Sent]:
         """Return and reset the counts of what was encoded for each worker."""
         return self._book.take_sent()

@@ -126,11 +126,18 @@ class Executor(Generic[Array]):
 
     def decide(self, unit: int, scale: float) -> None:
         """End the current unit: a training step is applied with gradients times `scale`."""
-        state = self._units.pop(unit)
-        if state.unit.train:
+        self._units.pop(unit, None)
+        decided = self._window.get(unit)
+        assert decided is not None and unit == self._window.current
+        if decided.train:
             for segment in self._segments.values():
-                segment.apply(state.unit.step, scale)
+                segment.apply(decided.step, scale)
         self._window.advance()
+
+    @property
+    def current(self) -> int:
+        """The number of the unit that runs, or runs next."""
+        return self._window.current
 
     def restart(self) -> None:
         """Forget what was received and computed for undecided units: the current one runs from new inputs."""

@@ -60,6 +60,14 @@ class LinkBook:
             link.target: CodecPair.of(link.codec) for link in codecs if link.source == self._worker
         }
 
+    def rename(self, plan: Plan) -> None:
+        """Use the workers of `plan`, which has the same segments; codec pairs stay those of the segments."""
+        before, after = self._workers, {n: placed.worker for n, placed in enumerate(plan.placements)}
+        names = {before[number]: name for number, name in after.items()}
+        self._workers = after
+        self._codec_pairs = {names[target]: pair for target, pair in self._codec_pairs.items()}
+        self.restart()
+
     def _require_named(self, codecs: Sequence[LinkCodec]) -> None:
         for link in codecs:
             for name in CodecPair.of(link.codec):
@@ -174,6 +182,10 @@ class PlainLinks:
     def restart(self) -> None:
         """Forget what the current unit sent: it runs again."""
         self._book.restart()
+
+    def rename(self, plan: Plan) -> None:
+        """Use the workers of `plan`, which has the same segments."""
+        self._book.rename(plan)
 
     def close(self) -> None:
         """Do nothing: no call is waiting."""

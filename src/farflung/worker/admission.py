@@ -21,6 +21,8 @@ class Admission:
     Peers may be one unit ahead of this worker, the feeder as many as its own window allows. For each value,
     at most a window of microbatches (from the feeder: two windows) is accepted before the first of them is
     answered with its gradient. A gradient is accepted only for a value that was sent.
+
+    Of units that this worker runs again (`Load.history`), everything may come at once, as it was asked for.
     """
 
     def __init__(self, worker: str, load: Load) -> None:
@@ -32,6 +34,7 @@ class Admission:
         self._senders = {n: placed.worker for n, placed in enumerate(load.plan.placements)}
         self._senders[FEEDER] = load.submitter
         self._units = UnitWindow(load.training.units(), load.unit)
+        self._live_from = load.unit + len(load.history)
         self._longest = _longest(load.training.codecs)
         self._seen: dict[int, set[Key]] = {}
         self._unanswered: dict[EdgeKey, set[Place]] = {edge_key: set() for edge_key in self._values}
@@ -61,6 +64,8 @@ class Admission:
         """Undo `admit` for a message that was cut off by a lost link: it will be sent again."""
         place = (header.unit, header.microbatch)
         self._seen.get(header.unit, set()).discard(_key(header))
+        if header.unit < self._live_from:
+            return
         if header.gradient:
             self._sent[_edge_key(header)].add(place)
         else:
@@ -68,6 +73,8 @@ class Admission:
 
     def on_sent(self, header: ValueHeader) -> None:
         """Note a sent message: a value, whose gradient may arrive now, or a gradient, which frees room."""
+        if header.unit < self._live_from:
+            return
         pending = self._unanswered if header.gradient else self._sent
         places = pending.get(_edge_key(header))
         if places is not None:
@@ -101,6 +108,8 @@ class Admission:
 
     def _check_window(self, peer: str, header: ValueHeader) -> None:
         edge_key, place = _edge_key(header), (header.unit, header.microbatch)
+        if header.unit < self._live_from:
+            return
         if header.gradient:
             if place not in self._sent[edge_key]:
                 raise ProtocolError(

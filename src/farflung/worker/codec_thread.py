@@ -11,12 +11,14 @@ import threading
 from collections.abc import Callable, Sequence
 
 from farflung.errors import CodecError
-from farflung.plans import LinkCodec
+from farflung.plans import LinkCodec, Plan
 from farflung.runtime.backend import LinkCoding
+from farflung.runtime.link_book import AnyParcel, EdgeKey, edge_key
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.schedule import MOST_WAITING
 
 Allocate = Callable[[int], memoryview]
+_Place = tuple[int, int, EdgeKey]  # unit, microbatch
 
 
 class CodecThread(threading.Thread):
@@ -50,6 +52,10 @@ class CodedLinks:
         Called with each decoded parcel, and with each encoded one, which is to be sent.
     fail
         Called with the error that ends the attempt; no other callback is called after it.
+    live_from
+        The first unit that is not run again (`Load.history`). In those before, the gradient of a value may
+        come before that value is written; it is read only afterwards, because a codec may need to know what
+        it wrote.
     """
 
     def __init__(
@@ -60,7 +66,11 @@ class CodedLinks:
         read: Callable[[Parcel[memoryview]], None],
         written: Callable[[Parcel[Coded]], None],
         fail: Callable[[Exception], None],
+        live_from: int = 0,
     ) -> None:
+        self._live_from = live_from
+        self._again: set[_Place] = set()
+        self._held: dict[_Place, list[Parcel[Coded]]] = {}
         self._coding = coding
         self._post_call = post
         self._allocate = allocate
@@ -98,6 +108,10 @@ class CodedLinks:
         if self._is_closed:
             raise CodecError("a codec failed while a step was dropped")
 
+    def rename(self, plan: Plan) -> None:
+        """Use the workers of `plan`, which has the same segments."""
+        self._post(lambda: self._coding.rename(plan))
+
     def snapshot(self, taken: Callable[[bytes], None]) -> None:
         """Call `taken` with the coders' state as of the last decided unit."""
         self._post(lambda: taken(self._coding.snapshot()))
@@ -124,12 +138,22 @@ class CodedLinks:
 
     def _encode(self, parcel: Parcel[memoryview]) -> None:
         try:
-            self._guarded(lambda: self._written(self._coding.encode(parcel)))
+            self._guarded(lambda: self._write(parcel))
         finally:
             self._room.release()
 
+    def _write(self, parcel: Parcel[memoryview]) -> None:
+        self._written(self._coding.encode(parcel))
+        if parcel.unit < self._live_from and not parcel.gradient:
+            self._again.add(_place(parcel))
+            for held in self._held.pop(_place(parcel), ()):
+                self._decode(held)
+
     def _decode(self, parcel: Parcel[Coded]) -> None:
-        if self._coding.is_early(parcel):
+        is_past = parcel.gradient and parcel.unit < self._live_from
+        if is_past and _place(parcel) not in self._again:
+            self._held.setdefault(_place(parcel), []).append(parcel)
+        elif self._coding.is_early(parcel):
             self._early.append(parcel)
         else:
             self._read(self._coding.decode(parcel, self._allocate))
@@ -140,8 +164,13 @@ class CodedLinks:
 
     def _decided(self, unit: int, codecs: Sequence[LinkCodec] | None) -> None:
         self._coding.decided(unit)
+        self._again.clear()
         if codecs is not None:
             self._coding.set(codecs)
         early, self._early = self._early, []
         for parcel in early:
             self._decode(parcel)
+
+
+def _place(parcel: AnyParcel) -> _Place:
+    return parcel.unit, parcel.microbatch, edge_key(parcel)

@@ -39,7 +39,7 @@ from farflung.worker.loading import (
     require_compiled_to_fit,
     restore_slots,
 )
-from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, Verified
+from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, UnitReplayed, Verified
 from farflung.worker.state_receiver import EMPTY, StateReceiver
 from farflung.worker.task_deadlines import Doing, Limits, Passes, Stopwatch, of_state
 
@@ -82,13 +82,23 @@ class StateCopied:
 
 
 @dataclass(frozen=True)
+class Restored:
+    """The state is that of the load's unit: what was sent in the units of its history may come now."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
 class StateGiven:
     """The whole state has been emitted as `OutgoingState`."""
 
     attempt: Attempt
 
 
-Outcome = OutgoingState | StateCopied | StateGiven | Verified | Filled | UnitFinished | ComputeFailed
+Outcome = (
+    OutgoingState | StateCopied | StateGiven | Restored | Verified | Filled | UnitFinished | UnitReplayed
+    | ComputeFailed
+)  # fmt: skip
 Emit = Callable[[Outcome], None]
 Send = Callable[[Outgoing], None]
 
@@ -110,8 +120,8 @@ class _Job(Generic[Array]):
         post: Callable[[Attempt, str, Callable[[], None]], None],
     ) -> None:
         self._worker, self._load, self._memory_bytes = worker, load, memory_bytes
-        self._peers = dict(enumerate(placed.worker for placed in load.plan.placements))
-        self._peers[FEEDER] = load.submitter
+        self._peers = self._peers_of(load)
+        self.live_from = load.unit + len(load.history)
         self._attempt = (load.job, load.attempt)
         self._post = post
         self._backend = backend
@@ -133,12 +143,24 @@ class _Job(Generic[Array]):
         if self.is_coded:
             coding = backend.coding(worker, load.plan, load.training, programs.values(), load.unit)
             self._links = CodedLinks(
-                coding, codecs.post, backend.allocate, self._decoded, self._written, self._fail
+                coding,
+                codecs.post,
+                backend.allocate,
+                self._decoded,
+                self._written,
+                self._fail,
+                self.live_from,
             )
         else:
             book = LinkBook(worker, load.plan, load.training, programs.values())
             self._links = PlainLinks(book, self._receive, self._written)
         self._computing = 0.0
+
+    @staticmethod
+    def _peers_of(load: Load) -> dict[int, str]:
+        """The peer of each segment, and of the feeder."""
+        peers = dict(enumerate(placed.worker for placed in load.plan.placements))
+        return {**peers, FEEDER: load.submitter}
 
     def run_next(self, stopwatch: Stopwatch) -> bool:
         """Run the next task, timed by `stopwatch`; false if there is none now."""
@@ -198,11 +220,47 @@ class _Job(Generic[Array]):
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         reported = tuple(Share(s.segment, s.finite, s.loss, s.squares) for s in shares)
         seconds, self._computing = max(0.0, self._computing), 0.0
+        if unit.number < self.live_from:
+            self._links.finish(lambda sent: self._post_replayed(unit.number, reported))
+            return
 
         def report(sent: tuple[Sent, ...]) -> None:
             self._emit(UnitFinished(self._attempt, unit.number, reported, sent, seconds))
 
         self._links.finish(report)
+
+    def replay(self) -> bool:
+        """Go on with the units of the load's history; says whether they are over.
+
+        What an evaluation did to the state is nothing, so it is passed over.
+        """
+        units = self._load.training.units()
+        while (number := self.executor.current) < self.live_from:
+            unit = units.at(number)
+            if unit is None or unit.train:
+                return False
+            self._end_replayed(number)
+        return True
+
+    def _post_replayed(self, unit: int, shares: tuple[Share, ...]) -> None:
+        self._post(self._attempt, "updating the parameters", lambda: self._replayed(unit, shares))
+
+    def _replayed(self, unit: int, shares: tuple[Share, ...]) -> None:
+        """Decide a unit that ran again as it was decided, if it had the bits that it had then."""
+        expected = self._load.history[unit - self._load.unit].digests
+        if any(expected.get(share.segment) != share.digest for share in shares):
+            problem = f"unit {unit} has other numbers than it had before its worker was lost"
+            self._emit(Verified(self._attempt, problem))
+            return
+        self._end_replayed(unit)
+        if self.replay():
+            self._emit(Filled(self._attempt))
+
+    def _end_replayed(self, unit: int) -> None:
+        past = self._load.history[unit - self._load.unit]
+        self._links.decided(unit, past.codecs)
+        self.executor.decide(unit, past.scale)
+        self._emit(UnitReplayed(self._attempt, unit))
 
     def decide(self, unit: int, scale: float, codecs: Sequence[LinkCodec] | None) -> None:
         """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""
@@ -213,7 +271,10 @@ class _Job(Generic[Array]):
         """Go on in another attempt with the state as it is; the unit in flight is dropped and runs again."""
         self.executor.restart()
         self._links.restart()
+        self._links.rename(load.plan)
         self._load, self._attempt, self._computing = load, (load.job, load.attempt), 0.0
+        self._peers = self._peers_of(load)
+        self.live_from = load.unit
 
     def restore(self, receiver: StateReceiver) -> None:
         """Go on from the optimizer slots and the coders' state that were received, whole and verified."""
@@ -450,7 +511,11 @@ class ComputeThread(threading.Thread):
             return
         self._current.restore(receiver)
         self._current.compile(self.stopwatch)
-        self._emit(Filled(attempt))
+        if self._current.replay():
+            self._emit(Filled(attempt))
+        else:
+            self._began = True
+            self._emit(Restored(attempt))
 
     def _regroup(self, load: Load) -> None:
         self._began = False

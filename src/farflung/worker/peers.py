@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.plans import FEEDER
 from farflung.protocol import messages
-from farflung.protocol.messages import Claim, Load, Welcome
+from farflung.protocol.messages import Claim, Load, Pull, Welcome
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.state import StateKey
 from farflung.transport.link.link import Link
 from farflung.transport.link.session import Session
 from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader, slices
 from farflung.worker.admission import Admission
+from farflung.worker.boundary_log import BoundaryLog
 from farflung.worker.copying import Copying
 from farflung.worker.pending_links import PendingLinks
+from farflung.worker.replay import Replay
 from farflung.worker.state import Attempt
 from farflung.worker.state_receiver import EMPTY, StateReceiver
 
@@ -65,6 +68,9 @@ class Peers:
     The side that dials first says for which attempt. Its plan may arrive before ours does, so the link waits
     until that attempt is ours and admits its holder; until then it may send nothing. `allocate` returns the
     memory into which a value is received.
+
+    What is sent to other workers is logged, so that one of them may run past units again. If this worker does
+    so, it pulls what others sent then, and sends nothing.
     """
 
     def __init__(self, events: PeerEvents, allocate: Callable[[int], memoryview]) -> None:
@@ -82,6 +88,10 @@ class Peers:
         self._copies: Copying | None = None
         self._admitted: frozenset[str] = frozenset()
         self._verified = False
+        self._log = BoundaryLog(0, 0)
+        self._replay: Replay | None = None
+        self._may_pull = False
+        self._replayer, self._replay_from = "", 0
         self._sent_by_closed: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -90,13 +100,20 @@ class Peers:
 
         Without a `receiver` the worker has its state already.
         """
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._worker = asyncio.get_running_loop(), worker
         self._load, self._admission, self._receiver, self._admitted = (
             load,
             Admission(worker, load),
             receiver,
             peers,
         )
+        self._replay = Replay(load) if load.history else None
+        self._may_pull = False
+        self._replayer = ""
+        if receiver is None:
+            self._log.drop_from(load.unit)
+        else:
+            self._log = BoundaryLog(load.unit, 0)
         for link in self._pending.links:
             try:
                 self._welcome_if_due(link)
@@ -131,6 +148,60 @@ class Peers:
         """Go on to the next unit, because the current one is decided."""
         if self._admission is not None:
             self._admission.advance()
+
+    # Units that one worker runs again
+
+    def log_sent(self, most_bytes: int) -> None:
+        """Log what is sent from now on, as far as it takes no more memory than this."""
+        self._log.most_bytes = most_bytes
+
+    def forget_sent(self, unit: int) -> None:
+        """Drop what was sent before `unit`."""
+        self._log.forget(unit)
+
+    def end_log(self) -> None:
+        """Drop everything that was sent."""
+        self._log = BoundaryLog(0, 0)
+
+    @property
+    def logged_from(self) -> int | None:
+        """The first unit in which everything that was sent is logged; None if nothing is."""
+        return self._log.since if self._log.most_bytes else None
+
+    def serve_replay(self, replayer: str, first: int) -> bool:
+        """Let `replayer` pull what was sent to it from unit `first` on; false if that is no longer there."""
+        self._replayer, self._replay_from = replayer, first
+        return self.logged_from is not None and self.logged_from <= first
+
+    def begin_replay(self) -> None:
+        """Pull what was sent in the units of the load's history, now that the state is restored."""
+        self._may_pull = True
+        self._pull()
+
+    def advance_replay(self) -> None:
+        """Go on to the next unit of the load's history."""
+        self.advance()
+        if self._replay is not None:
+            self._replay.advance()
+            self._pull()
+
+    def _pull(self) -> None:
+        load, replay = self._load, self._replay
+        if load is None or replay is None or not self._may_pull:
+            return
+        for peer in sorted(load.plan.neighbours(self._worker) | {load.submitter}):
+            if session := self._sessions.get(peer):
+                for unit in replay.due(peer):
+                    session.send_control(messages.encode(Pull(load.job, load.attempt, unit)))
+
+    def _on_pull(self, link: Link, pull: Pull) -> None:
+        load, peer = self._load, link.peer.id
+        if load is None or (pull.job, pull.attempt) != (load.job, load.attempt):
+            return  # of an attempt that is over
+        if peer != self._replayer or not self._replay_from <= pull.unit < load.unit:
+            raise ProtocolError(f"{peer} asks for unit {pull.unit} again, which it does not run again")
+        for parcel in self._log.of(pull.unit, load.plan.segments_of(peer)):
+            self._post(parcel, peer, load)
 
     @property
     def bytes_sent(self) -> int:
@@ -207,9 +278,18 @@ class Peers:
             self.send_parcel(outgoing.parcel, outgoing.peer)
 
     def send_parcel(self, parcel: Parcel[Coded], peer: str) -> None:
-        """Queue a value or gradient for a peer; does nothing if the peer is lost (already reported)."""
-        session, load = self._sessions.get(peer), self._load
-        if session is None or load is None:
+        """Queue a value or gradient for a peer; it is only logged if the peer is lost (already reported)."""
+        load = self._load
+        if load is None:
+            return
+        if parcel.target != FEEDER and self._log.most_bytes and _is_step(load, parcel.unit):
+            self._log.add(parcel)
+        if self._replay is None or parcel.unit >= self._replay.over:
+            self._post(parcel, peer, load)
+
+    def _post(self, parcel: Parcel[Coded], peer: str, load: Load) -> None:
+        session = self._sessions.get(peer)
+        if session is None:
             return
         codec, buffer = parcel.payload if parcel.payload is not None else NOTHING
         header = ValueHeader(
@@ -235,11 +315,14 @@ class Peers:
     # transport.link.Handler
 
     def control(self, link: Link, message: bytes) -> None:
-        """Handle a claim (from the side that dialled) or a welcome (from the other); no other is allowed."""
+        """Handle a claim (from the side that dialled), a welcome (from the other), or a pull."""
         decoded = messages.decode(message, messages.FromPeer)
         if isinstance(decoded, Claim):
             self._pending.claim(link, decoded)
             self._welcome_if_due(link)
+            return
+        if isinstance(decoded, Pull):
+            self._on_pull(link, decoded)
             return
         load = self._load
         if load is None or link not in self._dialled:
@@ -342,6 +425,7 @@ class Peers:
         self._drop_older(peer)
         self._links[peer] = link
         session.carry(link, number)
+        self._pull()
         self._events.peer_linked(peer)
 
     def _drop_older(self, peer: str) -> None:
@@ -378,3 +462,8 @@ class Peers:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _is_step(load: Load, number: int) -> bool:
+    unit = load.training.units().at(number)
+    return unit is not None and unit.train

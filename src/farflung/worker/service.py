@@ -27,7 +27,7 @@ from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import boot
 from farflung.worker import state as machine
-from farflung.worker.compute import ComputeThread, Outcome, OutgoingState, StateCopied, StateGiven
+from farflung.worker.compute import ComputeThread, Outcome, OutgoingState, Restored, StateCopied, StateGiven
 from farflung.worker.copy_store import CopyStore
 from farflung.worker.copying import Copying
 from farflung.worker.peers import Peers
@@ -344,7 +344,7 @@ class WorkerService:
         elif isinstance(command, machine.Drop):
             self._drop(command)
         elif isinstance(command, machine.Retain):
-            self._copying.retain(command.message)
+            self._retain(command.message)
         elif attempt is None:
             return
         elif isinstance(command, machine.Start):
@@ -353,6 +353,8 @@ class WorkerService:
         elif isinstance(command, machine.Apply):
             self._peers.advance()
             self._compute.decide(attempt, command.unit, command.scale, command.codecs)
+        elif isinstance(command, machine.AdvanceReplay):
+            self._peers.advance_replay()
         elif isinstance(command, machine.EndTraining):
             self._compute.end_training(attempt)
         elif isinstance(command, machine.CopyState):
@@ -360,8 +362,15 @@ class WorkerService:
         else:
             self._compute.give_state(attempt, command.whole)
 
+    def _retain(self, message: messages.Retain) -> None:
+        self._copying.retain(message)
+        load = self._state.load
+        if load is not None and load.job == message.job and message.versions:
+            self._peers.forget_sent(min(version.unit for version in message.versions) + 1)
+
     def _drop(self, command: machine.Drop) -> None:
         self._peers.dismiss(command.reason)
+        self._peers.end_log()
         self._compute.drop()
         self._copying.end()
         self._state_receiver = None
@@ -405,9 +414,22 @@ class WorkerService:
         self._copying.begin(load)
         self._peers.admit(self._identity.id, load, None, self._state.admitted)
         self._peers.trust()
+        if command.replayer and not self._peers.serve_replay(command.replayer, command.replay_from):
+            problem = f"it has no longer what it sent in unit {command.replay_from}"
+            self._step(machine.Verified((load.job, load.attempt), problem))
+            return
         self._addresses = dict(load.addresses)
         for peer in command.dial:
             self._spawn(self._dial_peer(peer, load))
+
+    def _log_sent(self, needs_bytes: int) -> None:
+        """Log what is sent in half of the memory that is free, if the job makes copies.
+
+        A worker that takes over a lost share needs as much for what it is sent again.
+        """
+        load = self._state.load
+        if load is not None and load.holders:
+            self._peers.log_sent(max(0, self._options.memory_bytes - needs_bytes) // 2)
 
     def _limits(self) -> Limits:
         assert self._device is not None
@@ -431,13 +453,17 @@ class WorkerService:
             self._peers.send_state(outcome.segment, outcome.key, outcome.buffer, outcome.sha256)
         elif isinstance(outcome, StateCopied):
             self._copying.made(outcome)
+        elif isinstance(outcome, Restored):
+            self._peers.begin_replay()
         elif isinstance(outcome, StateGiven):
             log.info("job %s: the state was handed to the submitter", load.job)
         else:
             if isinstance(outcome, machine.Verified) and outcome.problem is None:
                 self._peers.trust()
+                self._log_sent(outcome.needs_bytes)
             if isinstance(outcome, machine.UnitFinished):
                 traffic = self._meter.read(sent.target for sent in outcome.sent)
+                traffic = replace(traffic, logged_from=self._peers.logged_from)
                 outcome = replace(outcome, traffic=traffic)
             self._step(outcome)
 

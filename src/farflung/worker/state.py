@@ -188,6 +188,7 @@ class Traffic:
     bytes_sent: int = 0
     wire_bytes: Mapping[str, int] = field(default_factory=dict)
     rates: tuple[LinkRate, ...] = ()
+    logged_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,14 @@ class UnitFinished:
     sent: tuple[Sent, ...] = ()
     computing_seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
+
+
+@dataclass(frozen=True)
+class UnitReplayed:
+    """A unit of the load's history is applied again, or passed over."""
+
+    attempt: Attempt
+    unit: int
 
 
 @dataclass(frozen=True)
@@ -223,6 +232,7 @@ Event = (
     | PeerLinked
     | PeerLost
     | UnitFinished
+    | UnitReplayed
     | ComputeFailed
 )
 
@@ -249,11 +259,14 @@ class Prepare:
 class Regroup:
     """Keep the state, drop the unit in flight and the links, and dial the peers in `dial`.
 
-    Answered by `Filled`. `load` is that of the job with the number and addresses of the new attempt.
+    Answered by `Filled`. `load` is that of the job with what is new in the attempt. The `replayer`, if there
+    is one, runs the units from `replay_from` on again, with what this worker sent then.
     """
 
     load: Load
     dial: tuple[str, ...]
+    replayer: str = ""
+    replay_from: int = 0
 
 
 @dataclass(frozen=True)
@@ -268,6 +281,11 @@ class Apply:
     unit: int
     scale: float
     codecs: tuple[LinkCodec, ...] | None = None
+
+
+@dataclass(frozen=True)
+class AdvanceReplay:
+    """Go on to the next unit of the load's history."""
 
 
 @dataclass(frozen=True)
@@ -330,6 +348,7 @@ Command = (
     | Regroup
     | Start
     | Apply
+    | AdvanceReplay
     | CopyState
     | Retain
     | EndTraining
@@ -374,6 +393,8 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
         return _progress(state)
     if isinstance(event, Filled):
         return _progress(replace(state, filled=True))
+    if isinstance(event, UnitReplayed):
+        return replace(state, unit=event.unit + 1), [AdvanceReplay()]
     if isinstance(event, UnitFinished):
         return _unit_finished(state, event)
     return _break(replace(state, failure=event.reason), event.reason)
@@ -454,8 +475,11 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
         attempt=message.attempt,
         unit=message.unit,
         addresses=message.addresses,
-        version=None,
-        donors={},
+        plan=message.plan or load.plan,
+        holders=load.holders if message.holders is None else message.holders,
+        version=message.version,
+        donors=message.donors,
+        history=[],
     )
     fresh = replace(
         state.idle,
@@ -469,7 +493,7 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
     )
     dial = _dialled(fresh)
     note = Note(f"job {load.job}: linking up again, the state stays ({message.reason})")
-    return fresh, [Regroup(load, dial), note]
+    return fresh, [Regroup(load, dial, message.replayer or "", message.replay_from), note]
 
 
 def _dialled(state: State) -> tuple[str, ...]:
@@ -526,6 +550,7 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
         links,
         list(traffic.rates),
         event.computing_seconds,
+        traffic.logged_from,
     )
     unfit = [sent.target for sent in event.sent if sent.not_finite]
     if not unfit or state.warned:

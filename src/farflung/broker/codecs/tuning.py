@@ -76,7 +76,9 @@ def begin(
     from farflung.planner.codecs.tuner import CodecTuner  # imports NumPy, which other jobs do not need
 
     try:
-        steering = CodecTuner.start(initial_state, codecs)
+        plan = turn.state.jobs[job.job].plan
+        workers = [placed.worker for placed in plan.placements] if plan is not None and codecs else []
+        steering = CodecTuner.start(initial_state, codecs, workers)
     except (FarflungError, msgspec.MsgspecError) as error:
         words = one_line(f"links keep their planned codecs, because codec tuning could not start: {error}")
         unit = 0 if job.unit is None else job.unit.number

@@ -18,7 +18,7 @@ from farflung.protocol import copies
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.submitter import PATIENCE_SECONDS, CodecChange
-from farflung.protocol.worker import Device, HomeLine
+from farflung.protocol.worker import Device, HomeLine, ShareDigest
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ class UnitDecided(Decision, frozen=True):
 
     If `keep`, a copy of the state after it is under way to the submitter from now on; if `copy`, a version is
     under way to the disks of workers.
+        `digests` are those of the shares, by segment.
     """
 
     job: str
@@ -171,6 +172,7 @@ class UnitDecided(Decision, frozen=True):
     bytes_sent: int
     keep: bool = False
     copy: bool = False
+    digests: dict[int, ShareDigest] = {}
 
 
 class VersionStable(Decision, frozen=True):
@@ -262,6 +264,22 @@ class JobRegrouped(Decision, frozen=True):
 
     job: str
     attempt: int
+    reason: str
+
+
+class JobReplaying(Decision, frozen=True):
+    """A member is lost, and `replayer` has its place in `plan`; all other members keep their state.
+
+    It loads the newest stable version and runs the units since again, alone. The unit in flight is dropped.
+    `holders` and `donors` are as in `JobRestoring`.
+    """
+
+    job: str
+    attempt: int
+    plan: Plan
+    holders: dict[str, str]
+    donors: dict[str, str]
+    replayer: str
     reason: str
 
 
@@ -372,6 +390,7 @@ AnyDecision = (
     | JobRestoring
     | VersionGivenUp
     | JobRegrouped
+    | JobReplaying
     | JobEnding
     | CodecsDecided
     | JobCollecting

@@ -181,7 +181,7 @@ def worker_loaded(
         return
     turn.emit(facts.WorkerLoaded(job.job, worker, one_line(unprotected), needs_bytes))
     job = turn.state.jobs[job.job]
-    if job.restores:
+    if job.restores or worker == job.replayer:
         protection.on_restored(turn, job, worker)
     if not job.loaded >= set(job.members):
         return
@@ -234,12 +234,20 @@ def planned_of(state: State, job: Job) -> Planned:
         unit=job.next_unit,
         keeps=job.keeps or job.restores,
         reason=job.reason if job.keeps else "",
+        replayer=job.replayer or None,
+        replay_from=replay_from(job),
     )
+
+
+def replay_from(job: Job) -> int:
+    """The first unit that the job's replayer runs again; 0 if there is none."""
+    version = job.versions.stable
+    return version.next_unit if job.replayer and version is not None else 0
 
 
 def load_of(state: State, job: Job, worker: str) -> SendLoad:
     """What a member of the job's plan needs to begin the current attempt, at the first unit to run."""
-    assert job.plan is not None and job.unit is not None
+    assert job.plan is not None
     near, mine = job.partners(worker), set(job.plan.segments_of(worker))
     load = Load(
         job=job.job,
@@ -249,11 +257,14 @@ def load_of(state: State, job: Job, worker: str) -> SendLoad:
         programs=[],
         addresses={peer: state.addresses_for(peer, worker) for peer in job.members if peer in near},
         submitter=job.submitter,
-        unit=job.unit.number,
+        unit=job.unit.number if job.unit is not None else job.next_unit,
         holders=dict(job.holders),
-        version=job.versions.stable.name if job.restores and job.versions.stable else None,
         donors=dict(job.donors),
     )
+    if (job.restores or worker == job.replayer) and (version := job.versions.stable) is not None:
+        load = msgspec.structs.replace(load, version=version.name)
+    if worker == job.replayer:
+        load = msgspec.structs.replace(load, unit=replay_from(job), history=job.history.part_of(mine))
     programs = tuple(digest for segment, digest in job.blobs.programs.items() if segment in mine)
     return SendLoad(worker, load, programs)
 

@@ -94,6 +94,14 @@ def _describe_job_regrouped(fact: facts.JobRegrouped) -> str:
 
 
 @log_line.register
+def _describe_job_replaying(fact: facts.JobReplaying) -> str:
+    return (
+        f"{fact.replayer} takes a place in {fact.job} and runs past units again (attempt {fact.attempt}):"
+        f" {fact.reason}"
+    )
+
+
+@log_line.register
 def _describe_job_loading(fact: facts.JobLoading) -> str:
     words = f"{fact.job} is loading on {', '.join(fact.plan.workers())}"
     return "; ".join([words, *(f"{worker} is left out: {why}" for worker, why in fact.unable.items())])

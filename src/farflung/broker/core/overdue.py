@@ -36,16 +36,18 @@ def _expected_seconds(job: Job) -> float:
     if job.state == RUNNING:
         return copy + _unit_seconds(job)
     is_whole = job.checkpoint_end if job.state == COLLECTING else job.step > 0
-    return copy + (whole if is_whole else weights)
+    again = len(job.history.units) * _unit_seconds(job) if job.state == LOADING and job.replayer else 0.0
+    return copy + again + (whole if is_whole else weights)
 
 
 def _unit_seconds(job: Job) -> float:
-    assert job.plan is not None and job.unit is not None
+    assert job.plan is not None
+    microbatches = job.training.microbatches if job.unit is None else job.unit.microbatches
     if job.pace.slowest is not None:
-        return DROPPED_AFTER * job.pace.slowest * job.unit.microbatches
+        return DROPPED_AFTER * job.pace.slowest * microbatches
     flops = TRAIN_FLOPS_PER_FORWARD * sum(part.flops for part in job.plan.placements)
     bytes_moved = 2 * sum(edge.bytes for edge in job.plan.edges)
-    return job.unit.microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND)
+    return microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND)
 
 
 def _missing_text(job: Job) -> str:

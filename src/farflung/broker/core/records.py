@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from farflung.broker.core.blobs import Digest, JobBlobs
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
+from farflung.broker.core.history import History
 from farflung.broker.core.versions import Versions
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
@@ -133,11 +134,14 @@ class Job:
 
     `holders` maps each member to the one that holds its copies, `versions` says which versions of the state
     are on their disks. An attempt that `restores` begins with the newest stable one; members that lack their
-    share get it from `donors`. A queued job that has a plan waits for workers with that version.
+    share get it from `donors`. A queued job that has a plan waits for workers with that version. A `replayer`
+    begins with that version, too, and runs the units of the `history` again, while the others keep their
+    state.
 
     `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits), `tuning` (codec
-    tuning), `unprotected` (why a member can make no copies) and `needs` (bytes of memory that each member's
-    part takes) are observed, and empty after a replay.
+    tuning), `unprotected` (why a member can make no copies), `needs` (bytes of memory that each member's
+    part takes) and `logged` (the first unit of which each member has all that it sent) are observed, and
+    empty after a replay.
     """
 
     job: str
@@ -177,6 +181,9 @@ class Job:
     versions: Versions = field(default_factory=Versions)
     restores: bool = False
     donors: Mapping[str, str] = field(default_factory=dict)
+    replayer: str = ""
+    history: History = field(default_factory=History)
+    logged: Mapping[str, int] = field(default_factory=dict)
     unprotected: str = ""
     needs: Mapping[str, int] = field(default_factory=dict)
     results: tuple[Result, ...] = ()
@@ -286,7 +293,15 @@ def durable(state: State) -> State:
     """The part of `state` that a replay of the stored decisions restores."""
     jobs = {
         name: replace(
-            job, loaded=frozenset(), group=None, traffic={}, words="", tuning=None, unprotected="", needs={}
+            job,
+            loaded=frozenset(),
+            group=None,
+            traffic={},
+            words="",
+            tuning=None,
+            unprotected="",
+            needs={},
+            logged={},
         )
         for name, job in state.jobs.items()
     }

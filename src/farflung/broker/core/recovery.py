@@ -7,8 +7,8 @@ state the submitter has, whichever is later.
 
 from __future__ import annotations
 
-from farflung.broker.core import facts, jobs, protection, restoring
-from farflung.broker.core.events import Send
+from farflung.broker.core import facts, jobs, protection, replaying, restoring
+from farflung.broker.core.events import ReadTuning, Send
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, LOADING, PLANNING, RUNNING, Job, State
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
@@ -43,7 +43,8 @@ def can_regroup(turn: Transition, job: Job) -> bool:
 
     One that is away hears of the new attempt when it returns.
     """
-    has_state = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and job.keeps)
+    is_whole = job.keeps and not job.replayer
+    has_state = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and is_whole)
     members = [turn.state.workers[name] for name in job.members]
     return has_state and all(member.connected or member.away for member in members)
 
@@ -57,12 +58,51 @@ def regroup(turn: Transition, job: Job, reason: str) -> None:
     turn.tell(job.job, jobs.planned_of(turn.state, job))
 
 
+def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
+    """A member is lost. If another worker can take over its share, the others keep their state."""
+    found = replaying.takeover(turn.state, job, worker)
+    if found is None:
+        give_up(turn, job, reason)
+        return
+    taker = replaying.taker_of(job, found.plan)
+    holders = protection.holders_for(turn.state, job, found.plan)
+    attempt = job.attempt + 1
+    turn.emit(
+        facts.JobReplaying(
+            turn.now, job.job, attempt, found.plan, holders, found.donors, taker, one_line(reason)
+        )
+    )
+    job = turn.state.jobs[job.job]
+    for name in job.members:
+        is_taker = name == taker
+        turn.do(
+            jobs.load_of(turn.state, job, name)
+            if is_taker
+            else Send(name, continue_of(turn.state, job, name))
+        )
+    turn.tell(job.job, jobs.planned_of(turn.state, job))
+    if job.blobs.steering is not None:
+        turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
+
+
 def continue_of(state: State, job: Job, worker: str) -> Continue:
     """What a member that holds the state of the job's next unit needs to go on in the current attempt."""
     assert job.plan is not None
     peers = sorted(job.partners(worker))
     addresses = {peer: state.addresses_for(peer, worker) for peer in peers}
-    return Continue(job.job, job.attempt, job.next_unit, addresses, job.reason)
+    return Continue(
+        job.job,
+        job.attempt,
+        job.next_unit,
+        addresses,
+        job.reason,
+        job.plan,
+        job.replayer or None,
+        jobs.replay_from(job),
+        dict(job.holders),
+        dict(job.donors),
+        job.versions.stable.name if job.donors and job.versions.stable is not None else None,
+    )
 
 
 def give_up(turn: Transition, job: Job, reason: str) -> None:
@@ -85,7 +125,7 @@ def give_up(turn: Transition, job: Job, reason: str) -> None:
 def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
     """Note that a worker lacks a copy that was counted on; a job that loads from it does that again."""
     protection.on_copy_lost(turn, job, worker, message)
-    if job.state == LOADING and job.restores:
+    if job.state == LOADING and (job.restores or job.replayer):
         give_up(turn, job, f"the copy of share {message.share} on worker {worker} is lost: {message.reason}")
 
 

@@ -13,6 +13,7 @@ from farflung.broker.core import facts
 from farflung.broker.core.blobs import JobBlobs, digest_of
 from farflung.broker.core.commit import CommitGroup, add_traffic
 from farflung.broker.core.copies import Copies
+from farflung.broker.core.history import History, renamed
 from farflung.broker.core.records import (
     COLLECTING,
     LOADING,
@@ -30,7 +31,7 @@ from farflung.broker.core.versions import Version, Versions
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES
 from farflung.protocol.copies import StateVersion
-from farflung.protocol.worker import Decide
+from farflung.protocol.worker import Decide, PastUnit
 
 MOST_RESULTS = 1000
 """The results of a job that are kept for a submitter that returns."""
@@ -171,7 +172,9 @@ def _apply_job_planning(fact: facts.JobPlanning, state: State) -> State:
         copies=job.copies.interrupted(),
         holders={},
         versions=Versions(),
+        history=History(),
         restores=False,
+        replayer="",
         donors={},
         unprotected="",
         needs={},
@@ -214,6 +217,7 @@ def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         owned=(),
         keeps=False,
         restores=False,
+        replayer="",
         donors={},
         unit=unit,
         step=unit.step,
@@ -227,6 +231,7 @@ def _apply_job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         holders={},
         versions=Versions(),
         results=tuple(result for result in job.results if result.unit < fact.unit),
+        history=History(),
         recovery=_after_attempt(job, fact),
     )
     if fact.restores:
@@ -256,6 +261,9 @@ def _apply_job_restoring(fact: facts.JobRestoring, state: State) -> State:
         donors=dict(fact.donors),
         restores=True,
         versions=held.versions.seated(tuple(fact.plan.codecs)),
+        replayer="",
+        history=History(),
+        logged={},
         unprotected="",
         words="",
         pace=replace(held.pace, moved_at=fact.at),
@@ -280,6 +288,7 @@ def _apply_version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
         holders={},
         versions=Versions(),
         recovery=replace(job.recovery, begins=fact.unit),
+        history=History(),
     )
     return state.with_job(queued)
 
@@ -287,14 +296,6 @@ def _apply_version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
 @_evolve.register
 def _apply_job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
     job = state.jobs[fact.job]
-    is_further = job.began > job.recovery.reached
-    recovery = replace(
-        job.recovery,
-        reached=max(job.began, job.recovery.reached),
-        fruitless=0 if is_further else job.recovery.fruitless,
-        over=_over_since(job),
-        regrouped=1 if is_further else job.recovery.regrouped + 1,
-    )
     tuning = job.tuning and replace(job.tuning, waiting=(), is_busy=False)  # its answer counts no more
     regrouped = replace(
         job,
@@ -303,16 +304,52 @@ def _apply_job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         attempt=fact.attempt,
         keeps=True,
         restores=False,
+        replayer="",
         donors={},
         loaded=frozenset(),
         group=None,
         tuning=tuning,
         copies=job.copies.interrupted(),
         versions=job.versions.interrupted(),
-        recovery=recovery,
+        recovery=_regrouped(job),
         pace=replace(job.pace, moved_at=fact.at),
     )
     return state.with_job(regrouped)
+
+
+@_evolve.register
+def _apply_job_replaying(fact: facts.JobReplaying, state: State) -> State:
+    held = state.jobs[fact.job]
+    assert held.plan is not None
+    pairs = zip(held.plan.placements, fact.plan.placements, strict=True)
+    names = {before.worker: after.worker for before, after in pairs}
+    versions = held.versions.interrupted().seated(tuple(fact.plan.codecs))
+    assert versions.stable is not None
+    job = replace(
+        held,
+        state=LOADING,
+        reason=held.reason if held.ending else fact.reason,
+        attempt=fact.attempt,
+        plan=fact.plan,
+        members=tuple(fact.plan.workers()),
+        codecs=renamed(held.codecs, names),
+        holders=dict(fact.holders),
+        donors=dict(fact.donors),
+        keeps=True,
+        restores=False,
+        replayer=fact.replayer,
+        logged={name: unit for name, unit in held.logged.items() if name in held.plan.workers()},
+        history=held.history.since(versions.stable.next_unit).renamed(names),
+        versions=versions,
+        loaded=frozenset(),
+        group=None,
+        tuning=None,
+        copies=held.copies.interrupted(),
+        unprotected="",
+        recovery=_regrouped(held),
+        pace=replace(held.pace, moved_at=fact.at),
+    )
+    return _assign_workers(state, held, job.members).with_job(job)
 
 
 @_evolve.register
@@ -368,6 +405,9 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
         copies=job.copies.decided(job.unit, fact.keep),
         results=(*job.results, _result_of(fact))[-MOST_RESULTS:],
     )
+    if job.holders:
+        past = PastUnit(fact.scale, digests=fact.digests)
+        moved = replace(moved, history=job.history.decided(fact.unit, past))
     if fact.copy:
         name = StateVersion(fact.attempt, fact.unit)
         version = Version(name, fact.at, moved.step, job.codecs)
@@ -378,9 +418,10 @@ def _apply_unit_decided(fact: facts.UnitDecided, state: State) -> State:
 @_evolve.register
 def _apply_version_stable(fact: facts.VersionStable, state: State) -> State:
     job = state.jobs[fact.job]
-    return state.with_job(
-        replace(job, versions=job.versions.became_stable(fact.digests, fact.largest_bytes, fact.at))
-    )
+    versions = job.versions.became_stable(fact.digests, fact.largest_bytes, fact.at)
+    assert versions.stable is not None
+    history = job.history.since(versions.stable.next_unit)
+    return state.with_job(replace(job, versions=versions, history=history))
 
 
 @_evolve.register
@@ -409,8 +450,14 @@ def _apply_codecs_decided(fact: facts.CodecsDecided, state: State) -> State:
         msgspec.structs.replace(decision, codecs=codecs) if decision.unit + 1 == fact.unit else decision
         for decision in job.decisions
     )
-    versions = job.versions.with_codecs(fact.unit, codecs)
-    return state.with_job(replace(job, codecs=codecs, decisions=decisions, versions=versions))
+    changed = replace(
+        job,
+        codecs=codecs,
+        decisions=decisions,
+        versions=job.versions.with_codecs(fact.unit, codecs),
+        history=job.history.with_codecs(fact.unit, codecs),
+    )
+    return state.with_job(changed)
 
 
 @_evolve.register
@@ -449,7 +496,9 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         copies=Copies(),
         holders={},
         versions=Versions(),
+        history=History(),
         restores=False,
+        replayer="",
         donors={},
         unprotected="",
         needs={},
@@ -477,7 +526,11 @@ def _apply_worker_ready(fact: facts.WorkerReady, state: State) -> State:
     assert job.plan is not None and job.unit is not None
     group = job.group or CommitGroup.for_plan(job.plan, job.attempt, job.unit, job.trained)
     group = group.add(fact.worker, fact.ready)
-    return state.with_job(replace(job, group=group, traffic=add_traffic(job.traffic, group, fact.worker)))
+    traffic, logged = add_traffic(job.traffic, group, fact.worker), job.logged
+    if (since := fact.ready.logged_from) != logged.get(fact.worker):
+        others = {name: unit for name, unit in logged.items() if name != fact.worker}
+        logged = others if since is None else {**others, fact.worker: since}
+    return state.with_job(replace(job, group=group, traffic=traffic, logged=logged))
 
 
 @_evolve.register
@@ -519,6 +572,17 @@ def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
 def _result_of(fact: facts.UnitDecided) -> Result:
     loss = fact.loss if math.isfinite(fact.loss) else None
     return Result(fact.unit, fact.attempt, loss, fact.gradient_norm, fact.bytes_sent)
+
+
+def _regrouped(job: Job) -> Recovery:
+    is_further = job.began > job.recovery.reached
+    return replace(
+        job.recovery,
+        reached=max(job.began, job.recovery.reached),
+        fruitless=0 if is_further else job.recovery.fruitless,
+        over=_over_since(job),
+        regrouped=1 if is_further else job.recovery.regrouped + 1,
+    )
 
 
 def _over_since(job: Job) -> int:

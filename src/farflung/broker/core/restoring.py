@@ -7,7 +7,7 @@ share from a member that holds a copy; or it takes its place again when it is ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -26,17 +26,20 @@ class Seating:
     donors: dict[str, str]
 
 
-def seating(state: State, job: Job) -> Seating | None:
-    """The job's plan with lost workers replaced; None if a place stays empty or a share has no copy there."""
+def seating(state: State, job: Job, staying: Collection[str] = ()) -> Seating | None:
+    """The job's plan with lost workers replaced; None if a place stays empty or a share has no copy there.
+
+    Members that are `staying` are not idle, and keep their state and so need no copy.
+    """
     version, plan = job.versions.stable, job.plan
     if version is None or plan is None:
         return None
     idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
-    present = [member for member in plan.workers() if member in idle]
+    present = [member for member in plan.workers() if member in idle or member in staying]
     free, names = [name for name in idle if name not in present], dict[str, str]()
     for share, member in shares_of(plan).items():
         having = who_has(state, job, version, share)
-        if member in present and not set(present).isdisjoint(having):
+        if member in staying or (member in present and not set(present).isdisjoint(having)):
             names[member] = member
             continue
         fit = [name for name in free if _fits(state.workers[name], state.workers[member], job)]
@@ -46,7 +49,7 @@ def seating(state: State, job: Job) -> Seating | None:
         names[member] = min(fit, key=lambda name: _preference(state, name, member, having))
         free = [name for name in free if name != names[member]]
     seated = _with_workers(plan, names, version)
-    donors = _donors(state, job, version, seated)
+    donors = _donors(state, job, version, seated, staying)
     return None if donors is None else Seating(seated, donors)
 
 
@@ -102,10 +105,14 @@ def _fits(worker: Worker, lost: Worker, job: Job) -> bool:
     )
 
 
-def _donors(state: State, job: Job, version: Version, plan: Plan) -> dict[str, str] | None:
+def _donors(
+    state: State, job: Job, version: Version, plan: Plan, staying: Collection[str]
+) -> dict[str, str] | None:
     """From whom each member gets its share that lacks it; None if no member has it."""
     members, donors = plan.workers(), dict[str, str]()
     for share, member in shares_of(plan).items():
+        if member in staying:
+            continue
         having = [name for name in who_has(state, job, version, share) if name in members]
         if not having:
             return None

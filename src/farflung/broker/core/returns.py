@@ -124,7 +124,8 @@ def lose(turn: Transition, name: str, reason: str) -> None:
     if job is not None:
         lost_job = turn.state.jobs[job]
         verb = "left" if has_left(name, reason) else "was lost"
-        recovery.give_up(turn, lost_job, f"worker {name} {verb} {jobs.moment(lost_job)}: {reason}")
+        why = f"worker {name} {verb} {jobs.moment(lost_job)}: {reason}"
+        recovery.worker_lost(turn, lost_job, name, why)
 
 
 def explain(turn: Transition) -> None:

@@ -63,6 +63,7 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             verdict.bytes_sent,
             keep,
             copy,
+            {segment: share.digest for segment, share in sorted(group.shares.items())} if job.holders else {},
         )
     )
     tuning.on_unit_decided(turn, job, group, verdict)

@@ -283,8 +283,19 @@ class Recorder:
     async def regrouping(self, message: Planned) -> None:
         """Another attempt begins, in which the workers keep their state."""
         self.metrics.regrouping()
-        self.observer.warned(f"{message.reason}. The workers keep their state and link up again")
-        await self._record("regrouping", attempt=message.attempt, unit=message.unit, reason=message.reason)
+        how = "The workers keep their state and link up again"
+        if message.replayer is not None:
+            units = count_of(message.unit - message.replay_from, "unit")
+            how = f"{message.replayer} takes its place and runs {units} again; the others keep their state"
+        self.observer.warned(f"{message.reason}. {how}")
+        await self._record(
+            "regrouping",
+            attempt=message.attempt,
+            unit=message.unit,
+            reason=message.reason,
+            replayer=message.replayer,
+            replay_from=message.replay_from,
+        )
 
     async def running(self, sent_bytes: int) -> None:
         """Loading is done; `sent_bytes` were sent over data links."""

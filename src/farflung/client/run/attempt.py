@@ -15,7 +15,7 @@ from farflung.client.run.start import Start, first_segments
 from farflung.client.run.state_collector import ReceivedState, StateCollector, StateCollectors, with_slots
 from farflung.client.run.state_transfer import send_coders, send_state
 from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
-from farflung.errors import ConnectionFailed, RunFailed
+from farflung.errors import ConnectionFailed, FarflungError, ProtocolError, RunFailed
 from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
 from farflung.protocol.messages import Planned, Welcome
@@ -45,6 +45,7 @@ class Attempt:
         self._hear = hear
         self._sessions: dict[str, WorkerSession] = {}
         self._connected: set[str] = set()
+        self._loading_again: set[asyncio.Task[None]] = set()
         self._linked = asyncio.Event()
         self.is_fed = False
         self._feeder = Feeder(
@@ -86,6 +87,33 @@ class Attempt:
         async with aclosing(microbatches.stream(first)) as stream:
             await self._feeder.run(stream)
 
+    def _feed_again(self, worker: str, unit: int) -> None:
+        """Send the inputs of a past unit again to the one worker that runs it again.
+
+        Raises
+        ------
+        ProtocolError
+            That worker does not run that unit again.
+        """
+        planned = self.planned
+        if worker != planned.replayer or not planned.replay_from <= unit < planned.unit:
+            raise ProtocolError(
+                f"worker {worker} asks for the inputs of unit {unit}, which it does not run again"
+            )
+        task = asyncio.create_task(self._load_again(worker, unit))
+        self._loading_again.add(task)
+        task.add_done_callback(self._loading_again.discard)
+
+    async def _load_again(self, worker: str, number: int) -> None:
+        unit = self._start.training.units().at(number)
+        assert unit is not None
+        microbatches = Microbatches(self._prepared.job, self._prepared.graph)
+        try:
+            for part in range(unit.microbatches):
+                self._feeder.feed_again(worker, await asyncio.to_thread(microbatches.load, unit, part))
+        except FarflungError as error:
+            self._hear(Lost(worker, str(error)))
+
     def moved(self, worker: str, addresses: Sequence[str]) -> None:
         """Use new addresses for a worker from now on."""
         if session := self._sessions.get(worker):
@@ -107,12 +135,14 @@ class Attempt:
 
     async def close(self, reason: str) -> None:
         """Close every link."""
+        for task in self._loading_again:
+            task.cancel()
         await asyncio.gather(*(session.close(reason) for session in self._sessions.values()))
 
     async def _load_worker(self, worker: str, routes: WorkerRoutes, progress: _Progress) -> None:
         planned = self.planned
         welcome = Welcome(planned.job, planned.attempt)
-        session = WorkerSession(worker, welcome, self._feeder, self._collectors, self._hear)
+        session = WorkerSession(worker, welcome, self._feeder, self._collectors, self._hear, self._feed_again)
         self._sessions[worker] = session
         await session.connect(routes, planned)
         self._connected.add(worker)

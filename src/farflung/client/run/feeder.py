@@ -76,6 +76,12 @@ class Feeder:
                 for edge in edges:
                     self._post(microbatch, edge)
 
+    def feed_again(self, worker: str, microbatch: Microbatch) -> None:
+        """Send a microbatch of a past unit to the segments of `worker`, which runs it again alone."""
+        for edge in self._plan.edges:
+            if edge.source == FEEDER and self._plan.worker_of(edge.target) == worker:
+                self._post(microbatch, edge)
+
     def finished(self, worker: str, header: ValueHeader) -> None:
         """Handle the empty gradient with which `worker` reports that it is done with a fed value.
 

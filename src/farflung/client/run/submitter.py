@@ -360,9 +360,9 @@ class Submitter:
         if planned.unit != self.recorder.metrics.next_unit:
             await self.recorder.goes_on_at(planned.unit)
         is_same, self._plan = planned.plan == self._plan, planned.plan
-        if planned.keeps and is_same:
+        if planned.keeps and (is_same or planned.replayer is not None):
             await self.recorder.regrouping(planned)
-        else:
+        if not (planned.keeps and is_same):
             await self.recorder.planned(planned)
         step = self.recorder.metrics.steps
         if not planned.keeps and (self._start.unit, self._start.step) != (planned.unit, step):

@@ -17,7 +17,7 @@ from farflung.client.run.state_collector import StateCollectors
 from farflung.connectivity.connector import Connector, ConnectRequest
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.fields import TEXT_LENGTH, Message
-from farflung.protocol.messages import Claim, FromPeer, Planned, Welcome, decode, encode
+from farflung.protocol.messages import Claim, FromPeer, Planned, Pull, Welcome, decode, encode
 from farflung.protocol.reachability import Answers, LinkReport, Links
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, listen
 from farflung.transport.link.session import Session
@@ -130,7 +130,8 @@ class WorkerSession:
     """Sends inputs and state to one worker; receives its answers to the feeder and the trained state.
 
     A lost link is dialled again for up to `Timeouts.resume_seconds`; only what the worker has not received is
-    sent again. `hear` is called when the worker is lost for good.
+    sent again. `hear` is called when the worker is lost for good, `pulled` with a unit whose inputs it asks
+    for again.
     """
 
     def __init__(
@@ -140,7 +141,9 @@ class WorkerSession:
         feeder: Feeder,
         collectors: StateCollectors,
         hear: Callable[[Lost], None],
+        pulled: Callable[[str, int], None] = lambda worker, unit: None,
     ) -> None:
+        self._pulled = pulled
         self._worker = worker
         self._attempt = attempt
         self._feeder = feeder
@@ -209,6 +212,10 @@ class WorkerSession:
 
     def control(self, link: Link, message: bytes) -> None:
         welcome = decode(message, FromPeer)
+        if isinstance(welcome, Pull):
+            if (welcome.job, welcome.attempt) == (self._attempt.job, self._attempt.attempt):
+                self._pulled(self._worker, welcome.unit)
+            return
         if not isinstance(welcome, Welcome):
             raise ProtocolError(f"worker {self._worker} claims a link that this process dialled")
         if (welcome.job, welcome.attempt) != (self._attempt.job, self._attempt.attempt):

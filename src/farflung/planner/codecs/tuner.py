@@ -40,6 +40,33 @@ class Basis(msgspec.Struct, frozen=True):
     conditions: Conditions
     limits: Limits
 
+    def seated(self, workers: Sequence[str]) -> Basis:
+        """The inputs with the segments on these `workers`, one for each.
+
+        A worker that took another one's place is taken to have its speed and links, until units tell more.
+        """
+        pairs = zip(self.plan.placements, workers, strict=True)
+        names = {placed.worker: worker for placed, worker in pairs if placed.worker != worker}
+        if not names:
+            return self
+        placements = [
+            msgspec.structs.replace(placed, workers=[worker])
+            for placed, worker in zip(self.plan.placements, workers, strict=True)
+        ]
+        known = {one.id for one in self.topology.workers}
+        renamed = {old: new for old, new in names.items() if new not in known}
+        specs = tuple(
+            msgspec.structs.replace(one, id=renamed.get(one.id, one.id)) for one in self.topology.workers
+        )
+        submitter = self.topology.submitter
+        return msgspec.structs.replace(
+            self,
+            plan=msgspec.structs.replace(self.plan, placements=placements, codecs=[], later=[]),
+            topology=msgspec.structs.replace(
+                self.topology, workers=specs, submitter=submitter and renamed.get(submitter, submitter)
+            ),
+        )
+
 
 @dataclass(frozen=True)
 class FinishedUnit:
@@ -95,8 +122,12 @@ class CodecTuner:
     in_loop: float | None = None
 
     @staticmethod
-    def start(basis: bytes, codecs: Sequence[LinkCodec] | None = None) -> CodecTuner:
+    def start(
+        basis: bytes, codecs: Sequence[LinkCodec] | None = None, workers: Sequence[str] = ()
+    ) -> CodecTuner:
         """The tuner before it has seen a unit, with `codecs`, or else with those that the plan names.
+
+        `workers`, if given, are those that the plan's segments are on by now.
 
         Raises
         ------
@@ -104,6 +135,8 @@ class CodecTuner:
             Plan and topology do not match, or the plan has a codec pair that is not on the ladder.
         """
         known = msgspec.msgpack.decode(basis, type=Basis)
+        if workers:
+            known = known.seated(workers)
         context = codec_context(known.plan, known.topology, known.conditions)
         current = known.plan.codecs if codecs is None else codecs
         named = {(codec.source, codec.target): codec.codec for codec in current}

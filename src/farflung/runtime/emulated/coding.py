@@ -64,6 +64,9 @@ class EmulatedCoding:
     def restart(self) -> None:
         self._book.restart()
 
+    def rename(self, plan: Plan) -> None:
+        self._book.rename(plan)
+
     def snapshot(self) -> bytes:
         return NO_CODERS
 

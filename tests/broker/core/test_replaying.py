@@ -1,0 +1,197 @@
+"""A lost worker's share is taken over, and all others keep their state: they run no decided unit again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.broker.core.test_protection import job_of, spread
+from tests.broker.scenario import DEVICE, Scenario, told
+
+from farflung.broker.core import events, facts
+from farflung.broker.core.events import Send, SendLoad
+from farflung.broker.core.state import durable, replay
+from farflung.plans import LinkCodec
+from farflung.protocol.copies import CopyLost, StateVersion
+from farflung.protocol.messages import (
+    Begin,
+    Broken,
+    Continue,
+    Load,
+    Planned,
+    Refused,
+    RolledBack,
+    SendState,
+)
+
+KERNELS = msgspec.structs.replace(DEVICE, kernels="these kernels")
+OTHERS = msgspec.structs.replace(DEVICE, kernels="other kernels")
+
+
+def place(units: int = 4, **changes: object) -> Scenario:
+    """Workers a, b and c run job-1, and d is idle; version 0 is stable, and `units` units are decided."""
+    story = Scenario()
+    for worker in "abc":
+        story.join(worker, device=KERNELS, disk_bytes=10**9)
+    story.logged_from = 0
+    story.running(3, **{"steps": 20, **changes})
+    story.join("d", device=KERNELS, disk_bytes=10**9)
+    story.all_ready(0)
+    spread(story, 0)
+    for unit in range(1, units):
+        story.all_ready(unit)
+    return story
+
+
+def load_all(story: Scenario) -> None:
+    for worker in job_of(story).members:
+        story.loaded(worker, attempt=job_of(story).attempt)
+
+
+def loads(story: Scenario) -> list[Load]:
+    return [one.load for one in story.commands if isinstance(one, SendLoad) and one.worker == "d"]
+
+
+def continues(story: Scenario) -> dict[str, Continue]:
+    found = [one for one in story.commands if isinstance(one, Send) and isinstance(one.message, Continue)]
+    return {one.worker: one.message for one in found}
+
+
+def rollbacks(story: Scenario) -> list[RolledBack]:
+    return [message for message in told(story.commands) if isinstance(message, RolledBack)]
+
+
+def test_an_idle_worker_runs_the_units_since_the_stable_version_again_and_the_others_wait() -> None:
+    story = place()
+    story.ready("a", 4)
+    story.leave("b")
+    job = job_of(story)
+    assert (job.state, job.attempt, job.step, job.replayer) == ("loading", 2, 4, "d")
+    assert job.plan is not None and job.plan.workers() == ["a", "d", "c"]
+    (load,) = loads(story)
+    assert (load.unit, load.version, load.donors) == (1, StateVersion(1, 0), {"d": job.donors["d"]})
+    scales = [fact.scale for fact in story.facts if isinstance(fact, facts.UnitDecided)]
+    assert [past.scale for past in load.history] == scales[1:]
+    assert all(past.digests.keys() == {1} for past in load.history)
+    for worker in "ac":
+        message = continues(story)[worker]
+        assert (message.unit, message.replayer, message.replay_from) == (4, "d", 1)
+        assert message.plan == job.plan and message.holders == job.holders
+    planned = [message for message in told(story.commands) if isinstance(message, Planned)][-1]
+    assert (planned.keeps, planned.unit, planned.replayer, planned.replay_from) == (True, 4, "d", 1)
+    load_all(story)
+    begun = [one.worker for one in story.commands if isinstance(one, Send) and isinstance(one.message, Begin)]
+    assert begun[-3:] == ["a", "d", "c"] and not rollbacks(story)
+    for unit in range(4, 20):
+        story.all_ready(unit)
+    assert job_of(story).state == "collecting"
+    log = [facts.encode(fact) for fact in story.facts if isinstance(fact, facts.Decision)]
+    assert replay(map(facts.decode, log)) == durable(story.state)
+
+
+def test_a_version_of_the_newest_unit_needs_no_unit_again() -> None:
+    story = place(units=1)
+    story.logged_from = None
+    story.leave("b")
+    assert job_of(story).replayer == "d" and loads(story)[0].history == []
+
+
+def test_codecs_are_those_of_each_unit_and_name_the_new_worker() -> None:
+    story = place(units=2, codecs=("int8",))
+    before = LinkCodec("a", "b", "int8", 4.0)
+    story.take(facts.CodecsDecided(story.now, "job-1", 1, 2, [before], []))
+    story.all_ready(2)
+    story.leave("b")
+    after = LinkCodec("a", "d", "int8", 4.0)
+    assert [past.codecs for past in loads(story)[0].history] == [(after,), None]
+    assert job_of(story).codecs == (after,)
+
+
+def test_a_worker_that_is_lost_while_the_weights_are_sent_is_replaced_too() -> None:
+    story = place(units=3, steps=3)
+    assert job_of(story).state == "collecting"
+    story.leave("b")
+    assert (job_of(story).state, job_of(story).replayer) == ("loading", "d")
+    assert len(loads(story)[0].history) == 2 and continues(story)["a"].unit == 3
+    load_all(story)
+    sent = [
+        one.worker for one in story.commands if isinstance(one, Send) and isinstance(one.message, SendState)
+    ]
+    assert sent[-3:] == ["a", "d", "c"] and job_of(story).state == "collecting"
+
+
+def nothing_logged(story: Scenario) -> None:
+    story.logged_from = None
+    story.all_ready(4)
+
+
+def logged_too_late(story: Scenario) -> None:
+    story.logged_from = 2
+    story.all_ready(4)
+
+
+def no_other_worker(story: Scenario) -> None:
+    story.leave("d")
+
+
+def other_kernels(story: Scenario) -> None:
+    story.leave("d")
+    story.join("d", device=OTHERS, disk_bytes=10**9)
+
+
+def two_at_once(story: Scenario) -> None:
+    story.leave("c")
+
+
+@pytest.mark.parametrize(
+    "why", [nothing_logged, logged_too_late, no_other_worker, other_kernels, two_at_once]
+)
+def test_else_the_job_goes_back_to_the_stable_version(why: Callable[[Scenario], None]) -> None:
+    story = place()
+    why(story)
+    story.leave("b")
+    assert [message.unit for message in rollbacks(story)] == [1]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Refused("job-1", 2, "unit 2 has other numbers than it had before its worker was lost"),
+        CopyLost("job-1", 2, StateVersion(1, 0), 1, "it is damaged"),
+    ],
+)
+def test_what_cannot_be_replayed_leads_back_to_the_stable_version(trouble: Refused | CopyLost) -> None:
+    story = place()
+    story.leave("b")
+    story.feed(events.WorkerMessage(story.now, "d", trouble))
+    assert [message.unit for message in rollbacks(story)] == [1] and job_of(story).replayer == ""
+
+
+def test_a_worker_lost_during_a_replay_leads_back_to_the_stable_version() -> None:
+    for lost in "acd":
+        story = place()
+        story.leave("b")
+        story.leave(lost)
+        assert [message.unit for message in rollbacks(story)] == [1]
+
+
+def test_workers_that_link_up_again_keep_their_state_when_one_of_them_is_lost() -> None:
+    story = place()
+    story.feed(events.WorkerMessage(story.now, "a", Broken("job-1", 1, "cut", "b")))
+    assert job_of(story).keeps and job_of(story).attempt == 2
+    story.leave("b")
+    assert (job_of(story).replayer, job_of(story).attempt, len(loads(story)[0].history)) == ("d", 3, 3)
+
+
+def test_a_history_ends_where_a_newer_version_is_stable() -> None:
+    story = place(units=2)
+    unit = 2
+    while not [fact for fact in story.facts if isinstance(fact, facts.UnitDecided)][-1].copy:
+        story.all_ready(unit)
+        unit += 1
+    version = unit - 1
+    story.all_ready(unit)
+    assert len(job_of(story).history.units) == unit
+    spread(story, version)
+    assert (job_of(story).history.first, len(job_of(story).history.units)) == (version + 1, 1)

@@ -58,13 +58,15 @@ def judge(
         until, last = (after[0].began, after[0].events) if after else (math.inf, None)
         rows = [(at, row) for at, row in steps if strike.began < at < until]
         since = events[strike.events : last]
+        done = max([row.step for _, row in rows if row.attempt <= strike.attempt], default=strike.step)
+        next_rows = [(at - strike.began, row) for at, row in rows if row.attempt > strike.attempt]
         again = steps_again(since)
         kill = Kill(
             side=FARFLUNG,
             victim=strike.victim,
             step=strike.step,
-            seconds=next(at for at, row in rows if row.attempt > strike.attempt) - strike.began,
-            ahead_seconds=next((at - strike.began for at, row in rows if row.step > strike.step), None),
+            seconds=next_rows[0][0],
+            ahead_seconds=next((seconds for seconds, row in next_rows if row.step > done), None),
             whole_seconds=strike.whole_seconds,
             way=way(since),
             steps_again=again,

@@ -9,8 +9,7 @@ from tests.worker.loads import MICROBATCHES, load
 
 from farflung.protocol.worker import PastUnit
 from farflung.runtime.parcel import Coded, Parcel
-from farflung.worker.boundary_log import BoundaryLog
-from farflung.worker.replay import Replay
+from farflung.worker.replay import BoundaryLog, Replay
 
 SIZE = 10
 

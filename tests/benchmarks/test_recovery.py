@@ -74,7 +74,7 @@ def test_an_unknown_side_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.faults
 def test_a_killed_worker_of_a_fleet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ["--sides", "farflung", "--kills", "1", "--rounds", "1", "--gap", "0.5", "--json"]

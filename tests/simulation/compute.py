@@ -161,7 +161,7 @@ class Compute:
             share_of(load.programs[0].program, self.chain, unit, part, load.plan, finite)
             for part in load.plan.segments_of(self._worker.name)
         )
-        if self._worker.random.random() < 0.02:  # the log of what it sent took too much memory
+        if self._worker.random.random() < 0.2:  # the log of what it sent took too much memory
             self._worker.logged_from = self._worker.logged_from and self.unit + 1
         traffic = Traffic(10, logged_from=self._worker.logged_from)
         self._worker.on_outcome(UnitFinished(self.attempt, self.unit, shares, traffic=traffic))

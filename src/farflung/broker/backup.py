@@ -1,7 +1,7 @@
 """Back up a broker into one file, and make a broker's folder from it again.
 
 The file holds the store and the certificate authority with its key: all that cannot be made again. Of a store
-in a database on a server it holds the address only: whoever takes the broker over on another machine needs
+in a database on a server it holds the address only: to take the broker over on another machine you need
 no more, and such a database has backups of its own. Who reads the file can impersonate every member of the
 fleet.
 """

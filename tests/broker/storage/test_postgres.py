@@ -75,7 +75,7 @@ class CuttingProxy:
                 self.cuts += 1
                 if cut == "after":
                     near.shutdown(socket.SHUT_RDWR)
-                    far.sendall(data)  # and nobody hears the answer
+                    far.sendall(data)  # and the answer is lost
                     time.sleep(0.1)
                 break
             far.sendall(data)
@@ -193,7 +193,7 @@ def test_an_owner_that_is_alive_is_named_and_its_lease_runs_out(
         words = r"another broker \(process \d+ on .+, since 20.+\) owns the store .+ and is alive: stop it"
         for renew in (first.renew, lambda: first.append([b"one"])):
             postgres.execute("UPDATE farflung.owner SET expires_at = now()", url)
-            renew()  # late, but nobody has taken over
+            renew()  # late, but no other broker has taken over
             with pytest.raises(StoreOwned, match=words):
                 PostgresStore(url, tmp_path / "b")
         left = "SELECT extract(epoch FROM expires_at - now()) FROM farflung.owner"

@@ -1,4 +1,4 @@
-"""Submitters that leave and return: a job stands while nobody holds it.
+"""Submitters that leave and return: a job stands while no session holds it.
 
 A session of its submitter *holds* a job. When that session ends, the job is held by the broker: it goes on
 as far as its inputs last, keeps its workers for a while, and waits for its submitter as long as `Submit`

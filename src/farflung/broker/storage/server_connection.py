@@ -41,7 +41,7 @@ class ServerConnection:
     Raises
     ------
     StoreAway
-        On opening: the database cannot be reached, or admits nobody like this. Later: it did not come back
+        On opening: the database cannot be reached, or refuses these credentials. Later: it did not come back
         within the limit, or the connection broke inside a transaction.
     StoreError
         The database refused a statement.

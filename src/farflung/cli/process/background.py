@@ -60,7 +60,7 @@ class Background:
         self._tell(Report(str(folder), start))
 
     def accepted(self, job: str) -> None:
-        """The broker has the job: this process needs nobody any more."""
+        """The broker has the job: this process needs no answer any more."""
         self._tell(msgspec.structs.replace(self._report, job=job))
         os.close(self._descriptor)
 

@@ -21,7 +21,7 @@ from farflung.broker.core.events import (
     RunPlanner,
     WorkerLeaves,
 )
-from farflung.broker.core.jobs import load_of
+from farflung.broker.core.loads import load_of
 from farflung.broker.core.state import replay
 from farflung.broker.dispatcher import Arrival
 from farflung.broker.planning import client

@@ -16,7 +16,7 @@ from tests.simulation.return_bugs import RETURN_BUGS
 from tests.simulation.world import LawBroken
 
 from farflung.broker import journal
-from farflung.broker.core import facts, jobs, recovery, returns, state
+from farflung.broker.core import facts, job_queue, jobs, recovery, returns, state
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
 from farflung.broker.core.transition import Transition
@@ -137,7 +137,7 @@ def begins_without_its_state(patch: Patch) -> None:
 
 def passes_over_a_large_job(patch: Patch) -> None:
     """Small jobs begin although a larger one has waited longer."""
-    patch.setattr(jobs, "_waits_for_ops_alone", lambda turn, job, needs: True)
+    patch.setattr(job_queue, "_waits_for_ops_alone", lambda turn, job, needs: True)
 
 
 def takes_any_plan(patch: Patch) -> None:

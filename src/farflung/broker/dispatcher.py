@@ -35,7 +35,8 @@ from farflung.broker.core.events import (
     SendLoad,
     TuningRead,
 )
-from farflung.broker.core.jobs import is_loading, is_planning, planning_words
+from farflung.broker.core.job_queue import planning_words
+from farflung.broker.core.jobs import is_loading, is_planning
 from farflung.broker.core.state import Outcome, decide
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits

@@ -25,7 +25,7 @@ from tests.broker.scenario import (
 
 from farflung.broker.core import events, facts, log_lines
 from farflung.broker.core.events import Send, SendToSubmitter
-from farflung.broker.core.jobs import planning_words
+from farflung.broker.core.job_queue import planning_words
 from farflung.broker.core.state import durable, reduce_fact, replay
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult

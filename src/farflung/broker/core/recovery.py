@@ -7,7 +7,7 @@ state the submitter has, whichever is later.
 
 from __future__ import annotations
 
-from farflung.broker.core import facts, jobs, protection, replaying, restoring
+from farflung.broker.core import facts, job_queue, jobs, loads, protection, replaying, restoring
 from farflung.broker.core.events import ReadTuning, Send
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, LOADING, PLANNING, RUNNING, Job, State
 from farflung.broker.core.transition import Transition
@@ -55,7 +55,7 @@ def regroup(turn: Transition, job: Job, reason: str) -> None:
     job = turn.state.jobs[job.job]
     for name in job.members:
         turn.do(Send(name, continue_of(turn.state, job, name)))
-    turn.tell(job.job, jobs.planned_of(turn.state, job))
+    turn.tell(job.job, loads.planned_of(turn.state, job))
 
 
 def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
@@ -76,11 +76,11 @@ def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
     for name in job.members:
         is_taker = name == taker
         turn.do(
-            jobs.load_of(turn.state, job, name)
+            loads.load_of(turn.state, job, name)
             if is_taker
             else Send(name, continue_of(turn.state, job, name))
         )
-    turn.tell(job.job, jobs.planned_of(turn.state, job))
+    turn.tell(job.job, loads.planned_of(turn.state, job))
     if job.blobs.steering is not None:
         turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
 
@@ -98,7 +98,7 @@ def continue_of(state: State, job: Job, worker: str) -> Continue:
         job.reason,
         job.plan,
         job.replayer or None,
-        jobs.replay_from(job),
+        loads.replay_from(job),
         dict(job.holders),
         dict(job.donors),
         job.versions.stable.name if job.donors and job.versions.stable is not None else None,
@@ -132,7 +132,7 @@ def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> Non
 def cannot_restore(turn: Transition, job: Job, reason: str) -> None:
     """End an attempt whose plan a worker refuses, though another worker has run it: plan anew."""
     _roll_back(turn, job, one_line(reason))
-    jobs.give_version_up(turn, turn.state.jobs[job.job], reason)
+    job_queue.give_version_up(turn, turn.state.jobs[job.job], reason)
 
 
 def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
@@ -141,11 +141,11 @@ def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
     if any(turn.state.workers[name].away for name in job.plan.workers()):
         return  # they have a deadline of their own
     waited = turn.now - job.pace.moved_at
-    usable = jobs.usable_for(turn.state, job)
+    usable = job_queue.usable_for(turn.state, job)
     can_run = len(usable) >= (len(job.on) or job.asked or 1)
     if can_run and waited > restoring.worth_waiting_seconds(job, least_seconds):
         missing = ", ".join(restoring.missing(turn.state, job))
-        jobs.give_version_up(turn, job, f"{missing or 'a copy'} did not come back within {waited:.0f} s")
+        job_queue.give_version_up(turn, job, f"{missing or 'a copy'} did not come back within {waited:.0f} s")
 
 
 def fail(turn: Transition, job: Job, reason: str) -> None:

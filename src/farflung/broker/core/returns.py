@@ -6,7 +6,7 @@ lacks; else it is stopped. What only it can know, such as its `UnitReady`, it sa
 
 from __future__ import annotations
 
-from farflung.broker.core import facts, jobs, protection, recovery
+from farflung.broker.core import facts, job_queue, jobs, loads, protection, recovery
 from farflung.broker.core.events import ReadTuning, Send
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, RUNNING, Job, State, Worker
 from farflung.broker.core.transition import Transition
@@ -92,7 +92,7 @@ def take_up(turn: Transition, name: str, standing: Standing | None) -> None:
     job = turn.state.jobs[worker.job]
     if standing is None or not (job.keeps or _is_of(standing, job)):
         if job.state == LOADING:
-            turn.do(jobs.load_of(turn.state, job, name))
+            turn.do(loads.load_of(turn.state, job, name))
         return
     if decision := _decision_for(job, standing):
         turn.do(Send(name, decision))
@@ -144,8 +144,8 @@ def words_of(state: State, job: Job) -> str:
     """Whom the job waits for, in words; empty if everybody is there."""
     away = state.away_for(job)
     if away:
-        return one_line(f"{waiting_for(and_more(away, jobs.NAMED))} to return")
-    return jobs.HELD if job.held else ""
+        return one_line(f"{waiting_for(and_more(away, job_queue.NAMED))} to return")
+    return job_queue.HELD if job.held else ""
 
 
 def _is_of(standing: Standing | None, job: Job) -> bool:

@@ -13,7 +13,18 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from farflung.broker.codecs import tuning
-from farflung.broker.core import events, facts, jobs, protection, recovery, returns, submitters, units
+from farflung.broker.core import (
+    events,
+    facts,
+    job_queue,
+    jobs,
+    loads,
+    protection,
+    recovery,
+    returns,
+    submitters,
+    units,
+)
 from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
@@ -77,7 +88,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     """
     turn = Transition(state, event.now)
     _decide(event, turn)
-    jobs.start_queued(turn)
+    job_queue.start_queued(turn)
     returns.explain(turn)
     return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands), turn.blobs, turn.unneeded_blobs())
 
@@ -184,7 +195,7 @@ def _on_worker_moves(event: events.WorkerMoves, turn: Transition) -> None:
         facts.WorkerMoved(turn.now, event.worker, list(where.addresses), list(where.claims), where.seen)
     )
     if worker.job is not None:
-        jobs.worker_moved(turn, turn.state.jobs[worker.job], event.worker)
+        loads.worker_moved(turn, turn.state.jobs[worker.job], event.worker)
 
 
 @_decide.register
@@ -198,7 +209,7 @@ def _on_worker_verified(event: events.WorkerVerified, turn: Transition) -> None:
         return  # outdated, or known already
     turn.emit(facts.WorkerVerified(event.worker, list(event.addresses)))
     if worker.job is not None:
-        jobs.worker_moved(turn, turn.state.jobs[worker.job], event.worker)
+        loads.worker_moved(turn, turn.state.jobs[worker.job], event.worker)
 
 
 @_decide.register
@@ -293,7 +304,7 @@ def _on_submitter_leaves(event: events.SubmitterLeaves, turn: Transition) -> Non
 def _on_plan_made(event: events.PlanMade, turn: Transition) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
-        jobs.send_plan(turn, job, event.result)
+        loads.send_plan(turn, job, event.result)
 
 
 @_decide.register

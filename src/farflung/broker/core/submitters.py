@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from farflung.broker.core import facts, jobs, recovery
+from farflung.broker.core import facts, job_queue, jobs, loads, recovery
 from farflung.broker.core.events import Hold, Reply, SubmitterMessage
 from farflung.broker.core.records import (
     COLLECTING,
@@ -141,15 +141,15 @@ def _missed(state: State, job: Job, message: Return) -> list[Message]:
         after = [result for result in job.results if result.unit >= ended.begins]
         unit = job.training.units().at(ended.begins)
         assert unit is not None
-        held = job.restores or jobs.waits_for_version(job)
+        held = job.restores or job_queue.waits_for_version(job)
         back = RolledBack(job.job, message.attempt, ended.begins, unit.step, job.reason, held)
         said: list[Message] = [*_done(job, before), back, *_done(job, after)]
     else:
         said = _done(job, [result for result in job.results if result.unit >= message.unit], message.attempt)
-        if jobs.waits_for_version(job) and message.unit > job.next_unit:
+        if job_queue.waits_for_version(job) and message.unit > job.next_unit:
             said.append(RolledBack(job.job, ended.last, job.next_unit, job.step, job.reason, held=True))
     if job.state == LOADING and 0 < message.attempt < job.attempt:
-        said.append(jobs.planned_of(state, job))
+        said.append(loads.planned_of(state, job))
     elif message.attempt == job.attempt and job.state == RUNNING:
         said.append(Running(job.job, job.attempt))
     elif message.attempt == job.attempt and job.state == COLLECTING:

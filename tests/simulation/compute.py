@@ -14,7 +14,7 @@ from tests.simulation.model import share_of
 from tests.simulation.parcels import Chain, Given, Input, Parcel, State, Taken, Values
 
 from farflung.protocol.messages import Load
-from farflung.worker.state import Attempt, ComputeFailed, Filled, Traffic, UnitFinished, Verified
+from farflung.worker.events import Attempt, ComputeFailed, Filled, Traffic, UnitFinished, Verified
 
 if TYPE_CHECKING:
     from tests.simulation.worker import WorkerProcess

@@ -18,7 +18,7 @@ from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec
 from farflung.protocol.messages import Cancel, Ended, Keep, Kept, Load, Return, RolledBack, Submit, UnitDone
-from farflung.worker.state import Attempt
+from farflung.worker.events import Attempt
 
 if TYPE_CHECKING:
     from tests.simulation import runs

@@ -18,7 +18,7 @@ from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED
 from farflung.broker.core.state import State, durable, reduce_fact
 from farflung.broker.journal import Journal
 from farflung.protocol.copies import StateVersion
-from farflung.worker.state import Attempt
+from farflung.worker.events import Attempt
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farflung.protocol.copies import StateVersion
-from farflung.worker.state import Attempt
+from farflung.worker.events import Attempt
 
 Chain = tuple[tuple[int, float], ...]
 """The units that made a state, in order, each with the scale that it was applied with."""

@@ -10,6 +10,7 @@ from tests.simulation.planting import Patch, hears, reduces
 
 from farflung.broker.core import facts, returns, submitters
 from farflung.protocol.messages import Registered
+from farflung.worker import events
 from farflung.worker import state as worker
 
 
@@ -91,9 +92,9 @@ def drops_its_job_without_a_broker(patch: Patch) -> None:
     """A worker that loses its broker drops its job."""
 
     def wrong(before: Any, event: Any) -> Any:
-        if not isinstance(event, worker.BrokerLost) or before.load is None:
+        if not isinstance(event, events.BrokerLost) or before.load is None:
             return None
-        return replace(before.idle, away=True), [worker.Drop(event.reason)]
+        return replace(before.idle, away=True), [events.Drop(event.reason)]
 
     hears(patch, wrong)
 
@@ -102,7 +103,7 @@ def does_not_say_it_again(patch: Patch) -> None:
     """A worker that returns does not repeat what its broker may not have heard."""
 
     def wrong(before: Any, event: Any) -> Any:
-        if isinstance(event, worker.FromBroker) and isinstance(event.message, Registered):
+        if isinstance(event, events.FromBroker) and isinstance(event.message, Registered):
             return replace(before, away=False), []
         return None
 

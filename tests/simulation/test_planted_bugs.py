@@ -21,6 +21,7 @@ from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
 from farflung.broker.core.transition import Transition
 from farflung.protocol.messages import Decide, SendState, Stop, UnitDone
+from farflung.worker import events
 from farflung.worker import state as worker
 
 pytestmark = pytest.mark.faults
@@ -130,7 +131,7 @@ def begins_without_its_state(patch: Patch) -> None:
     hears(
         patch,
         lambda before, event: (
-            HONEST_STEP(replace(before, filled=True), event) if isinstance(event, worker.Verified) else None
+            HONEST_STEP(replace(before, filled=True), event) if isinstance(event, events.Verified) else None
         ),
     )
 
@@ -187,7 +188,7 @@ def applies_a_repeated_decision(patch: Patch) -> None:
             and before.attempt == (said.job, said.attempt)
             and said.unit < before.unit
         ):
-            return before, [worker.Apply(said.unit, said.scale, said.codecs)]
+            return before, [events.Apply(said.unit, said.scale, said.codecs)]
         return None
 
     hears(patch, wrong)
@@ -198,7 +199,7 @@ def obeys_an_attempt_that_is_over(patch: Patch) -> None:
 
     def wrong(before: Any, event: Any) -> Any:
         if isinstance(getattr(event, "message", None), Stop) and before.load is not None:
-            return worker.State(before.worker), [worker.Drop("stopped")]
+            return worker.State(before.worker), [events.Drop("stopped")]
         return None
 
     hears(patch, wrong)
@@ -206,7 +207,7 @@ def obeys_an_attempt_that_is_over(patch: Patch) -> None:
 
 def hides_a_lost_link(patch: Patch) -> None:
     """A worker does not say that it lost a neighbour."""
-    hears(patch, lambda before, event: (before, []) if isinstance(event, worker.PeerLost) else None)
+    hears(patch, lambda before, event: (before, []) if isinstance(event, events.PeerLost) else None)
 
 
 def copies_before_it_applies(patch: Patch) -> None:
@@ -215,7 +216,7 @@ def copies_before_it_applies(patch: Patch) -> None:
 
     def step(before: Any, event: Any) -> Any:
         after, commands = honest(before, event)
-        return after, sorted(commands, key=lambda one: not isinstance(one, worker.CopyState))
+        return after, sorted(commands, key=lambda one: not isinstance(one, events.CopyState))
 
     patch.setattr(worker, "step", step)
 

@@ -36,6 +36,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.reachability import DialBack, NotReached
 from farflung.transport.timeouts import Timeouts
+from farflung.worker import events
 from farflung.worker import state as machine
 
 TIMEOUTS = Timeouts(LEASE_SECONDS)
@@ -123,15 +124,15 @@ class WorkerProcess(Process):
             self.registered = self.registered or isinstance(message, Registered)
             if isinstance(message, Begin | Decide | SendState | Stop):
                 self._heard.append(message)
-            self._step(machine.FromBroker(message))
+            self._step(events.FromBroker(message))
 
     def on_back(self, end: End) -> None:
         if end is self.control:
             self._moves += 1
             end.send(Moved([f"192.0.2.9:{7000 + self._moves % 3}"]))
-            self._step(machine.BrokerBack())
+            self._step(events.BrokerBack())
         elif self._links.get(end.other.process.name) is end:
-            self._step(machine.PeerLinked(end.other.process.name))
+            self._step(events.PeerLinked(end.other.process.name))
 
     def on_end(self, end: End, reason: str) -> None:
         if end.kind == "data":
@@ -141,7 +142,7 @@ class WorkerProcess(Process):
         denied, self._denied = self._denied, None
         if denied is None:
             self._asked_again = False
-            self._step(machine.BrokerLost(f"lost the broker: {reason}"))
+            self._step(events.BrokerLost(f"lost the broker: {reason}"))
             self._since_lost += 1
             lost, seconds = self._since_lost, TIMEOUTS.orphan_seconds
             self.after(seconds, lambda: self._orphan(lost, seconds))
@@ -154,7 +155,7 @@ class WorkerProcess(Process):
 
     def _orphan(self, lost: int, seconds: float) -> None:
         if self._since_lost == lost:
-            self._step(machine.Orphaned(seconds))
+            self._step(events.Orphaned(seconds))
 
     # The state machine
 
@@ -164,58 +165,59 @@ class WorkerProcess(Process):
         if not late:
             return
         message = self.random.choice(late)
-        state, commands = machine.step(self.state, machine.FromBroker(message))
+        state, commands = machine.step(self.state, events.FromBroker(message))
         assert state == self.state and not commands, f"{self.name} obeys {message} of an attempt that is over"
 
-    def _step(self, event: machine.Event) -> None:
+    def _step(self, event: events.Event) -> None:
         self.note("hears", event)
         self.state, commands = machine.step(self.state, event)
         for command in commands:
-            if not isinstance(command, machine.Note):
+            if not isinstance(command, events.Note):
                 self.note("does", command)
             self._carry_out(command)
 
-    def _carry_out(self, command: machine.Command) -> None:
+    def _carry_out(self, command: events.Command) -> None:
         attempt = self.state.attempt
         match command:
-            case machine.Tell(message):
+            case events.Tell(message):
                 if self.control is not None:
                     self.control.send(message)
-            case machine.HangUp(reason):
+            case events.HangUp(reason):
                 self.world.fail(f"{self.name} refuses its broker: {reason}")
-            case machine.Prepare(load):
+            case events.Prepare(load):
                 self.world.laws.on_prepare(self, load)
                 self._prepare(command)
-            case machine.Regroup():
+            case events.Regroup():
                 self._regroup(command)
-            case machine.Drop(reason, job, over):
+            case events.Drop(reason, job, over):
                 self.world.laws.on_drop(self, reason)
                 self._dismiss(reason)
                 self.compute.drop()
                 if over:
                     self.disk.retain(Retain(job, []))
-            case machine.Retain(message):
+            case events.Retain(message):
                 self.disk.retain(message)
                 load, kept = self.state.load, [version.unit + 1 for version in message.versions]
                 if load is not None and load.job == message.job and kept and self.logged_from is not None:
                     self.logged_from = max(self.logged_from, min(kept))
-            case machine.Start() if attempt:
+            case events.Start() if attempt:
                 self.compute.begin(attempt)
-            case machine.Apply(unit, scale, codecs) if attempt:
+            case events.Apply(unit, scale, codecs) if attempt:
                 self.world.laws.on_apply(self, attempt, unit, scale, codecs)
                 self.compute.decide(attempt, unit, scale)
-            case machine.EndTraining() if attempt:
+            case events.EndTraining() if attempt:
                 self.compute.end_training(attempt)
-            case machine.CopyState(unit, keep, copy) if attempt:
+            case events.CopyState(unit, keep, copy) if attempt:
                 if keep:
                     self.compute.give(attempt, unit)
                 if copy:
                     self.compute.copy(attempt, unit)
-            case machine.GiveState() if attempt:
+            case events.GiveState() if attempt:
                 self.compute.give(attempt, None)
 
     def on_outcome(
-        self, outcome: machine.Verified | machine.Filled | machine.UnitFinished | machine.ComputeFailed
+        self,
+        outcome: events.Verified | events.Filled | events.UnitFinished | events.ComputeFailed,
     ) -> None:
         """The compute thread has something to say; an outcome of an attempt that is over is dropped."""
         if outcome.attempt == self.state.attempt:
@@ -234,24 +236,24 @@ class WorkerProcess(Process):
         if session is not None and parcel.attempt == self.state.attempt:
             session.send(parcel)
 
-    def run_again(self, attempt: machine.Attempt, unit: int, scale: float) -> None:
+    def run_again(self, attempt: events.Attempt, unit: int, scale: float) -> None:
         """The compute thread has run a past unit again."""
         if attempt == self.state.attempt:
             self.world.laws.on_run_again(self, attempt, unit, scale)
-            self._step(machine.UnitReplayed(attempt, unit))
+            self._step(events.UnitReplayed(attempt, unit))
 
-    def _regroup(self, command: machine.Regroup) -> None:
+    def _regroup(self, command: events.Regroup) -> None:
         load = command.load
         self.world.laws.on_regroup(self, load)
         self._dismiss(f"{load.job} goes on in attempt {load.attempt}")
         self.compute.regroup(load)
         lacks = self.logged_from is None or self.logged_from > command.replay_from
         if command.replayer and lacks and command.replay_from < load.unit:
-            self._step(machine.Verified((load.job, load.attempt), "it has no longer what it sent"))
+            self._step(events.Verified((load.job, load.attempt), "it has no longer what it sent"))
         else:
             self._link_up(command)
 
-    def _prepare(self, command: machine.Prepare) -> None:
+    def _prepare(self, command: events.Prepare) -> None:
         self.logged_from = command.load.unit if command.load.holders else None
         self.compute.prepare(command.load)
         self._link_up(command)
@@ -261,7 +263,7 @@ class WorkerProcess(Process):
 
     # Copies
 
-    def copied(self, attempt: machine.Attempt, unit: int, chain: Chain) -> None:
+    def copied(self, attempt: events.Attempt, unit: int, chain: Chain) -> None:
         """The compute thread has copied the state: write it to disk, then send it to the holder."""
         load = self.state.load
         if load is None or attempt != self.state.attempt:
@@ -331,7 +333,7 @@ class WorkerProcess(Process):
 
     # Links
 
-    def _link_up(self, command: machine.Prepare | machine.Regroup) -> None:
+    def _link_up(self, command: events.Prepare | events.Regroup) -> None:
         load = command.load
         for end in list(self._pending):
             self._welcome_if_due(end)
@@ -388,7 +390,7 @@ class WorkerProcess(Process):
         load = self.state.load
         if load is not None and load.donors.get(peer) == self.name:
             self.after(self.random.expovariate(1), lambda: self._give(load, peer))
-        self._step(machine.PeerLinked(peer))
+        self._step(events.PeerLinked(peer))
 
     def _on_data_end(self, end: End, reason: str) -> None:
         self._pending.pop(end, None)
@@ -402,7 +404,7 @@ class WorkerProcess(Process):
         for end in [end for end in self._dialled if end.other.process.name == peer]:
             del self._dialled[end]
             end.close("it was given up")
-        self._step(machine.PeerLost(peer, reason))
+        self._step(events.PeerLost(peer, reason))
         load = self.state.load
         if load is not None and peer in self.state.partners - self.state.needed and peer > self.name:
             self.after(LEASE_SECONDS, lambda: self._dial(peer, load, self.world.now + DIAL_SECONDS))

@@ -22,7 +22,7 @@ from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
 from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
-from farflung.worker.state import UnitFinished, Verified
+from farflung.worker.events import UnitFinished, Verified
 from farflung.worker.state_receiver import StateReceiver
 
 torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
 from farflung.worker.compute import ComputeThread, OutgoingState, StateCopied, StateGiven
-from farflung.worker.state import UnitFinished, Verified
+from farflung.worker.events import UnitFinished, Verified
 from farflung.worker.state_receiver import StateReceiver
 
 torch.set_num_threads(1)

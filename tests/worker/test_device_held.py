@@ -13,8 +13,9 @@ from farflung.errors import DeviceHeld
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.transport.timeouts import Timeouts
 from farflung.worker.compute import ComputeThread, Outcome
+from farflung.worker.events import Attempt, ComputeFailed
 from farflung.worker.service import WorkerService
-from farflung.worker.state import Attempt, ComputeFailed, State
+from farflung.worker.state import State
 from farflung.worker.state_receiver import StateReceiver
 from farflung.worker.task_deadlines import Doing, of_state
 

@@ -30,8 +30,8 @@ from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.worker.compute import ComputeThread, Outgoing, OutgoingState, Restored, StateCopied, StateGiven
+from farflung.worker.events import Filled, UnitFinished, UnitReplayed, Verified
 from farflung.worker.replay import BoundaryLog
-from farflung.worker.state import Filled, UnitFinished, UnitReplayed, Verified
 from farflung.worker.state_receiver import StateReceiver
 
 torch.set_num_threads(1)

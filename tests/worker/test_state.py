@@ -23,8 +23,9 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.worker import LinkBytes, LinkRate, Share, Standing
 from farflung.runtime.parcel import Sent
+from farflung.worker import events
 from farflung.worker import state as machine
-from farflung.worker.state import (
+from farflung.worker.events import (
     Apply,
     BrokerBack,
     BrokerLost,
@@ -43,12 +44,12 @@ from farflung.worker.state import (
     Prepare,
     Regroup,
     Start,
-    State,
     Tell,
     Traffic,
     UnitFinished,
     Verified,
 )
+from farflung.worker.state import State
 
 JOB, ATTEMPT = "job-1", 5
 KEY = (JOB, ATTEMPT)
@@ -57,7 +58,7 @@ READY = (FromBroker(load()), Verified(KEY, None), *LINKED, Filled(KEY))
 SHARES = (Share(1, True, 0.5, {7: 2.0}),)
 
 
-def run(*events: machine.Event) -> tuple[State, list[machine.Command]]:
+def run(*events: events.Event) -> tuple[State, list[events.Command]]:
     """The state of worker b after the events, and what it did, remarks left out."""
     state, done = State("b"), []
     for event in events:
@@ -101,7 +102,7 @@ LINKED_AGAIN = (*LINKED, Filled((JOB, 6)))
 
 
 @pytest.mark.parametrize("lost", [[], [PeerLost("a", "cut")]])
-def test_a_worker_keeps_its_state_in_another_attempt(lost: list[machine.Event]) -> None:
+def test_a_worker_keeps_its_state_in_another_attempt(lost: list[events.Event]) -> None:
     state, done = run(*ONE_UNIT, *lost, go_on())
     new = msgspec.structs.replace(
         load(), attempt=6, unit=1, addresses={"a": ["a.example:1"], "c": ["c.example:1"]}
@@ -324,7 +325,7 @@ BEGUN = [*READY, FromBroker(Begin(JOB, ATTEMPT)), UnitFinished(KEY, 0, SHARES)]
 @example([*BEGUN, PeerLost("a", "reset"), FromBroker(Decide(JOB, ATTEMPT, 0, 1.0))])
 @example([*BEGUN, FromBroker(SendState(JOB, ATTEMPT)), FromBroker(Decide(JOB, ATTEMPT, 0, 1.0))])
 @given(st.lists(EVENTS, max_size=40))
-def test_invariants_hold_after_any_events(events: list[machine.Event]) -> None:
+def test_invariants_hold_after_any_events(events: list[events.Event]) -> None:
     """Reported units are applied, in order and once; a dropped job leaves an idle worker."""
     state = State("b")
     applied = -1

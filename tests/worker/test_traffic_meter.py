@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from farflung.protocol.worker import LinkRate
-from farflung.worker.state import Traffic
+from farflung.worker.events import Traffic
 from farflung.worker.traffic_meter import TrafficMeter
 
 

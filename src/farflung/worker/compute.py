@@ -32,6 +32,7 @@ from farflung.runtime.state import CODERS, StateKey
 from farflung.schedule import Unit
 from farflung.worker.codec_thread import CodecThread, CodedLinks
 from farflung.worker.copy_store import Piece
+from farflung.worker.events import Attempt, ComputeFailed, Filled, UnitFinished, UnitReplayed, Verified
 from farflung.worker.loading import (
     load_segments,
     needed_bytes,
@@ -39,7 +40,6 @@ from farflung.worker.loading import (
     require_compiled_to_fit,
     restore_slots,
 )
-from farflung.worker.state import Attempt, ComputeFailed, Filled, UnitFinished, UnitReplayed, Verified
 from farflung.worker.state_receiver import EMPTY, StateReceiver
 from farflung.worker.task_deadlines import Doing, Limits, Passes, Stopwatch, of_state
 

@@ -21,9 +21,9 @@ from farflung.transport.link.session import Session
 from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader, slices
 from farflung.worker.admission import Admission
 from farflung.worker.copying import Copying
+from farflung.worker.events import Attempt
 from farflung.worker.pending_links import PendingLinks
 from farflung.worker.replay import BoundaryLog, Replay
-from farflung.worker.state import Attempt
 from farflung.worker.state_receiver import EMPTY, StateReceiver
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer
 from farflung.transport.relay.relay import Relay
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
+from farflung.worker import events
 from farflung.worker import state as machine
 from farflung.worker.peers import Peers
 from farflung.worker.probing import Probing
@@ -84,7 +85,7 @@ class Routes:
             self._has_job,
             self._limits,
         )
-        self._attempt: machine.Attempt | None = None
+        self._attempt: events.Attempt | None = None
         self._tried: dict[str, str] = {}
         self._reporting: asyncio.TimerHandle | None = None
         self.tell = tell

@@ -26,6 +26,7 @@ from farflung.transport.net.redial import redial
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import boot
+from farflung.worker import events
 from farflung.worker import state as machine
 from farflung.worker.compute import ComputeThread, Outcome, OutgoingState, Restored, StateCopied, StateGiven
 from farflung.worker.copy_store import CopyStore
@@ -239,10 +240,10 @@ class WorkerService:
 
     def _on_broker_lost(self) -> None:
         """Keep the job, but not for ever."""
-        self._step(machine.BrokerLost(f"lost the broker: {self._loss_reason}"))
+        self._step(events.BrokerLost(f"lost the broker: {self._loss_reason}"))
         if self._orphaned is None:
             seconds = self._timeouts.orphan_seconds
-            self._orphaned = self._loop.call_later(seconds, self._step, machine.Orphaned(seconds))
+            self._orphaned = self._loop.call_later(seconds, self._step, events.Orphaned(seconds))
 
     async def _hang_up(self, reason: str) -> None:
         if self._broker is not None:
@@ -299,7 +300,7 @@ class WorkerService:
         elif isinstance(message, PathMessage):
             self._routes.on_message(message)
         else:
-            self._step(machine.FromBroker(message))
+            self._step(events.FromBroker(message))
             if self._orphaned is not None and not self._state.away:
                 self._orphaned.cancel()
                 self._orphaned = None
@@ -311,7 +312,7 @@ class WorkerService:
             self._routes.on_registered(link.local, link.remote, self._timeouts)
             # Always: behind a NAT only the broker sees whether the address has changed.
             self._send(messages.Moved(self._routes.addresses()))
-            self._step(machine.BrokerBack())
+            self._step(events.BrokerBack())
 
     def on_disconnect(self, reason: str) -> None:
         self._broker = None
@@ -324,40 +325,40 @@ class WorkerService:
 
     # Each event changes the state and gives commands, which are carried out here.
 
-    def _step(self, event: machine.Event) -> None:
+    def _step(self, event: events.Event) -> None:
         self._state, commands = machine.step(self._state, event)
         for command in commands:
             self._carry_out(command)
 
-    def _carry_out(self, command: machine.Command) -> None:
+    def _carry_out(self, command: events.Command) -> None:
         attempt = self._state.attempt
-        if isinstance(command, machine.Note):
+        if isinstance(command, events.Note):
             log.info("%s", command.text)
-        elif isinstance(command, machine.Tell):
+        elif isinstance(command, events.Tell):
             self._send(command.message)
-        elif isinstance(command, machine.HangUp):
+        elif isinstance(command, events.HangUp):
             self._spawn(self._hang_up(command.reason))
-        elif isinstance(command, machine.Prepare):
+        elif isinstance(command, events.Prepare):
             self._prepare(command)
-        elif isinstance(command, machine.Regroup):
+        elif isinstance(command, events.Regroup):
             self._regroup(command)
-        elif isinstance(command, machine.Drop):
+        elif isinstance(command, events.Drop):
             self._drop(command)
-        elif isinstance(command, machine.Retain):
+        elif isinstance(command, events.Retain):
             self._retain(command.message)
         elif attempt is None:
             return
-        elif isinstance(command, machine.Start):
+        elif isinstance(command, events.Start):
             self._meter.begin(self._state.neighbours)
             self._compute.begin(attempt)
-        elif isinstance(command, machine.Apply):
+        elif isinstance(command, events.Apply):
             self._peers.advance()
             self._compute.decide(attempt, command.unit, command.scale, command.codecs)
-        elif isinstance(command, machine.AdvanceReplay):
+        elif isinstance(command, events.AdvanceReplay):
             self._peers.advance_replay()
-        elif isinstance(command, machine.EndTraining):
+        elif isinstance(command, events.EndTraining):
             self._compute.end_training(attempt)
-        elif isinstance(command, machine.CopyState):
+        elif isinstance(command, events.CopyState):
             self._compute.copy_state(attempt, command.unit, command.keep, command.copy)
         else:
             self._compute.give_state(attempt, command.whole)
@@ -368,7 +369,7 @@ class WorkerService:
         if load is not None and load.job == message.job and message.versions:
             self._peers.forget_sent(min(version.unit for version in message.versions) + 1)
 
-    def _drop(self, command: machine.Drop) -> None:
+    def _drop(self, command: events.Drop) -> None:
         self._peers.dismiss(command.reason)
         self._peers.end_log()
         self._compute.drop()
@@ -377,7 +378,7 @@ class WorkerService:
         if command.over:
             self._copying.retain(messages.Retain(command.job, []))
 
-    def _prepare(self, command: machine.Prepare) -> None:
+    def _prepare(self, command: events.Prepare) -> None:
         load = command.load
         worker = self._identity.id
         self._routes.stop_probing("a job begins here")
@@ -389,7 +390,7 @@ class WorkerService:
                 self._options.backend.allocate,
             )
         except GraphError as error:
-            self._step(machine.Verified((load.job, load.attempt), str(error)))
+            self._step(events.Verified((load.job, load.attempt), str(error)))
             return
         self._compute.prepare(load, self._state_receiver, self._limits())
         self._copying.begin(load)
@@ -406,7 +407,7 @@ class WorkerService:
         if await self._copying.restore(load, receiver) and self._state.load is load:
             self.state_arrived()
 
-    def _regroup(self, command: machine.Regroup) -> None:
+    def _regroup(self, command: events.Regroup) -> None:
         load = command.load
         self._peers.dismiss(f"job {load.job} goes on in attempt {load.attempt}")
         self._state_receiver = None
@@ -416,7 +417,7 @@ class WorkerService:
         self._peers.trust()
         if command.replayer and not self._peers.serve_replay(command.replayer, command.replay_from):
             problem = f"it has no longer what it sent in unit {command.replay_from}"
-            self._step(machine.Verified((load.job, load.attempt), problem))
+            self._step(events.Verified((load.job, load.attempt), problem))
             return
         self._addresses = dict(load.addresses)
         for peer in command.dial:
@@ -458,10 +459,10 @@ class WorkerService:
         elif isinstance(outcome, StateGiven):
             log.info("job %s: the state was handed to the submitter", load.job)
         else:
-            if isinstance(outcome, machine.Verified) and outcome.problem is None:
+            if isinstance(outcome, events.Verified) and outcome.problem is None:
                 self._peers.trust()
                 self._log_sent(outcome.needs_bytes)
-            if isinstance(outcome, machine.UnitFinished):
+            if isinstance(outcome, events.UnitFinished):
                 traffic = self._meter.read(sent.target for sent in outcome.sent)
                 traffic = replace(traffic, logged_from=self._peers.logged_from)
                 outcome = replace(outcome, traffic=traffic)
@@ -475,7 +476,7 @@ class WorkerService:
 
     def peer_linked(self, peer: str) -> None:
         self._copying.linked(peer)
-        self._step(machine.PeerLinked(peer))
+        self._step(events.PeerLinked(peer))
         self._routes.report()
 
     def peer_disconnected(self, peer: str, reason: str) -> None:
@@ -487,7 +488,7 @@ class WorkerService:
     def peer_lost(self, peer: str, reason: str) -> None:
         self._peers.give_up(peer)
         self._copying.lost(peer)
-        self._step(machine.PeerLost(peer, reason))
+        self._step(events.PeerLost(peer, reason))
         load = self._state.load
         if load is not None and peer in self._state.partners - self._state.needed:
             log.warning("no link to %s, with which copies are exchanged: %s", peer, reason)

@@ -10,13 +10,11 @@ restarted cannot know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
 
-from farflung.plans import LinkCodec
 from farflung.protocol import messages
 from farflung.protocol.messages import (
     Begin,
@@ -34,11 +32,36 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import LinkBytes, LinkRate, Share, Standing
-from farflung.runtime.parcel import Sent
+from farflung.protocol.worker import LinkBytes, Standing
 from farflung.text import count_of
-
-Attempt = tuple[str, int]  # job and attempt: attempts count from 1 in every job
+from farflung.worker.events import (
+    AdvanceReplay,
+    Apply,
+    Attempt,
+    BrokerBack,
+    BrokerLost,
+    Command,
+    CopyState,
+    Drop,
+    EndTraining,
+    Event,
+    Filled,
+    FromBroker,
+    GiveState,
+    HangUp,
+    Note,
+    Orphaned,
+    PeerLinked,
+    PeerLost,
+    Prepare,
+    Regroup,
+    Retain,
+    Start,
+    Tell,
+    UnitFinished,
+    UnitReplayed,
+    Verified,
+)
 
 Phase = Literal["idle", "loading", "running", "collecting", "broken"]
 
@@ -114,249 +137,6 @@ class State:
     def admitted(self) -> frozenset[str]:
         """Ids whose data links are accepted now: the neighbours, the partners and the submitter."""
         return self.neighbours | self.partners | {self.load.submitter} if self.load else frozenset()
-
-
-# events
-
-
-@dataclass(frozen=True)
-class FromBroker:
-    """A message of the broker."""
-
-    message: Message
-
-
-@dataclass(frozen=True)
-class BrokerLost:
-    """The session with the broker is lost."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class BrokerBack:
-    """The broker can be reached again; it may have missed what was sent before."""
-
-
-@dataclass(frozen=True)
-class Orphaned:
-    """There was no broker for `seconds`, which is as long as a job is kept."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Verified:
-    """The programs of the attempt are verified (`problem` is None) or refused.
-
-    `unprotected` says why the worker can make no copies of its state; empty if it can. Its part needs
-    `needs_bytes` of memory.
-    """
-
-    attempt: Attempt
-    problem: str | None
-    unprotected: str = ""
-    needs_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Filled:
-    """The whole state has been received and verified."""
-
-    attempt: Attempt
-
-
-@dataclass(frozen=True)
-class PeerLinked:
-    """A data link to a neighbour or the submitter is up."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class PeerLost:
-    """A data link to a neighbour or the submitter is lost, or could not be made."""
-
-    peer: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What data links carried since the last unit, as in `UnitReady`; `wire_bytes` are by target."""
-
-    bytes_sent: int = 0
-    wire_bytes: Mapping[str, int] = field(default_factory=dict)
-    rates: tuple[LinkRate, ...] = ()
-    logged_from: int | None = None
-
-
-@dataclass(frozen=True)
-class UnitFinished:
-    """Every microbatch of a unit has run here.
-
-    `sent` counts what was encoded for other workers; the tasks took `computing_seconds`.
-    """
-
-    attempt: Attempt
-    unit: int
-    shares: tuple[Share, ...]
-    sent: tuple[Sent, ...] = ()
-    computing_seconds: float = 0.0
-    traffic: Traffic = field(default_factory=Traffic)
-
-
-@dataclass(frozen=True)
-class UnitReplayed:
-    """A unit of the load's history is applied again, or passed over."""
-
-    attempt: Attempt
-    unit: int
-
-
-@dataclass(frozen=True)
-class ComputeFailed:
-    """A segment raised an error."""
-
-    attempt: Attempt
-    reason: str
-
-
-Event = (
-    FromBroker
-    | BrokerLost
-    | BrokerBack
-    | Orphaned
-    | Verified
-    | Filled
-    | PeerLinked
-    | PeerLost
-    | UnitFinished
-    | UnitReplayed
-    | ComputeFailed
-)
-
-
-# commands
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Send a message to the broker."""
-
-    message: Message
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Allocate memory for the state, verify the programs on the compute thread, dial the peers in `dial`."""
-
-    load: Load
-    dial: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Regroup:
-    """Keep the state, drop the unit in flight and the links, and dial the peers in `dial`.
-
-    Answered by `Filled`. `load` is that of the job with what is new in the attempt. The `replayer`, if there
-    is one, runs the units from `replay_from` on again, with what this worker sent then.
-    """
-
-    load: Load
-    dial: tuple[str, ...]
-    replayer: str = ""
-    replay_from: int = 0
-
-
-@dataclass(frozen=True)
-class Start:
-    """Run the first unit, and each further one when the one before it is decided."""
-
-
-@dataclass(frozen=True)
-class Apply:
-    """End a unit with gradients times `scale`; `codecs`, if given, are the links' new codec pairs."""
-
-    unit: int
-    scale: float
-    codecs: tuple[LinkCodec, ...] | None = None
-
-
-@dataclass(frozen=True)
-class AdvanceReplay:
-    """Go on to the next unit of the load's history."""
-
-
-@dataclass(frozen=True)
-class EndTraining:
-    """Drop the unit in flight and run no other: its memory is needed for copies of the state."""
-
-
-@dataclass(frozen=True)
-class CopyState:
-    """Copy the state, as unit `unit` has just left it, while training goes on.
-
-    The copy is to `keep` at the submitter, or to `copy` to this worker's disk and its holder's.
-    """
-
-    unit: int
-    keep: bool = False
-    copy: bool = False
-
-
-@dataclass(frozen=True)
-class Retain:
-    """Delete copies from the disk as this message says."""
-
-    message: messages.Retain
-
-
-@dataclass(frozen=True)
-class GiveState:
-    """Send the state of the owned tensors to the submitter; if `whole`, with optimizer and coders."""
-
-    whole: bool = False
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Drop the job: its memory, tapes and data links; if it is `over`, also copies of its state on disk."""
-
-    reason: str
-    job: str = ""
-    over: bool = False
-
-
-@dataclass(frozen=True)
-class HangUp:
-    """End the session with the broker, and dial again."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Note:
-    """One line for the worker's owner."""
-
-    text: str
-
-
-Command = (
-    Tell
-    | Prepare
-    | Regroup
-    | Start
-    | Apply
-    | AdvanceReplay
-    | CopyState
-    | Retain
-    | EndTraining
-    | GiveState
-    | Drop
-    | HangUp
-    | Note
-)
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:

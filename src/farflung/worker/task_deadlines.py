@@ -18,7 +18,7 @@ from farflung.errors import GraphError
 from farflung.opdag.cost import flops
 from farflung.opdag.segment import Segment
 from farflung.schedule import TaskKind
-from farflung.worker.state import Attempt
+from farflung.worker.events import Attempt
 
 TIMES = 20.0
 """A task is stopped after this many times its estimate."""

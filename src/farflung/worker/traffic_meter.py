@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from farflung.protocol.worker import LinkRate
-from farflung.worker.state import Traffic
+from farflung.worker.events import Traffic
 
 MOST_RATE = 1e12
 

@@ -11,7 +11,7 @@ from tests.simulation.planting import Patch, reduces
 from tests.simulation.submitter import SubmitterProcess
 
 from farflung.broker import journal
-from farflung.broker.core import facts, jobs, protection, records, recovery, reducer
+from farflung.broker.core import attempt_reducer, facts, jobs, protection, records, recovery
 from farflung.broker.core.copies import Copies
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.versions import Version
@@ -119,19 +119,21 @@ def keeps_shares_of_an_old_attempt(patch: Patch) -> None:
 
 def counts_no_fruitless_attempts(patch: Patch) -> None:
     """A job may fail in the same way for ever."""
-    honest = reducer._after_attempt
-    patch.setattr(reducer, "_after_attempt", lambda job, fact: replace(honest(job, fact), fruitless=0))
+    honest = attempt_reducer._after_attempt
+    patch.setattr(
+        attempt_reducer, "_after_attempt", lambda job, fact: replace(honest(job, fact), fruitless=0)
+    )
 
 
 def counts_fruitful_attempts(patch: Patch) -> None:
     """Attempts that get further count as fruitless, too."""
     patch.setattr(recovery, "_got_further", lambda job: False)
-    honest = reducer._after_attempt
+    honest = attempt_reducer._after_attempt
 
     def after_attempt(job: Any, fact: Any) -> Any:
         return replace(honest(job, fact), fruitless=job.recovery.fruitless + 1)
 
-    patch.setattr(reducer, "_after_attempt", after_attempt)
+    patch.setattr(attempt_reducer, "_after_attempt", after_attempt)
 
 
 def ends_a_job_that_lost_a_worker_twice(patch: Patch) -> None:
@@ -154,8 +156,8 @@ def goes_back_after_a_stop(patch: Patch) -> None:
 
 def forgets_that_an_attempt_was_over(patch: Patch) -> None:
     """A state that came home just before its attempt was given up counts for nothing."""
-    honest = reducer._after_attempt
-    patch.setattr(reducer, "_after_attempt", lambda job, fact: replace(honest(job, fact), over=0))
+    honest = attempt_reducer._after_attempt
+    patch.setattr(attempt_reducer, "_after_attempt", lambda job, fact: replace(honest(job, fact), over=0))
 
 
 def names_the_wrong_workers(patch: Patch) -> None:

@@ -1,0 +1,277 @@
+"""How the beginning and the end of attempts change the state."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from farflung.broker.core import facts
+from farflung.broker.core.blobs import JobBlobs
+from farflung.broker.core.history import History, renamed
+from farflung.broker.core.records import (
+    LOADING,
+    PLANNING,
+    QUEUED,
+    RUNNING,
+    Job,
+    Pace,
+    Recovery,
+    State,
+)
+from farflung.broker.core.versions import Versions
+
+
+def job_planning(fact: facts.JobPlanning, state: State) -> State:
+    job = state.jobs[fact.job]
+    job = replace(
+        job,
+        state=PLANNING,
+        reason="",
+        attempt=fact.attempt,
+        members=tuple(fact.workers),
+        blobs=JobBlobs(job.blobs.graph),
+        plan=None,
+        codecs=(),
+        group=None,
+        copies=job.copies.interrupted(),
+        holders={},
+        versions=Versions(),
+        history=History(),
+        restores=False,
+        replayer="",
+        donors={},
+        unprotected="",
+        needs={},
+        pace=Pace(fact.at),
+        words="",
+    )
+    return assign_workers(state, job, fact.workers).with_job(job)
+
+
+def job_requeued(fact: facts.JobRequeued, state: State) -> State:
+    job = state.jobs[fact.job]
+    unable = {**job.unable, **fact.unable}
+    queued = replace(
+        job,
+        state=QUEUED,
+        reason=fact.reason,
+        unable=unable,
+        members=(),
+        words="",
+        pace=Pace(fact.at),
+        recovery=replace(job.recovery, unfit=tuple(fact.unfit)),
+    )
+    return assign_workers(state, job, ()).with_job(queued)
+
+
+def job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
+    job, unit = state.jobs[fact.job], state.jobs[fact.job].training.units().at(fact.unit)
+    assert unit is not None
+    queued = replace(
+        job,
+        state=QUEUED,
+        reason=fact.reason,
+        members=(),
+        words="",
+        pace=Pace(fact.at),
+        blobs=JobBlobs(job.blobs.graph),
+        plan=None,
+        owned=(),
+        keeps=False,
+        restores=False,
+        replayer="",
+        donors={},
+        unit=unit,
+        step=unit.step,
+        ending="",
+        loaded=frozenset(),
+        group=None,
+        codecs=(),
+        decisions=(),
+        tuning=None,
+        copies=job.copies.interrupted(),
+        holders={},
+        versions=Versions(),
+        results=tuple(result for result in job.results if result.unit < fact.unit),
+        history=History(),
+        recovery=_after_attempt(job, fact),
+    )
+    if fact.restores:
+        queued = replace(
+            queued,
+            blobs=job.blobs,
+            plan=job.plan,
+            owned=job.owned,
+            holders=job.holders,
+            versions=job.versions.interrupted(),
+            pace=replace(job.pace, moved_at=fact.at),
+        )
+    return assign_workers(state, job, ()).with_job(queued)
+
+
+def job_restoring(fact: facts.JobRestoring, state: State) -> State:
+    held = state.jobs[fact.job]
+    job = replace(
+        held,
+        state=LOADING,
+        attempt=fact.attempt,
+        plan=fact.plan,
+        members=tuple(fact.plan.workers()),
+        codecs=tuple(fact.plan.codecs),
+        holders=dict(fact.holders),
+        donors=dict(fact.donors),
+        restores=True,
+        versions=held.versions.seated(tuple(fact.plan.codecs)),
+        replayer="",
+        history=History(),
+        logged={},
+        unprotected="",
+        words="",
+        pace=replace(held.pace, moved_at=fact.at),
+    )
+    return assign_workers(state, held, job.members).with_job(job)
+
+
+def version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
+    job, unit = state.jobs[fact.job], state.jobs[fact.job].training.units().at(fact.unit)
+    assert unit is not None
+    queued = replace(
+        job,
+        reason=fact.reason,
+        words="",
+        pace=Pace(fact.at),
+        blobs=JobBlobs(job.blobs.graph),
+        plan=None,
+        owned=(),
+        unit=unit,
+        step=unit.step,
+        holders={},
+        versions=Versions(),
+        recovery=replace(job.recovery, begins=fact.unit),
+        history=History(),
+    )
+    return state.with_job(queued)
+
+
+def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
+    job = state.jobs[fact.job]
+    tuning = job.tuning and replace(job.tuning, waiting=(), is_busy=False)  # its answer counts no more
+    regrouped = replace(
+        job,
+        state=LOADING,
+        reason=job.reason if job.ending else fact.reason,
+        attempt=fact.attempt,
+        keeps=True,
+        restores=False,
+        replayer="",
+        donors={},
+        loaded=frozenset(),
+        group=None,
+        tuning=tuning,
+        copies=job.copies.interrupted(),
+        versions=job.versions.interrupted(),
+        recovery=_regrouped(job),
+        pace=replace(job.pace, moved_at=fact.at),
+    )
+    return state.with_job(regrouped)
+
+
+def job_replaying(fact: facts.JobReplaying, state: State) -> State:
+    held = state.jobs[fact.job]
+    assert held.plan is not None
+    pairs = zip(held.plan.placements, fact.plan.placements, strict=True)
+    names = {before.worker: after.worker for before, after in pairs}
+    versions = held.versions.interrupted().seated(tuple(fact.plan.codecs))
+    assert versions.stable is not None
+    job = replace(
+        held,
+        state=LOADING,
+        reason=held.reason if held.ending else fact.reason,
+        attempt=fact.attempt,
+        plan=fact.plan,
+        members=tuple(fact.plan.workers()),
+        codecs=renamed(held.codecs, names),
+        holders=dict(fact.holders),
+        donors=dict(fact.donors),
+        keeps=True,
+        restores=False,
+        replayer=fact.replayer,
+        logged={name: unit for name, unit in held.logged.items() if name in held.plan.workers()},
+        history=held.history.since(versions.stable.next_unit).renamed(names),
+        versions=versions,
+        loaded=frozenset(),
+        group=None,
+        tuning=None,
+        copies=held.copies.interrupted(),
+        unprotected="",
+        recovery=_regrouped(held),
+        pace=replace(held.pace, moved_at=fact.at),
+    )
+    return assign_workers(state, held, job.members).with_job(job)
+
+
+def job_loading(fact: facts.JobLoading, state: State) -> State:
+    held = state.jobs[fact.job]
+    job = replace(
+        held,
+        state=LOADING,
+        blobs=JobBlobs(held.blobs.graph, dict(fact.programs), fact.steering),
+        plan=fact.plan,
+        members=tuple(fact.plan.workers()),
+        loaded=frozenset(),
+        trained=tuple(frozenset(values) for values in fact.trained),
+        owned=tuple(map(tuple, fact.owned)),
+        keeps=False,
+        codecs=tuple(fact.plan.codecs),
+        tuning=None,
+        holders=dict(fact.holders),
+        unprotected="",
+        pace=Pace(fact.at),
+    )
+    return assign_workers(state, held, job.members).with_job(job)
+
+
+def job_running(fact: facts.JobRunning, state: State) -> State:
+    job = state.jobs[fact.job]
+    pace = replace(job.pace, moved_at=fact.at) if job.keeps else Pace(fact.at)
+    return state.with_job(replace(job, state=RUNNING, reason="", pace=pace))
+
+
+def assign_workers(state: State, job: Job, keep: Collection[str]) -> State:
+    """Assign the workers `keep` to `job` and free its other workers."""
+    for name in {*job.members, *keep}:
+        worker = state.workers[name]
+        if name in keep:
+            state = state.with_worker(replace(worker, job=job.job))
+        elif worker.job == job.job:
+            state = state.with_worker(replace(worker, job=None))
+    return state
+
+
+def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
+    before = job.recovery
+    if fact.dropped:
+        over = fact.attempt if fact.over else before.over
+        return replace(before, over=over, last=fact.attempt, begins=fact.unit)
+    fruitless = 0 if job.began > before.reached else before.fruitless + 1
+    over = fact.attempt if fact.over else before.over
+    reached = max(job.began, before.reached)
+    return Recovery(before.failed + 1, reached, fruitless, over, last=fact.attempt, begins=fact.unit)
+
+
+def _regrouped(job: Job) -> Recovery:
+    is_further = job.began > job.recovery.reached
+    return replace(
+        job.recovery,
+        reached=max(job.began, job.recovery.reached),
+        fruitless=0 if is_further else job.recovery.fruitless,
+        over=_over_since(job),
+        regrouped=1 if is_further else job.recovery.regrouped + 1,
+    )
+
+
+def _over_since(job: Job) -> int:
+    """The first attempt whose last state is still that of the job; 0 if more units follow."""
+    if job.unit is not None and not job.ending:
+        return job.recovery.over
+    return job.recovery.over if job.keeps and job.recovery.over else job.attempt

@@ -14,6 +14,7 @@ import pytest
 from tests.broker.scenario import plan_over, training
 from tests.support.broker_fleet import DEVICE, TIMEOUTS, Member, PretendedWorker, broker, identity
 
+from farflung.broker.arrivals import Arrival
 from farflung.broker.core import facts
 from farflung.broker.core.events import (
     PlanFailed,
@@ -23,7 +24,6 @@ from farflung.broker.core.events import (
 )
 from farflung.broker.core.loads import load_of
 from farflung.broker.core.state import replay
-from farflung.broker.dispatcher import Arrival
 from farflung.broker.planning import client
 from farflung.broker.planning.messages import PlanResult, Searched
 from farflung.broker.service import BrokerService, serve

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-
-from farflung.broker.core import events, facts, log_lines
+from farflung.broker.arrivals import FIRST, Arrival, Generation, events_of
+from farflung.broker.core import facts, log_lines
 from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import (
     CodecsConsidered,
@@ -40,7 +38,6 @@ from farflung.broker.core.jobs import is_loading, is_planning
 from farflung.broker.core.state import Outcome, decide
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
-from farflung.broker.network.worker_addresses import WorkerAddresses, worker_addresses
 from farflung.broker.planning.client import Clock, plan
 from farflung.broker.planning.fair_lock import FairLock
 from farflung.broker.planning.messages import Searched
@@ -51,159 +48,12 @@ from farflung.broker.survey.topology import MeasuredTopology, topology_of
 from farflung.errors import ProtocolError, StoreError
 from farflung.plans.topology import MOST_WORKERS
 from farflung.protocol import messages
-from farflung.protocol.fields import one_line
-from farflung.protocol.messages import (
-    AskCircuit,
-    AskReverse,
-    Broken,
-    Cancel,
-    Collected,
-    Copied,
-    CopyLost,
-    Keep,
-    Kept,
-    Loaded,
-    Message,
-    Moved,
-    NotReached,
-    Refused,
-    Register,
-    Return,
-    Submit,
-    UnitReady,
-)
 from farflung.text import format_seconds
 from farflung.transport.timeouts import Timeouts
 
 _log = logging.getLogger("farflung.broker")
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Which start of a broker this is, by the epoch of its store; `seal` proves it within the fleet."""
-
-    number: int
-    seal: bytes
-
-
-FIRST = Generation(0, b"")
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The session ended, for this reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A message or the end of a session (`origin`), or an event without a session."""
-
-    origin: HolderSession | None
-    content: Message | Closed | events.Event
-
-
-def events_of(
-    arrival: Arrival, sessions: SessionRegistry, timeouts: Timeouts, now: float, broker: Generation = FIRST
-) -> Iterator[events.Event]:
-    """Convert an arrival at `broker` into events.
-
-    Raises
-    ------
-    ProtocolError
-        A worker sent a message before it registered, it registered twice, or an address is invalid.
-    """
-    session, content = arrival.origin, arrival.content
-    if isinstance(content, events.Event):
-        yield content
-        return
-    assert session is not None
-    match content:
-        case Closed(reason):
-            yield from _end_events(session, reason, sessions, now)
-        case Register():
-            yield _register_event(session, content, sessions, timeouts, now, broker)
-        case Moved(addresses):
-            yield events.WorkerMoves(
-                now, session.peer.id, _addresses_of(_require_registered(session, sessions), addresses)
-            )
-        case AskReverse() | AskCircuit() if session.peer.role == "submitter":
-            yield _submitter_event(session, content, sessions, timeouts, now)
-        case (
-            Loaded() | Refused() | UnitReady() | Broken() | Copied() | CopyLost()
-            | AskReverse() | AskCircuit() | NotReached()
-        ):  # fmt: skip
-            yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
-        case Submit() | Return() | Keep() | Kept() | Collected() | Cancel():
-            yield _submitter_event(session, content, sessions, timeouts, now)
-
-
-def _submitter_event(
-    session: HolderSession, content: Any, sessions: SessionRegistry, timeouts: Timeouts, now: float
-) -> events.SubmitterMessage:
-    silent = {
-        job: time.monotonic() - owner.last_received_at
-        for job, owner in sessions.held_elsewhere(session).items()
-    }
-    return events.SubmitterMessage(
-        now, session.peer.id, content, session.remote, silent, timeouts.suspect_seconds
-    )
-
-
-def _end_events(
-    session: HolderSession, reason: str, sessions: SessionRegistry, now: float
-) -> Iterator[events.WorkerLeaves | events.SubmitterLeaves]:
-    was_worker = sessions.is_worker(session)
-    jobs = sessions.jobs_of(session)
-    sessions.drop(session)
-    if was_worker:
-        yield events.WorkerLeaves(now, session.peer.id, reason)
-    for job in jobs:
-        yield events.SubmitterLeaves(now, job, reason)
-
-
-def _register_event(
-    session: HolderSession,
-    register: Register,
-    sessions: SessionRegistry,
-    timeouts: Timeouts,
-    now: float,
-    broker: Generation,
-) -> events.WorkerRegisters:
-    replaced = sessions.workers.get(session.peer.id)
-    if replaced is session:
-        raise ProtocolError(f"worker {session.peer.id} registered twice over one connection")
-    silent_seconds = None if replaced is None else time.monotonic() - replaced.last_received_at
-    device = msgspec.structs.replace(
-        register.device, name=one_line(register.device.name), kind=one_line(register.device.kind)
-    )
-    printable = msgspec.structs.replace(register, site=one_line(register.site), device=device)
-    where = _addresses_of(session, register.addresses)
-    return events.WorkerRegisters(
-        now,
-        session.peer.id,
-        printable,
-        where,
-        silent_seconds,
-        timeouts.suspect_seconds,
-        broker.number,
-        broker.seal,
-    )
-
-
-def _require_registered(session: HolderSession, sessions: SessionRegistry) -> HolderSession:
-    if not sessions.is_worker(session):
-        raise ProtocolError(f"worker {session.peer.id} must register before it sends other messages")
-    return session
-
-
-def _addresses_of(session: HolderSession, addresses: Sequence[str]) -> WorkerAddresses:
-    if not addresses:
-        raise ProtocolError(f"worker {session.peer.id} sent no address, so peers could not reach it")
-    return worker_addresses(addresses, session.remote)
 
 
 @dataclass

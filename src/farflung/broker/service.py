@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from farflung.broker.address_file import write_address
+from farflung.broker.arrivals import Arrival, Closed, Generation
 from farflung.broker.core.events import Restarted, Tick, WorkerVerified
-from farflung.broker.dispatcher import Arrival, Closed, Dispatcher, Generation
+from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
 from farflung.broker.network.reports import Reports

@@ -29,8 +29,9 @@ from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.schedule import MOST_WAITING
 from farflung.worker.codec_thread import CodecThread, CodedLinks
-from farflung.worker.compute import ComputeThread, Outcome, Outgoing
+from farflung.worker.compute import ComputeThread
 from farflung.worker.events import ComputeFailed, UnitFinished, Verified
+from farflung.worker.outcomes import Outcome, Outgoing
 from farflung.worker.state_receiver import StateReceiver
 
 SAMPLES, MICROBATCHES, PATIENCE_SECONDS = 2, 3, 60.0

@@ -21,8 +21,9 @@ from farflung.runtime.state import trained_names
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
-from farflung.worker.compute import ComputeThread, Outcome, Outgoing, OutgoingState, StateGiven
+from farflung.worker.compute import ComputeThread
 from farflung.worker.events import UnitFinished, Verified
+from farflung.worker.outcomes import Outcome, Outgoing, OutgoingState, StateGiven
 from farflung.worker.state_receiver import StateReceiver
 
 torch.set_num_threads(1)

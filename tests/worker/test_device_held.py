@@ -12,8 +12,9 @@ from tests.worker.loads import fresh, limits, load
 from farflung.errors import DeviceHeld
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.transport.timeouts import Timeouts
-from farflung.worker.compute import ComputeThread, Outcome
+from farflung.worker.compute import ComputeThread
 from farflung.worker.events import Attempt, ComputeFailed
+from farflung.worker.outcomes import Outcome
 from farflung.worker.service import WorkerService
 from farflung.worker.state import State
 from farflung.worker.state_receiver import StateReceiver

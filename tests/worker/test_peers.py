@@ -299,7 +299,7 @@ def test_what_was_sent_is_sent_again_to_the_worker_that_took_a_place() -> None:
         peers = Peers(Seen(), fresh)
         take(peers, load(5))
         peers.trust()
-        peers.log_sent(1000)
+        peers.replays.log_sent(1000)
         linked(peers, "a", 5)
         for unit in range(3):
             peers.send_parcel(value(unit), "a")
@@ -311,7 +311,7 @@ def test_what_was_sent_is_sent_again_to_the_worker_that_took_a_place() -> None:
         plan = msgspec.structs.replace(load().plan, placements=placements)
         again = msgspec.structs.replace(load(6), plan=plan, unit=2)
         peers.admit("b", again, None, frozenset({"c", "d", "desk"}))
-        assert peers.serve_replay("d", 0)
+        assert peers.replays.serve("d", 0)
         taker, other = linked(peers, "d", 6), linked(peers, "c", 6)
         peers.control(taker, pull(1, attempt=5))  # type: ignore[arg-type]
         assert not taker.posted
@@ -321,8 +321,8 @@ def test_what_was_sent_is_sent_again_to_the_worker_that_took_a_place() -> None:
         for link, unit in ((taker, 2), (other, 1)):  # it runs now, and for a worker that does not ask
             with pytest.raises(ProtocolError, match=f"asks for unit {unit} again"):
                 peers.control(link, pull(unit))  # type: ignore[arg-type]
-        peers.forget_sent(1)
-        assert not peers.serve_replay("d", 0) and peers.serve_replay("d", 1)
+        peers.replays.forget_sent(1)
+        assert not peers.replays.serve("d", 0) and peers.replays.serve("d", 1)
 
     run(work())
 
@@ -332,7 +332,7 @@ def test_a_worker_that_runs_past_units_again_asks_for_them_and_sends_nothing() -
         peers = Peers(Seen(), fresh)
         take(peers, msgspec.structs.replace(load(6), history=[PastUnit(1.0)] * 2))
         peers.trust()
-        peers.log_sent(1000)
+        peers.replays.log_sent(1000)
         a, desk = linked(peers, "a", 6), FakeLink("desk", "submitter")
         asked = len(a.said)
         assert decoded(a) == []  # its own state is not there yet
@@ -348,7 +348,7 @@ def test_a_worker_that_runs_past_units_again_asks_for_them_and_sends_nothing() -
         peers.send_parcel(value(0), "a")
         peers.advance_replay()
         peers.send_parcel(value(1), "a")
-        assert not a.posted and peers.logged_from == 0
+        assert not a.posted and peers.replays.logged_from == 0
         peers.advance_replay()
         peers.send_parcel(value(2), "a")
         assert [one.unit for one in a.posted] == [2]

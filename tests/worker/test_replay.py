@@ -29,8 +29,9 @@ from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
-from farflung.worker.compute import ComputeThread, Outgoing, OutgoingState, Restored, StateCopied, StateGiven
+from farflung.worker.compute import ComputeThread
 from farflung.worker.events import Filled, UnitFinished, UnitReplayed, Verified
+from farflung.worker.outcomes import Outgoing, OutgoingState, Restored, StateCopied, StateGiven
 from farflung.worker.replay import BoundaryLog
 from farflung.worker.state_receiver import StateReceiver
 

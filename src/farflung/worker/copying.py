@@ -23,8 +23,8 @@ from farflung.protocol.messages import Load, Message
 from farflung.runtime.state import StateKey
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader, slices
-from farflung.worker.compute import StateCopied
 from farflung.worker.copy_store import CopyStore, IncomingCopy
+from farflung.worker.outcomes import StateCopied
 from farflung.worker.state_receiver import StateReceiver
 
 log = logging.getLogger("farflung.worker")

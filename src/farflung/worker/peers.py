@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.plans import FEEDER
 from farflung.protocol import messages
 from farflung.protocol.messages import Claim, Load, Pull, Welcome
 from farflung.runtime.parcel import Coded, Parcel
@@ -19,19 +18,14 @@ from farflung.runtime.state import StateKey
 from farflung.transport.link.link import Link
 from farflung.transport.link.session import Session
 from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader, slices
-from farflung.worker.admission import Admission
 from farflung.worker.copying import Copying
-from farflung.worker.events import Attempt
+from farflung.worker.intake import Deliver, Intake
+from farflung.worker.outcomes import Outgoing
 from farflung.worker.pending_links import PendingLinks
-from farflung.worker.replay import BoundaryLog, Replay
+from farflung.worker.replay_sides import ReplaySides
 from farflung.worker.state_receiver import EMPTY, StateReceiver
 
-if TYPE_CHECKING:
-    from farflung.worker.compute import Outgoing
-
 NOTHING = Coded(0, EMPTY)
-
-Deliver = Callable[[Attempt, Parcel[Coded]], None]
 
 
 class PeerEvents(Protocol):
@@ -68,29 +62,20 @@ class Peers:
     until that attempt is ours and admits its holder; until then it may send nothing. `allocate` returns the
     memory into which a value is received.
 
-    What is sent to other workers is logged, so that one of them may run past units again. If this worker does
-    so, it pulls what others sent then, and sends nothing.
+    `replays` is this worker's part in a replay.
     """
 
     def __init__(self, events: PeerEvents, allocate: Callable[[int], memoryview]) -> None:
         self._events = events
-        self._allocate = allocate
+        self._intake = Intake(allocate, events.state_arrived)
+        self.replays = ReplaySides()
         self._pending = PendingLinks(self._close)
         self._dialled: dict[Link, _Dialled] = {}
         self._links: dict[str, Link] = {}
         self._sessions: dict[str, Session] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._deliver: Deliver = lambda attempt, parcel: None
         self._load: Load | None = None
-        self._admission: Admission | None = None
-        self._receiver: StateReceiver | None = None
-        self._copies: Copying | None = None
         self._admitted: frozenset[str] = frozenset()
-        self._verified = False
-        self._log = BoundaryLog(0, 0)
-        self._replay: Replay | None = None
-        self._may_pull = False
-        self._replayer, self._replay_from = "", 0
         self._sent_by_closed: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -100,19 +85,9 @@ class Peers:
         Without a `receiver` the worker has its state already.
         """
         self._loop, self._worker = asyncio.get_running_loop(), worker
-        self._load, self._admission, self._receiver, self._admitted = (
-            load,
-            Admission(worker, load),
-            receiver,
-            peers,
-        )
-        self._replay = Replay(load) if load.history else None
-        self._may_pull = False
-        self._replayer = ""
-        if receiver is None:
-            self._log.drop_from(load.unit)
-        else:
-            self._log = BoundaryLog(load.unit, 0)
+        self._load, self._admitted = load, peers
+        self._intake.begin(worker, load, receiver)
+        self.replays.begin(load, keeps=receiver is None)
         for link in self._pending.links:
             try:
                 self._welcome_if_due(link)
@@ -122,9 +97,9 @@ class Peers:
 
     def dismiss(self, reason: str) -> None:
         """End the attempt and close its links."""
-        self._load = self._admission = self._receiver = None
-        self._admitted = frozenset()
-        self._verified = False
+        self._load, self._admitted = None, frozenset()
+        self._intake.end()
+        self.replays.end()
         over = [*self._links.values(), *self._dialled]
         sessions, self._sessions = self._sessions, {}
         self._links, self._dialled = {}, {}
@@ -141,66 +116,31 @@ class Peers:
 
     def trust(self) -> None:
         """Accept values, because the programs and the plan's sizes are verified."""
-        self._verified = True
+        self._intake.verified = True
 
     def advance(self) -> None:
         """Go on to the next unit, because the current one is decided."""
-        if self._admission is not None:
-            self._admission.advance()
-
-    # Units that one worker runs again
-
-    def log_sent(self, most_bytes: int) -> None:
-        """Log what is sent from now on, as far as it takes no more memory than this."""
-        self._log.most_bytes = most_bytes
-
-    def forget_sent(self, unit: int) -> None:
-        """Drop what was sent before `unit`."""
-        self._log.forget(unit)
-
-    def end_log(self) -> None:
-        """Drop everything that was sent."""
-        self._log = BoundaryLog(0, 0)
-
-    @property
-    def logged_from(self) -> int | None:
-        """The first unit in which everything that was sent is logged; None if nothing is."""
-        return self._log.since if self._log.most_bytes else None
-
-    def serve_replay(self, replayer: str, first: int) -> bool:
-        """Let `replayer` pull what was sent to it from unit `first` on; false if that is no longer there."""
-        self._replayer, self._replay_from = replayer, first
-        return self.logged_from is not None and self.logged_from <= first
+        if self._intake.admission is not None:
+            self._intake.admission.advance()
 
     def begin_replay(self) -> None:
         """Pull what was sent in the units of the load's history, now that the state is restored."""
-        self._may_pull = True
+        self.replays.restored()
         self._pull()
 
     def advance_replay(self) -> None:
         """Go on to the next unit of the load's history."""
         self.advance()
-        if self._replay is not None:
-            self._replay.advance()
-            self._pull()
+        self.replays.advance()
+        self._pull()
 
     def _pull(self) -> None:
-        load, replay = self._load, self._replay
-        if load is None or replay is None or not self._may_pull:
-            return
-        for peer in sorted(load.plan.neighbours(self._worker) | {load.submitter}):
-            if session := self._sessions.get(peer):
-                for unit in replay.due(peer):
-                    session.send_control(messages.encode(Pull(load.job, load.attempt, unit)))
+        for peer, pull in self.replays.due(self._worker, set(self._sessions)):
+            self._sessions[peer].send_control(messages.encode(pull))
 
-    def _on_pull(self, link: Link, pull: Pull) -> None:
-        load, peer = self._load, link.peer.id
-        if load is None or (pull.job, pull.attempt) != (load.job, load.attempt):
-            return  # of an attempt that is over
-        if peer != self._replayer or not self._replay_from <= pull.unit < load.unit:
-            raise ProtocolError(f"{peer} asks for unit {pull.unit} again, which it does not run again")
-        for parcel in self._log.of(pull.unit, load.plan.segments_of(peer)):
-            self._post(parcel, peer, load)
+    def _on_pull(self, peer: str, pull: Pull) -> None:
+        for parcel in self.replays.served(peer, pull):
+            self._post(parcel, peer)
 
     @property
     def bytes_sent(self) -> int:
@@ -252,11 +192,11 @@ class Peers:
 
     def deliver_to(self, deliver: Deliver) -> None:
         """Call `deliver` with each value or gradient that has been received completely."""
-        self._deliver = deliver
+        self._intake.deliver = deliver
 
     def copies_to(self, copies: Copying) -> None:
         """Pass slices of copies on to `copies`."""
-        self._copies = copies
+        self._intake.copies = copies
 
     async def send_slice(self, peer: str, header: SliceHeader, buffer: memoryview) -> None:
         """Send a slice to a peer, and wait until it has left; ConnectionFailed if there is no link."""
@@ -278,25 +218,19 @@ class Peers:
 
     def send_parcel(self, parcel: Parcel[Coded], peer: str) -> None:
         """Queue a value or gradient for a peer; it is only logged if the peer is lost (already reported)."""
-        load = self._load
-        if load is None:
-            return
-        if parcel.target != FEEDER and self._log.most_bytes and _is_step(load, parcel.unit):
-            self._log.add(parcel)
-        if self._replay is None or parcel.unit >= self._replay.over:
-            self._post(parcel, peer, load)
+        if self._load is not None and self.replays.sends(parcel):
+            self._post(parcel, peer)
 
-    def _post(self, parcel: Parcel[Coded], peer: str, load: Load) -> None:
-        session = self._sessions.get(peer)
-        if session is None:
+    def _post(self, parcel: Parcel[Coded], peer: str) -> None:
+        if (load := self._load) is None or (session := self._sessions.get(peer)) is None:
             return
         codec, buffer = parcel.payload if parcel.payload is not None else NOTHING
         header = ValueHeader(
             load.job, load.attempt, parcel.unit, parcel.microbatch, parcel.source, parcel.target,
             parcel.value, parcel.gradient, codec, len(buffer),
         )  # fmt: skip
-        if self._admission is not None:
-            self._admission.on_sent(header)
+        if self._intake.admission is not None:
+            self._intake.admission.on_sent(header)
         session.post(header, buffer)
 
     def send_state(
@@ -321,7 +255,7 @@ class Peers:
             self._welcome_if_due(link)
             return
         if isinstance(decoded, Pull):
-            self._on_pull(link, decoded)
+            self._on_pull(link.peer.id, decoded)
             return
         load = self._load
         if load is None or link not in self._dialled:
@@ -338,46 +272,16 @@ class Peers:
 
     def opening(self, link: Link, header: DataHeader) -> memoryview | None:
         """Memory for a message that the plan expects from this peer; None if its attempt or unit is over."""
-        if self._links.get(link.peer.id) is not link or self._admission is None:
+        if self._links.get(link.peer.id) is not link or self._load is None:
             if self._load is None:
                 return None
             raise ProtocolError(f"{link.peer.id} sent data before it was welcomed")
-        if isinstance(header, SliceHeader):
-            if header.unit is not None and self._copies is not None:
-                return self._copies.opening(link.peer.id, header)
-            if self._receiver is None:
-                raise ProtocolError(f"{link.peer.id} sent state, which this worker has already")
-            return self._receiver.opening(link.peer.id, header)
-        if not isinstance(header, ValueHeader):
-            raise ProtocolError(f"{link.peer.id} sent a probe's message on a data link")
-        if not self._verified:
-            raise ProtocolError(f"{link.peer.id} sent a value before this worker had loaded")
-        if not self._admission.admit(link.peer.id, header):
-            return None
-        if not header.bytes:
-            return EMPTY
-        return self._allocate(header.bytes)
+        return self._intake.opening(link.peer.id, header)
 
     def complete(self, link: Link, header: DataHeader, buffer: memoryview) -> None:
         """Pass on a message that was received completely."""
-        if self._links.get(link.peer.id) is not link:
-            return
-        if isinstance(header, SliceHeader):
-            if header.unit is not None and self._copies is not None:
-                self._copies.complete(link.peer.id, header, buffer)
-                return
-            if self._receiver is None:
-                return
-            self._receiver.complete(header)
-            if self._receiver.full:  # once: no slice is admitted after the last
-                self._events.state_arrived()
-            return
-        assert isinstance(header, ValueHeader)  # `opening` accepts no other
-        parcel = Parcel(
-            header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
-            Coded(header.codec, buffer) if header.bytes else None,
-        )  # fmt: skip
-        self._deliver((header.job, header.attempt), parcel)
+        if self._links.get(link.peer.id) is link:
+            self._intake.complete(link.peer.id, header, buffer)
 
     def closed(self, link: Link, reason: str) -> None:
         """Report the loss of a link that is in use."""
@@ -445,13 +349,7 @@ class Peers:
         del self._links[link.peer.id]
         self._sent_by_closed[link.peer.id] += link.bytes_sent
         self._sessions[link.peer.id].on_link_lost()
-        for header in link.unfinished:
-            if isinstance(header, SliceHeader) and header.unit is not None and self._copies is not None:
-                self._copies.retract(link.peer.id, header)
-            elif isinstance(header, SliceHeader) and self._receiver is not None:
-                self._receiver.retract(header)
-            elif isinstance(header, ValueHeader) and self._admission is not None:
-                self._admission.retract(header)
+        self._intake.retract(link.peer.id, link.unfinished)
 
     def _close(self, link: Link, reason: str) -> None:
         self._sent_by_closed[link.peer.id] += link.bytes_sent
@@ -461,8 +359,3 @@ class Peers:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-def _is_step(load: Load, number: int) -> bool:
-    unit = load.training.units().at(number)
-    return unit is not None and unit.train

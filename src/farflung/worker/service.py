@@ -12,25 +12,27 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from farflung.errors import AnotherAuthority, ConnectionFailed, DeviceHeld, FarflungError, GraphError
+from farflung.errors import DeviceHeld, GraphError
 from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
-from farflung.protocol.broker_session import BrokerSession, Renewal, dial_broker
-from farflung.protocol.copies import MOST_HELD
+from farflung.protocol.broker_session import BrokerSession
+from farflung.protocol.copies import MOST_HELD, HeldCopy
 from farflung.protocol.fields import Opset, shutting_down
 from farflung.protocol.messages import Load, Message, Register
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
-from farflung.transport.endpoint import Handler, Hello, Link, Listener, listen
-from farflung.transport.net.redial import redial
+from farflung.transport.endpoint import Hello, Listener, listen
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import boot
 from farflung.worker import events
 from farflung.worker import state as machine
-from farflung.worker.compute import ComputeThread, Outcome, OutgoingState, Restored, StateCopied, StateGiven
+from farflung.worker.broker_line import BrokerLine
+from farflung.worker.compute import ComputeThread
 from farflung.worker.copy_store import CopyStore
 from farflung.worker.copying import Copying
+from farflung.worker.dialling import Dialling
+from farflung.worker.outcomes import Outcome, OutgoingState, Restored, StateCopied, StateGiven
 from farflung.worker.peers import Peers
 from farflung.worker.routes import PathMessage, Routes
 from farflung.worker.state_receiver import StateReceiver
@@ -128,29 +130,32 @@ class WorkerService:
         store = CopyStore(self._identity.folder, options.disk_bytes) if options.disk_bytes else None
         self._copying = Copying(options.identity.id, store, self._peers, self._send, lambda: self._timeouts)
         self._peers.copies_to(self._copying)
-        self._client_context = self._identity.client_context()
+        client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_newcomers=False)
+        self._line = BrokerLine(self._identity, client_context, self._server_context, self)
         self._listener: Listener | None = None
         self._device: Device | None = None
-        self._broker: BrokerSession | None = None
-        self._broker_gone = asyncio.Event()
-        self._loss_reason = ""
-        self._denied: messages.Denied | None = None
         self._orphaned: asyncio.TimerHandle | None = None
         self._state_receiver: StateReceiver | None = None
-        self._addresses: dict[str, list[str]] = {}
         self._meter = TrafficMeter(self._peers)
         self._background: set[asyncio.Task[None]] = set()
-        self._renewal = Renewal(self._identity, [self._client_context, self._server_context])
         self._routes = Routes(
             self._identity,
-            self._client_context,
+            client_context,
             options.advertise,
             options.relay_mbps,
             self._peers,
             lambda: self._state,
             self._send,
             self._timeouts,
+        )
+        self._dialling = Dialling(
+            options.identity.id,
+            self._routes,
+            self._peers,
+            lambda: self._state,
+            self.peer_lost,
+            lambda: self._timeouts,
         )
 
     async def start(self) -> None:
@@ -172,87 +177,8 @@ class WorkerService:
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
 
     async def stay_registered(self) -> None:
-        """Keep the session with the broker; reconnect when it is lost.
-
-        Raises ConnectionFailed if the broker refuses this worker. If its id is in use, only the second
-        refusal counts, because the process that had it may just have died (after a reboot, say). Raises
-        AnotherAuthority if this is not the broker of this identity; but once connected to the right broker,
-        the worker waits for it, even if another one answers meanwhile.
-        """
-        pause = self._timeouts.heartbeat_seconds
-        asked_again = was_there = False
-        while True:
-            try:
-                await self._register()
-            except ConnectionFailed as error:
-                if isinstance(error, AnotherAuthority) and not was_there:
-                    raise
-                log.warning("%s; trying again in %g s", error, pause)
-                await asyncio.sleep(pause)
-                is_awaited = self._state.load is not None  # then the job waits for each second of it
-                longest = self._timeouts.heartbeat_seconds if is_awaited else self._timeouts.reconnect_seconds
-                pause = min(2 * pause, longest)
-                continue
-            pause, was_there = self._timeouts.heartbeat_seconds, True
-            await self._broker_gone.wait()
-            denied, self._denied = self._denied, None
-            if denied is None:
-                asked_again = False
-                log.warning("lost the broker (%s); dialling again", self._loss_reason)
-                self._on_broker_lost()
-                await asyncio.sleep(pause)  # do not flood a broker that disconnects every worker
-            elif asked_again or not denied.for_now:
-                raise ConnectionFailed(f"the broker refused this worker: {denied.reason}")
-            else:
-                asked_again = True
-                silence = self._timeouts.suspect_seconds
-                log.warning("%s; asking once more in %.1f s, lest it died just now", denied.reason, silence)
-                await asyncio.sleep(silence)
-
-    async def _register(self) -> None:
-        self._broker_gone.clear()
-        session = BrokerSession(messages.ToWorker, self, self._dial_broker)
-        await session.open()
-        held = await self._copying.held()
-        if self._broker_gone.is_set():
-            return  # lost again meanwhile
-        assert self._listener is not None
-        self._broker, self._timeouts = session, session.timeouts
-        self._listener.set_timeouts(self._timeouts)
-        self._routes.on_registered(session.link.local, session.link.remote, self._timeouts)
-        assert self._device is not None
-        options, state = self._options, self._state
-        register = Register(
-            self._device,
-            options.site,
-            self._routes.addresses(),
-            boot(),
-            options.relay_mbps,
-            options.line,
-            state.standing,
-            state.generation,
-            held[-MOST_HELD:],
-            self._copying.disk_bytes,
-            state.seal,
-        )
-        self._send(register)
-        self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
-
-    def _on_broker_lost(self) -> None:
-        """Keep the job, but not for ever."""
-        self._step(events.BrokerLost(f"lost the broker: {self._loss_reason}"))
-        if self._orphaned is None:
-            seconds = self._timeouts.orphan_seconds
-            self._orphaned = self._loop.call_later(seconds, self._step, events.Orphaned(seconds))
-
-    async def _hang_up(self, reason: str) -> None:
-        if self._broker is not None:
-            broker, self._broker = self._broker, None
-            await broker.close(reason)
-            self.on_disconnect(reason)
-
-    async def _dial_broker(self, handler: Handler) -> Link:
-        return await dial_broker(self._identity, handler, self._timeouts, self._client_context)
+        """Keep the session with the broker; see `BrokerLine.stay_registered`."""
+        await self._line.stay_registered(self._timeouts)
 
     async def watch_device(self) -> None:
         """Watch the deadlines of the compute thread; raises DeviceHeld if it is stuck."""
@@ -274,14 +200,13 @@ class WorkerService:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._routes.close()
-        self._renewal.stop()
+        self._line.stop_renewing()
         await self._copying.close()
         if self._orphaned is not None:
             self._orphaned.cancel()
         self._compute.drop()
         self._compute.close()
-        if self._broker is not None:  # first, so that it gets the reason from here and not from a peer
-            await self._broker.close(reason)
+        await self._line.close(reason)  # first, so that it gets the reason from here and not from a peer
         await self._peers.close(reason)
         if self._listener is not None:
             await self._listener.close(reason)
@@ -289,14 +214,40 @@ class WorkerService:
 
     # The broker: messages become events of the state machine.
 
-    def on_message(self, message: Any) -> None:
-        if isinstance(message, messages.Renewed):
-            self._spawn(self._take_certificate(message.certificate))
-        elif isinstance(message, messages.Denied):
-            self._denied = message
-        elif isinstance(message, messages.PeerMoved):
-            if message.worker in self._addresses:
-                self._addresses[message.worker] = message.addresses
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a job waits for each second without the broker."""
+        return self._state.load is not None
+
+    async def held_copies(self) -> list[HeldCopy]:
+        """The newest copies on this worker's disk."""
+        return (await self._copying.held())[-MOST_HELD:]
+
+    def registration(self, session: BrokerSession, held: list[HeldCopy]) -> Register:
+        """Who this worker is, what it offers, and what it holds of a job."""
+        assert self._device is not None and self._listener is not None
+        self._timeouts = session.timeouts
+        self._listener.set_timeouts(self._timeouts)
+        self._routes.on_registered(session.link.local, session.link.remote, self._timeouts)
+        options, state = self._options, self._state
+        return Register(
+            self._device,
+            options.site,
+            self._routes.addresses(),
+            boot(),
+            options.relay_mbps,
+            options.line,
+            state.standing,
+            state.generation,
+            held,
+            self._copying.disk_bytes,
+            state.seal,
+        )
+
+    def from_broker(self, message: Any) -> None:
+        """Handle a message from the broker."""
+        if isinstance(message, messages.PeerMoved):
+            self._dialling.moved(message.worker, message.addresses)
         elif isinstance(message, PathMessage):
             self._routes.on_message(message)
         else:
@@ -305,23 +256,18 @@ class WorkerService:
                 self._orphaned.cancel()
                 self._orphaned = None
 
-    def on_reconnect(self) -> None:
-        log.info("linked to the broker again")
-        if self._broker is not None:
-            link = self._broker.link
-            self._routes.on_registered(link.local, link.remote, self._timeouts)
-            # Always: behind a NAT only the broker sees whether the address has changed.
-            self._send(messages.Moved(self._routes.addresses()))
-            self._step(events.BrokerBack())
+    def broker_back(self, session: BrokerSession) -> None:
+        """Say where this worker is now: behind a NAT only the broker sees whether its address has changed."""
+        self._routes.on_registered(session.link.local, session.link.remote, self._timeouts)
+        self._send(messages.Moved(self._routes.addresses()))
+        self._step(events.BrokerBack())
 
-    def on_disconnect(self, reason: str) -> None:
-        self._broker = None
-        self._loss_reason = reason
-        self._broker_gone.set()
-
-    async def _take_certificate(self, certificate: bytes) -> None:
-        await asyncio.to_thread(self._renewal.renewed, certificate)
-        self._renewal.start(self._send, self._timeouts.certificate_check_seconds)
+    def broker_lost(self, reason: str) -> None:
+        """Keep the job, but not for ever."""
+        self._step(events.BrokerLost(f"lost the broker: {reason}"))
+        if self._orphaned is None:
+            seconds = self._timeouts.orphan_seconds
+            self._orphaned = self._loop.call_later(seconds, self._step, events.Orphaned(seconds))
 
     # Each event changes the state and gives commands, which are carried out here.
 
@@ -337,7 +283,7 @@ class WorkerService:
         elif isinstance(command, events.Tell):
             self._send(command.message)
         elif isinstance(command, events.HangUp):
-            self._spawn(self._hang_up(command.reason))
+            self._spawn(self._line.hang_up(command.reason))
         elif isinstance(command, events.Prepare):
             self._prepare(command)
         elif isinstance(command, events.Regroup):
@@ -367,11 +313,11 @@ class WorkerService:
         self._copying.retain(message)
         load = self._state.load
         if load is not None and load.job == message.job and message.versions:
-            self._peers.forget_sent(min(version.unit for version in message.versions) + 1)
+            self._peers.replays.forget_sent(min(version.unit for version in message.versions) + 1)
 
     def _drop(self, command: events.Drop) -> None:
         self._peers.dismiss(command.reason)
-        self._peers.end_log()
+        self._peers.replays.end_log()
         self._compute.drop()
         self._copying.end()
         self._state_receiver = None
@@ -399,9 +345,9 @@ class WorkerService:
             self._spawn(self._restore(load, self._state_receiver))
         elif self._state_receiver.full:
             self.state_arrived()
-        self._addresses = dict(load.addresses)
+        self._dialling.begin(load)
         for peer in command.dial:
-            self._spawn(self._dial_peer(peer, load))
+            self._spawn(self._dialling.dial(peer, load))
 
     async def _restore(self, load: Load, receiver: StateReceiver) -> None:
         if await self._copying.restore(load, receiver) and self._state.load is load:
@@ -415,13 +361,13 @@ class WorkerService:
         self._copying.begin(load)
         self._peers.admit(self._identity.id, load, None, self._state.admitted)
         self._peers.trust()
-        if command.replayer and not self._peers.serve_replay(command.replayer, command.replay_from):
+        if command.replayer and not self._peers.replays.serve(command.replayer, command.replay_from):
             problem = f"it has no longer what it sent in unit {command.replay_from}"
             self._step(events.Verified((load.job, load.attempt), problem))
             return
-        self._addresses = dict(load.addresses)
+        self._dialling.begin(load)
         for peer in command.dial:
-            self._spawn(self._dial_peer(peer, load))
+            self._spawn(self._dialling.dial(peer, load))
 
     def _log_sent(self, needs_bytes: int) -> None:
         """Log what is sent in half of the memory that is free, if the job makes copies.
@@ -430,7 +376,7 @@ class WorkerService:
         """
         load = self._state.load
         if load is not None and load.holders:
-            self._peers.log_sent(max(0, self._options.memory_bytes - needs_bytes) // 2)
+            self._peers.replays.log_sent(max(0, self._options.memory_bytes - needs_bytes) // 2)
 
     def _limits(self) -> Limits:
         assert self._device is not None
@@ -464,7 +410,7 @@ class WorkerService:
                 self._log_sent(outcome.needs_bytes)
             if isinstance(outcome, events.UnitFinished):
                 traffic = self._meter.read(sent.target for sent in outcome.sent)
-                traffic = replace(traffic, logged_from=self._peers.logged_from)
+                traffic = replace(traffic, logged_from=self._peers.replays.logged_from)
                 outcome = replace(outcome, traffic=traffic)
             self._step(outcome)
 
@@ -483,7 +429,7 @@ class WorkerService:
         load = self._state.load
         if load is not None:
             log.warning("lost the link to %s (%s)", peer, reason)
-            self._spawn(self._replace_link(peer, load, reason))
+            self._spawn(self._dialling.replace(peer, load, reason))
 
     def peer_lost(self, peer: str, reason: str) -> None:
         self._peers.give_up(peer)
@@ -493,57 +439,10 @@ class WorkerService:
         if load is not None and peer in self._state.partners - self._state.needed:
             log.warning("no link to %s, with which copies are exchanged: %s", peer, reason)
             if peer > self._identity.id:
-                self._spawn(self._dial_later(peer, load))
-
-    async def _dial_later(self, peer: str, load: Load) -> None:
-        """Dial a worker again that is not needed for the attempt, only for copies."""
-        await asyncio.sleep(self._timeouts.resume_seconds)
-        if self._state.load is load and not self._peers.is_linked(peer):
-            await self._dial_peer(peer, load)
-
-    async def _dial_peer(self, peer: str, load: Load) -> None:
-        """Connect to a neighbour, which must welcome the link within the time limit for loading."""
-        try:
-            link = await self._connect(peer, load)
-        except FarflungError as error:
-            if self._state.load is load:
-                self.peer_lost(peer, str(error))
-            return
-        if self._state.load is load:
-            self._peers.dialled(link)
-            self._loop.call_later(self._timeouts.link_seconds, self._require_link, peer, load)
-        else:
-            await link.close("the job it was made for is over")
-
-    async def _connect(self, peer: str, load: Load) -> Link:
-        return await self._routes.connect(peer, load, self._addresses.get(peer, []))
-
-    def _require_link(self, peer: str, load: Load) -> None:
-        if self._state.load is load and peer not in self._state.linked:
-            self.peer_lost(peer, f"it did not welcome the link within {self._timeouts.link_seconds:.0f} s")
-
-    async def _replace_link(self, peer: str, load: Load, reason: str) -> None:
-        """Replace a lost link: dial again if we dialled it, else wait. On failure report the peer as lost."""
-        is_dialler = peer in self._state.neighbours | self._state.partners and peer > self._identity.id
-
-        async def attempt() -> None:
-            if not is_dialler:
-                raise ConnectionFailed("it did not dial again")
-            await self._peers.dialled(await self._connect(peer, load)).wait()
-
-        def is_settled() -> bool:
-            return self._state.load is not load or self._peers.is_linked(peer)
-
-        limit = self._timeouts.resume_seconds
-        failure = await redial(attempt, is_settled, self._timeouts, limit)
-        if failure:
-            self.peer_lost(peer, f"{reason}; no other link to it within {limit:g} s: {failure}")
-        elif self._state.load is load:
-            log.info("linked to %s again", peer)
+                self._spawn(self._dialling.dial_later(peer, load))
 
     def _send(self, message: Message) -> None:
-        if self._broker is not None:
-            self._broker.send(message)
+        self._line.send(message)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

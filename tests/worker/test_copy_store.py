@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -13,9 +15,9 @@ from safetensors import safe_open
 from farflung.errors import CopyError
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.runtime.state import StateKey
-from farflung.worker.copy_store import CopyStore, Piece
+from farflung.worker.copy_store import SHARE_OF_DISK, CopyStore, Piece
 
-JOB, VERSION = "job-1", StateVersion(2, 7)
+JOB, VERSION, LATER = "job-1", StateVersion(2, 7), StateVersion(2, 8)
 PIECES = {
     Piece(3, StateKey("a/b.weight")): memoryview(bytearray(range(16))),
     Piece(3, StateKey("a/b.weight", "exp_avg")): memoryview(bytearray(16)),
@@ -99,6 +101,23 @@ def test_a_file_of_another_length_is_refused(tmp_path: Path, change) -> None:
     one.path_of(copy).write_bytes(change(one.path_of(copy).read_bytes()))
     with pytest.raises(CopyError):
         read(one, copy)
+
+
+def test_without_a_limit_copies_may_take_a_part_of_what_is_free_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 10_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    one = CopyStore(tmp_path, None)
+    copy = one.write(JOB, VERSION, 3, PIECES)
+    assert one.limit_bytes == (free + copy.bytes) // SHARE_OF_DISK
+    free = 0
+    again = CopyStore(tmp_path, None)
+    assert again.held() == [copy] and again.limit_bytes > 0  # a worker that starts on a full disk
+    with pytest.raises(CopyError, match="may use on this disk"):
+        again.write(JOB, LATER, 3, PIECES)
+    free = 10_000
+    again.write(JOB, LATER, 3, PIECES)
 
 
 def test_the_limit_holds_for_all_copies_and_what_arrives_together(tmp_path: Path) -> None:

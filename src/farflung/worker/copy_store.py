@@ -50,23 +50,30 @@ Place = Callable[[Piece, int], memoryview]
 """The memory for a piece of so many bytes, or CopyError if the share has no such piece."""
 
 
-def default_limit(folder: Path) -> int:
-    """Bytes that copies may take if the owner names no limit: a fifth of what is free."""
-    return shutil.disk_usage(folder).free // 5
+SHARE_OF_DISK = 5
+"""Copies may take one part in so many of what is free for them, unless the owner names a limit."""
 
 
 class CopyStore:
-    """The copies of one worker, which take at most `limit_bytes` together.
+    """The copies of one worker, which take at most `limit_bytes` together; None: a fifth of what is free.
 
     What an earlier process left unfinished is deleted.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None) -> None:
         self._folder = folder / "copies"
-        self.limit_bytes = limit_bytes
+        self._limit_bytes = limit_bytes
         self._unfinished_bytes = 0
         for left in self._folder.glob(f"*/*{_UNFINISHED}"):
             left.unlink(missing_ok=True)
+
+    @property
+    def limit_bytes(self) -> int:
+        """What copies may take now, at least 1: a disk that is full today may have room tomorrow."""
+        if self._limit_bytes is not None:
+            return self._limit_bytes
+        free = shutil.disk_usage(self._folder.parent).free + self._taken()
+        return max(1, free // SHARE_OF_DISK)
 
     def held(self) -> list[HeldCopy]:
         """All copies on the disk, by their names; their contents are verified when they are read."""
@@ -179,12 +186,15 @@ class CopyStore:
             raise CopyError(f"no folder can be named after the job {job[:64]!r}")
         return self._folder / job
 
+    def _taken(self) -> int:
+        return sum(copy.bytes for copy in self.held()) + self._unfinished_bytes
+
     @contextmanager
     def _new_file(self, job: str, size: int) -> Iterator[tuple[IO[bytes], Path]]:
         """A new file of a job under an unfinished name; deleted unless it is renamed."""
-        taken = sum(copy.bytes for copy in self.held()) + self._unfinished_bytes
-        if taken + size > self.limit_bytes:
-            limit = f"the {self.limit_bytes / 1e9:.2f} GB that they may use on this disk"
+        taken, most = self._taken(), self.limit_bytes
+        if taken + size > most:
+            limit = f"the {most / 1e9:.2f} GB that they may use on this disk"
             raise CopyError(
                 f"copies take {taken / 1e9:.2f} of {limit}, another one takes {size / 1e9:.2f}:"
                 " raise `farflung join --disk`"

@@ -50,7 +50,7 @@ class WorkerOptions:
     machine, and the one that the broker sees). `memory_bytes` is the limit for jobs, `backend` computes them.
     `relay_mbps` is the rate to relay for peers that cannot reach each other, in Mbit/s; `line` is the access
     line as its owner describes it. Copies of jobs' state may take `disk_bytes` in the identity's folder (0:
-    none are made or held).
+    none are made or held; None: a fifth of what is free there).
     """
 
     identity: Identity
@@ -61,7 +61,7 @@ class WorkerOptions:
     advertise: list[str] = field(default_factory=list)
     relay_mbps: float = 0.0
     line: HomeLine = field(default_factory=HomeLine)
-    disk_bytes: int = 0
+    disk_bytes: int | None = 0
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -127,7 +127,7 @@ class WorkerService:
             self._peers.send_from_thread,
         )
         self._peers.deliver_to(self._compute.receive)
-        store = CopyStore(self._identity.folder, options.disk_bytes) if options.disk_bytes else None
+        store = CopyStore(self._identity.folder, options.disk_bytes) if options.disk_bytes != 0 else None
         self._copying = Copying(options.identity.id, store, self._peers, self._send, lambda: self._timeouts)
         self._peers.copies_to(self._copying)
         client_context = self._identity.client_context()

@@ -120,7 +120,7 @@ def join(
         advertise=advertise or [],
         relay_mbps=relay,
         line=HomeLine(up, down, probe),
-        disk_bytes=_disk_bytes(disk, own),
+        disk_bytes=_disk_bytes(disk),
     )
     gc.freeze()  # or each collection would scan every object of a framework and block all threads
     try:
@@ -148,11 +148,9 @@ def _check_line(up: float | None, down: float | None) -> None:
             raise JobError(f"{option} must be {LEAST_MBPS:g} to {MOST_MBPS:g} Mbit/s, found {rate:g}")
 
 
-def _disk_bytes(gigabytes: float | None, folder: Path) -> int:
+def _disk_bytes(gigabytes: float | None) -> int | None:
     if gigabytes is None:
-        from farflung.worker.copy_store import default_limit
-
-        return default_limit(folder)
+        return None
     if not 0 <= gigabytes < 1e6:
         raise JobError(f"--disk takes a number of gigabytes, 0 for none, found {gigabytes:g}")
     return int(gigabytes * 1e9)

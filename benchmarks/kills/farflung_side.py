@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import msgspec
-from benchmarks.chaos_fleet import ChaosFleet
+from benchmarks.chaos.fleet import ChaosFleet
 from benchmarks.kills.figures import Round
 from benchmarks.kills.follower import Follower, wait_until
 from benchmarks.kills.run_rows import FARFLUNG, Happened, StepDone, Strike, judge, members

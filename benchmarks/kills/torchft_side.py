@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
-from benchmarks.chaos_fleet import free_port
+from benchmarks.chaos.fleet import free_port
 from benchmarks.kills.figures import Kill, Round
 from benchmarks.kills.follower import Follower, wait_until
 from benchmarks.kills.job import COURSE

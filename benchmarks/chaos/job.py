@@ -1,4 +1,4 @@
-"""The job of `benchmarks/chaos.py`: a small model with dropout, whose data take a moment to read."""
+"""The job of `benchmarks/chaos`: a small model with dropout and batch norm; data take a moment to read."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(LAYERS))
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The mean squared error for rows `x` and targets `y`, both float32 [samples, WIDTH]."""
-        for layer in self.layers:
-            x = self.dropout(torch.tanh(layer(x)))
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = self.dropout(torch.tanh(norm(layer(x))))
         return nn.functional.mse_loss(x, y)
 
 
@@ -41,9 +42,9 @@ class Items:
 
 
 def job() -> farflung.Job:
-    """AdamW with clipping, four microbatches."""
+    """AdamW with clipping, four microbatches, and an evaluation now and then."""
     torch.manual_seed(1)
     return farflung.Job(
-        model=Net(), data=Items(), optimizer=farflung.AdamW(lr=3e-3), clip=1.0, batch=16, microbatches=4,
-        steps=100,
+        model=Net(), data=Items(), validation=Items(), validate_every=15, validation_batches=2,
+        optimizer=farflung.AdamW(lr=3e-3), clip=1.0, batch=16, microbatches=4, steps=100,
     )  # fmt: skip

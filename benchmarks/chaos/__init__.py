@@ -1,0 +1,1 @@
+"""Break a real fleet at seeded moments, and compare what it trained with an undisturbed run, bit for bit."""

@@ -1,0 +1,102 @@
+"""Disturbs jobs until enough faults have counted."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from benchmarks.chaos.faults import Striker
+from benchmarks.chaos.figures import Disturbed
+from benchmarks.chaos.fleet import ChaosFleet
+from benchmarks.chaos.place import Place
+from benchmarks.chaos.play import JobFailed, Play
+from benchmarks.chaos.run_files import RunFiles
+
+WORKERS, LEASE_SECONDS = 5, 2.0
+NAMES = tuple(f"w{number}" for number in range(WORKERS + 2))
+BEHIND_NAT = NAMES[1:4]
+RELAYS = tuple(name for name in NAMES if name not in BEHIND_NAT)
+CODED = ("axes3/axes10-dithered", "row-topk30-int4/masked30-int4")
+STEPS_PER_FAULT = 7
+
+
+def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[Disturbed]:
+    """The jobs, with at least so many counted faults; files are kept if there is a folder."""
+    draw, found, whole = random.Random(seed), list[Disturbed](), dict[tuple[str, int], str]()
+    with (
+        Place(NAMES, BEHIND_NAT, folder) as place,
+        ChaosFleet(place.fleet_folder, len(NAMES), LEASE_SECONDS, place, RELAYS) as fleet,
+    ):
+        striker = Striker(fleet, place, LEASE_SECONDS, draw)
+        while (counted := sum(fault.counted for job in found for fault in job.events)) < faults:
+            most = min(per_job, faults - counted)
+            codec = "dense" if len(found) % 2 else CODED[len(found) // 2 % len(CODED)]
+            steps = STEPS_PER_FAULT * min(per_job, faults)
+            options = ["--steps", str(steps), "--workers", str(WORKERS), "--codec", codec, "--wait"]
+            if (codec, steps) not in whole:
+                name = f"undisturbed-{codec.partition('/')[0]}"
+                run = RunFiles(place.folder / name)
+                Play(fleet, place, striker, run, options, draw).play(0)
+                run.close()
+                whole[codec, steps] = digest(run)
+            fleet.wait_for_workers()
+            run = RunFiles(place.folder / f"run-{len(found)}")
+            job = _disturbed(Play(fleet, place, striker, run, options, draw), run, most)
+            run.close()
+            job = msgspec.structs.replace(
+                job, codec=codec, steps=steps, undisturbed_sha256=whole[codec, steps]
+            )
+            found.append(job)
+            _tell(job)
+            if job.failure:
+                break
+    return found
+
+
+def _disturbed(play: Play, run: RunFiles, most: int) -> Disturbed:
+    began, failure = time.monotonic(), ""
+    try:
+        play.play(most)
+    except JobFailed as error:
+        failure = str(error)
+    events = run.events
+    replays = [each for each in events if each.event == "regrouping" and each.replayer]
+    back = [each for each in events if each.event == "rolled back"]
+    return Disturbed(
+        codec="",
+        steps=0,
+        sha256="" if failure else digest(run),
+        undisturbed_sha256="",
+        seconds=time.monotonic() - began,
+        replays=len(replays),
+        regroups=sum(each.event == "regrouping" for each in events) - len(replays),
+        rollbacks=sum(each.step > 0 for each in back),
+        restarts=sum(each.step == 0 and each.done > 0 for each in back),
+        steps_again=run.written - len(run.rows),
+        steps_replayed=sum(each.unit - each.replay_from for each in replays),
+        died=play.died,
+        failure=failure,
+        events=play.faults,
+    )
+
+
+def digest(run: RunFiles) -> str:
+    """Of the losses that count and the weights."""
+    found = hashlib.sha256(msgspec.json.encode([(row.step, row.loss) for row in run.rows]))
+    found.update((run.folder / "model.safetensors").read_bytes())
+    return found.hexdigest()
+
+
+def _tell(job: Disturbed) -> None:
+    equal = "equal to" if job.is_equal else "NOT equal to"
+    print(
+        f"{job.codec}: {len(job.events)} faults, {job.replays} replays, {job.rollbacks} rollbacks,"
+        f" {job.restarts} restarts, {job.seconds:.0f} s: {equal} the undisturbed run {job.failure}"
+        + "".join(f"\n  {died}" for died in job.died),
+        file=sys.stderr,
+        flush=True,
+    )

@@ -15,6 +15,7 @@ from farflung.text import (
     format_number,
     format_rate,
     format_seconds,
+    format_utc,
     kind_of,
     printable,
 )
@@ -118,3 +119,7 @@ def test_things_are_counted() -> None:
 )
 def test_a_time_that_was_set_is_said_in_its_own_unit(seconds: float, words: str) -> None:
     assert duration_words(seconds) == words
+
+
+def test_a_moment_is_shown_to_the_minute() -> None:
+    assert format_utc(1_764_093_659.9) == "2025-11-25 18:00 UTC"

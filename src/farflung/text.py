@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 
 def printable(text: str, replacement: str = "?") -> str:
@@ -53,6 +54,11 @@ def duration_words(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return count_of(int(seconds // size), unit)
     return f"{seconds:g} s"
+
+
+def format_utc(seconds: float) -> str:
+    """A moment in seconds since 1970, to the minute: 2026-11-25 18:00 UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def format_clock(seconds: float) -> str:

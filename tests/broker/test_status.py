@@ -105,5 +105,5 @@ def test_each_event_of_a_job_is_one_line() -> None:
         "worker b was lost: connection reset",
         "job-1 goes back to unit 0: worker b was lost at step 2: connection reset",
         "job-1: worker b was lost at step 2: connection reset; waiting for 1 more worker (have 1, the job"
-        " needs 2)",
+        " needs 2), at most until 1970-01-02 00:16 UTC",
     ]

@@ -88,6 +88,10 @@ class Laws:
             for one in outcome.state.workers.values():
                 since = event.now if one.away_since is None else one.away_since
                 self._require(event.now - since <= event.return_seconds, f"{one.worker} is awaited for ever")
+            for job in outcome.state.jobs.values():
+                ledger = self.log.jobs.get(job.job) if job.state == QUEUED else None
+                overdue = ledger is not None and ledger.is_overdue(event.now)
+                self._require(not overdue, f"{job.job} waits for ever: {job.words!r}")
         who = getattr(event, "worker", getattr(event, "submitter", ""))
         if who == STRANGER and isinstance(event, events.WorkerMessage | events.SubmitterMessage):
             real = [fact for fact in outcome.facts if not isinstance(fact, WaitExplained)]

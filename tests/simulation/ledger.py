@@ -32,7 +32,8 @@ class Ledger:
     that no failed attempt has decided, `fruitless` how many in a row decided none of these, and `regrouped`
     how many of them regrouped. On the workers `unfit` alone it cannot be planned. `copying` is the version
     that is on its way to disks, `version` the newest stable one; the job `waits` for
-    workers that have it. `damaged`: a disk has lost a copy.
+    workers that have it. `damaged`: a disk has lost a copy. Since `lost_at` it has waited to run again;
+    `held`: its submitter is away.
     """
 
     submitted: facts.JobSubmitted
@@ -50,6 +51,8 @@ class Ledger:
     version: StateVersion | None = None
     waits: bool = False
     damaged: bool = False
+    lost_at: float | None = None
+    held: bool = False
     fruitless: int = 0
     regrouped: int = 0
     wish: bool = False
@@ -67,6 +70,12 @@ class Ledger:
     def next_fruitless(self) -> int:
         """How many attempts in a row will have been fruitless if this one ends now."""
         return 0 if self.next_unit > self.furthest else self.fruitless + 1
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether it waits in the queue although its patience is over."""
+        if self.phase != "queued" or self.held or self.lost_at is None:
+            return False
+        return now - self.lost_at >= self.submitted.patience_seconds
 
     def interrupt_copies(self) -> None:
         """A copy that is under way may never arrive: another one is due."""

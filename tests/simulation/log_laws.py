@@ -43,7 +43,7 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
 SETTLED_SECONDS = 8 * LEASE_SECONDS
 """After so long without faults, whatever they broke has been noticed."""
 
-LASTING = ("too large for these workers", "in a row ended without a new step")
+LASTING = ("too large for these workers", "in a row ended without a new step", "waited 1 minute for ")
 """Why a job may fail even then."""
 
 
@@ -102,6 +102,11 @@ class LogLaws:
         before, after = PHASES.get(type(fact), ((ledger.phase,), ledger.phase))
         self._require(ledger.phase in before, f"{fact} of a job that is {ledger.phase}")
         match fact:
+            case facts.SubmitterAway():
+                ledger.held = True
+            case facts.SubmitterReturned(at=at):
+                ledger.held = False
+                ledger.lost_at = None if ledger.lost_at is None else at
             case facts.JobPlanning(attempt=attempt, workers=workers):
                 self._require(attempt == ledger.attempt + 1, f"attempt {attempt} follows {ledger.attempt}")
                 self._require(not ledger.unfit >= set(workers), f"{fact} on workers that are too few")
@@ -142,6 +147,8 @@ class LogLaws:
                 self._judge_copy(ledger, fact)
             case facts.JobRolledBack():
                 self._judge_rollback(ledger, fact)
+            case facts.JobRunning():
+                ledger.lost_at = None
             case facts.JobRegrouped():
                 self._judge_regroup(ledger, fact)
             case facts.JobReplaying():
@@ -286,6 +293,7 @@ class LogLaws:
         self._require(fruitless < MOST_FRUITLESS, f"{fact.job} goes on after {fruitless} fruitless attempts")
         if not fact.dropped:
             ledger.fruitless, ledger.furthest = fruitless, max(ledger.furthest, ledger.next_unit)
+        ledger.lost_at = fact.at if ledger.lost_at is None else ledger.lost_at
         ledger.rolled_back.setdefault(fact.attempt, set()).add(fact.unit)
         ledger.next_unit, ledger.ending, ledger.regrouped = fact.unit, "", 0
         ledger.interrupt_copies()

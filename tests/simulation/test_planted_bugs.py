@@ -141,6 +141,16 @@ def passes_over_a_large_job(patch: Patch) -> None:
     patch.setattr(job_queue, "_waits_for_ops_alone", lambda turn, job, needs: True)
 
 
+def waits_without_end(patch: Patch) -> None:
+    """A job that lost its workers waits although its patience is over."""
+
+    def wait(turn: Any, job: Any, words: str, lacking: bool = False, missing: int = 0) -> Any:
+        job_queue._explain(turn, job, words, lacking, missing)
+        return job
+
+    patch.setattr(job_queue, "_wait", wait)
+
+
 def takes_any_plan(patch: Patch) -> None:
     """A plan for an attempt that is over is sent to workers."""
     patch.setattr(jobs, "is_planning", lambda job, attempt: not job.over)
@@ -236,6 +246,7 @@ BUGS = [
     forgets_a_stored_copy,
     begins_without_its_state,
     passes_over_a_large_job,
+    waits_without_end,
     takes_any_plan,
     sends_a_plan_of_a_job_that_waits_again,
     does_not_requeue,

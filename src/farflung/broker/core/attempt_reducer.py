@@ -95,6 +95,7 @@ def job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         results=tuple(result for result in job.results if result.unit < fact.unit),
         history=History(),
         recovery=_after_attempt(job, fact),
+        waits_since=fact.at if job.waits_since is None else job.waits_since,
     )
     if fact.restores:
         queued = replace(
@@ -234,7 +235,7 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
 def job_running(fact: facts.JobRunning, state: State) -> State:
     job = state.jobs[fact.job]
     pace = replace(job.pace, moved_at=fact.at) if job.keeps else Pace(fact.at)
-    return state.with_job(replace(job, state=RUNNING, reason="", pace=pace))
+    return state.with_job(replace(job, state=RUNNING, reason="", pace=pace, waits_since=None))
 
 
 def assign_workers(state: State, job: Job, keep: Collection[str]) -> State:

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from farflung.broker.core import facts, protection, restoring
+from farflung.broker.core import facts, jobs, protection, restoring
 from farflung.broker.core.events import ReadTuning, RunPlanner
 from farflung.broker.core.loads import load_of, planned_of
-from farflung.broker.core.records import (
-    QUEUED,
-    Job,
-    State,
-)
+from farflung.broker.core.records import FAILED, QUEUED, Job, State
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import TEXT_LENGTH, one_line
-from farflung.protocol.messages import (
-    Accepted,
-    RolledBack,
-)
+from farflung.protocol.messages import Accepted, RolledBack
 from farflung.protocol.submitter import waiting_for
-from farflung.text import and_more, count_of
+from farflung.text import and_more, count_of, duration_words, format_utc
 
 _PLANNING_LENGTH = 120
 """Characters that `planning_words` keeps for itself when the reason in front is long."""
-
-
-HELD = "its submitter is away: it waits until it returns"
-"""Why a job waits that no session of its submitter holds."""
 
 
 NAMED = 5
@@ -40,26 +29,24 @@ def start_queued(turn: Transition) -> None:
         if job.state != QUEUED:
             continue
         if job.held:  # and it blocks no other
-            _explain(turn, job, HELD)
+            _explain(turn, job, held_words(job))
             continue
         if blocked is not None:
             # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
-            _explain(turn, job, f"waiting for {blocked.job}, which is ahead of it in the queue")
+            _wait(turn, job, waiting_for(f"{blocked.job}, which is ahead of it in the queue"))
             continue
         if job.plan is not None and restoring.is_lost(turn.state, job):
             give_version_up(turn, job, "a copy of the newest version is lost")
             job = turn.state.jobs[job.job]
         if job.plan is not None:
-            if not _restore(turn, job):
-                blocked = job
+            blocked = _restore(turn, job)
             continue
         usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or 1
         if away := turn.state.away_for(job):
-            _explain(turn, job, f"{waiting_for(and_more(away, NAMED))} to return", missing=len(away))
-            blocked = job
+            words = f"{waiting_for(and_more(away, NAMED))} to return"
+            blocked = _wait(turn, job, words, missing=len(away))
         elif job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
-            _explain(turn, job, waiting_for("1 more worker"), missing=1)
-            blocked = job
+            blocked = _wait(turn, job, waiting_for("1 more worker"), missing=1)
         elif len(usable) >= needs:
             _plan(turn, job, usable)
         else:
@@ -67,9 +54,14 @@ def start_queued(turn: Transition) -> None:
             lacking = {name: why for name, why in job.unable.items() if name in present}
             for_ops = _waits_for_ops_alone(turn, job, needs)
             words = _waiting(job, needs, usable, lacking)
-            _explain(turn, job, words, for_ops, needs - len(usable))
-            if not for_ops:
-                blocked = job
+            waits = _wait(turn, job, words, for_ops, needs - len(usable))
+            blocked = None if for_ops else waits
+
+
+def held_words(job: Job) -> str:
+    """Why a job waits that no session of its submitter holds, and until when."""
+    assert job.waits_until is not None
+    return f"its submitter is away: it waits for it until {format_utc(job.waits_until)}"
 
 
 def waits_for_version(job: Job) -> bool:
@@ -103,15 +95,14 @@ def planning_words(job: Job, workers: int, so_far: str = "") -> str:
     return one_line(f"{why}planning for {count}{': ' if so_far else ''}{so_far}")
 
 
-def _restore(turn: Transition, job: Job) -> bool:
-    """Load the newest stable version on its workers; says whether all places are taken."""
+def _restore(turn: Transition, job: Job) -> Job | None:
+    """Load the newest stable version on its workers; the job if it still waits for some of them."""
     found = restoring.seating(turn.state, job)
     if found is None:
         missing = restoring.missing(turn.state, job)
         names = and_more(missing, NAMED) or "workers that have a copy of its state"
         like = "another one like it" if len(missing) == 1 else "others like them"
-        _explain(turn, job, f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}")
-        return False
+        return _wait(turn, job, f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}")
     holders = protection.holders_for(turn.state, job, found.plan)
     attempt = job.attempt + 1
     turn.emit(facts.JobRestoring(turn.now, job.job, attempt, found.plan, holders, found.donors))
@@ -121,7 +112,7 @@ def _restore(turn: Transition, job: Job) -> bool:
     turn.tell(job.job, planned_of(turn.state, job))
     if job.blobs.steering is not None:
         turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
-    return True
+    return None
 
 
 def _plan(turn: Transition, job: Job, workers: list[str]) -> None:
@@ -159,6 +150,26 @@ def _waits_for_ops_alone(turn: Transition, job: Job, needs: int) -> bool:
     """
     kin = [name for name in turn.state.same_kind_as(job) if not job.on or name in job.on]
     return len([name for name in kin if name not in job.unable]) < needs <= len(kin)
+
+
+def _wait(turn: Transition, job: Job, words: str, lacking: bool = False, missing: int = 0) -> Job | None:
+    """Say what the job waits for, and until when; end it, and return None, once its patience is over.
+
+    A job that never had workers waits without a limit: it costs nothing, and its submitter sees why.
+    """
+    until = job.waits_until
+    if until is None:
+        _explain(turn, job, words, lacking, missing)
+        return job
+    if turn.now < until:
+        _explain(turn, job, f"{words}, at most until {format_utc(until)}", lacking, missing)
+        return job
+    waited = words.replace("waiting", f"waited {duration_words(job.patience_seconds)}", 1)
+    why = f"{job.reason}; {waited}" if job.reason else waited
+    jobs.end(
+        turn, job, FAILED, f"{why}: `farflung train --resume` goes on from a checkpoint, if there is one"
+    )
+    return None
 
 
 def _explain(turn: Transition, job: Job, words: str, lacking: bool = False, missing: int = 0) -> None:

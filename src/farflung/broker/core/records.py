@@ -129,8 +129,9 @@ class Job:
     again, the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end`
     workers send it whole at the end. `recovery` counts what failures have cost it. `results` are those of its
     newest decided units, in order. While no session of its submitter holds the job, it is held, since
-    `held_since` (seconds since 1970) and for at most `patience_seconds`. `run` names the run and `earlier`
-    counts the attempts that it had before this job, so that the same job is not submitted twice.
+    `held_since` (seconds since 1970) and for at most `patience_seconds`. As long at most it waits in the
+    queue after a rollback, since `waits_since`, until it runs again. `run` names the run and `earlier` counts
+    the attempts that it had before this job, so that the same job is not submitted twice.
 
     `holders` maps each member to the one that holds its copies, `versions` says which versions of the state
     are on their disks. An attempt that `restores` begins with the newest stable one; members that lack their
@@ -188,6 +189,7 @@ class Job:
     needs: Mapping[str, int] = field(default_factory=dict)
     results: tuple[Result, ...] = ()
     held_since: float | None = None
+    waits_since: float | None = None
     patience_seconds: int = PATIENCE_SECONDS
     run: str = ""
     earlier: int = 0
@@ -216,6 +218,12 @@ class Job:
             if worker in pair:
                 near |= {*pair} - {worker}
         return near
+
+    @property
+    def waits_until(self) -> float | None:
+        """When the job's patience with what it waits for is over; None if it does not wait, or for ever."""
+        since = self.waits_since if self.held_since is None else self.held_since
+        return None if since is None else since + self.patience_seconds
 
     @property
     def held(self) -> bool:

@@ -104,8 +104,17 @@ def _apply_submitter_returned(fact: facts.SubmitterReturned, state: State) -> St
     attempt = max(job.attempt, fact.attempt) if job.state == QUEUED else job.attempt
     pace = replace(job.pace, moved_at=fact.at)
     words = "" if job.state == QUEUED else job.words  # then it is explained again, to the one who is back
+    waits_since = None if job.waits_since is None else fact.at
     return state.with_job(
-        replace(job, held_since=None, seen=fact.seen, attempt=attempt, pace=pace, words=words)
+        replace(
+            job,
+            held_since=None,
+            waits_since=waits_since,
+            seen=fact.seen,
+            attempt=attempt,
+            pace=pace,
+            words=words,
+        )
     )
 
 
@@ -157,6 +166,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         words="",
         results=(),
         held_since=None,
+        waits_since=None,
     )
     return attempt_reducer.assign_workers(state, job, ()).with_job(ended)
 

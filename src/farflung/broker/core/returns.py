@@ -145,7 +145,7 @@ def words_of(state: State, job: Job) -> str:
     away = state.away_for(job)
     if away:
         return one_line(f"{waiting_for(and_more(away, job_queue.NAMED))} to return")
-    return job_queue.HELD if job.held else ""
+    return job_queue.held_words(job) if job.held else ""
 
 
 def _is_of(standing: Standing | None, job: Job) -> bool:

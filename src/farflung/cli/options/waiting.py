@@ -16,8 +16,8 @@ PatienceOption = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="How long the run waits for a lost broker, and the broker holds the job without this command:"
-        " 30m, 12h or 2d. [default: 1d]",
+        help="How long the run waits for a lost broker, the broker holds the job without this command, and"
+        " the job waits for lost workers: 30m, 12h or 2d. [default: 1d]",
     ),
 ]
 DetachOption = Annotated[

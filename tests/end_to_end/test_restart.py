@@ -41,7 +41,7 @@ def test_a_broker_killed_in_mid_run_is_restarted_on_its_folder(on: Machines) -> 
     first.command.says(f"the broker at {on.address} was lost", "Waiting for it to come back, at most 1 day")
     for worker in workers.values():
         worker.says("lost the broker", "dialling again")
-        worker.says("refused the connection", "trying again in")
+        worker.says("refused the connection", "trying again")
     assert "refused the connection" in on.fails("desk", "status")
     assert "refused the connection" in on.fails("desk", "train", "net.py", "--out", "nowhere")
 
@@ -90,7 +90,7 @@ def test_a_worker_waits_for_a_broker_that_is_not_there_yet(on: Machines) -> None
     worker.stop()
     broker.stop()
     worker = on.worker("a")
-    worker.says("refused the connection", "trying again in")
+    worker.says("refused the connection", "trying again")
     broker = on.broker()
     worker.says("idle in the backup pool")
     for command in (worker, broker):

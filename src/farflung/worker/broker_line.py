@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from farflung.protocol.broker_session import BrokerSession, Renewal, dial_broker
 from farflung.protocol.copies import HeldCopy
 from farflung.protocol.messages import Message, Register
 from farflung.transport.endpoint import Handler, Link
+from farflung.transport.net.redial import Pauses
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
@@ -67,28 +69,27 @@ class BrokerLine:
         the worker waits for it, even if another one answers meanwhile.
         """
         self._timeouts = timeouts
-        pause = timeouts.heartbeat_seconds
-        asked_again = was_there = False
+        pauses, asked_again, was_there, said = Pauses(), False, False, ""
         while True:
             try:
                 await self._register()
             except ConnectionFailed as error:
                 if isinstance(error, AnotherAuthority) and not was_there:
                     raise
-                log.warning("%s; trying again in %g s", error, pause)
-                await asyncio.sleep(pause)
-                limits = self._timeouts
-                longest = limits.heartbeat_seconds if self._owner.is_awaited else limits.reconnect_seconds
-                pause = min(2 * pause, longest)
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("%s; trying again", said)
+                await asyncio.sleep(pauses.next(self._timeouts, self._owner.is_awaited))
                 continue
-            pause, was_there = self._timeouts.heartbeat_seconds, True
+            began, was_there, said = time.monotonic(), True, ""
             await self._gone.wait()
+            pauses.session_over(time.monotonic() - began, self._timeouts)
             denied, self._denied = self._denied, None
             if denied is None:
                 asked_again = False
                 log.warning("lost the broker (%s); dialling again", self._loss_reason)
                 self._owner.broker_lost(self._loss_reason)
-                await asyncio.sleep(pause)  # do not flood a broker that disconnects every worker
+                await asyncio.sleep(pauses.next(self._timeouts, self._owner.is_awaited))
             elif asked_again or not denied.for_now:
                 raise ConnectionFailed(f"the broker refused this worker: {denied.reason}")
             else:

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farflung.errors import ConnectionFailed
-from farflung.transport.net.redial import redial
+from farflung.transport.net.redial import Pauses, redial
 from farflung.transport.timeouts import Timeouts
 
 BRIEF = Timeouts(2.5)
@@ -116,3 +118,44 @@ def test_no_attempt_follows_once_the_link_is_settled() -> None:
 
     assert hurried(scene()) == ""
     assert len(attempts.began_at) <= 3
+
+
+LIMITS = Timeouts()
+
+
+def pauses(count: int, job_waits: bool, after: Pauses | None = None) -> list[float]:
+    found = after or Pauses()
+    return [found.next(LIMITS, job_waits) for _ in range(count)]
+
+
+def test_a_broker_for_which_a_job_waits_is_dialled_again_soon_and_often() -> None:
+    found = pauses(700, job_waits=True)
+    assert found[:40] == [0.25] * 40 and found[40:600] == [1.0] * 560
+    assert found[640:] == [LIMITS.reconnect_seconds] * 60
+
+
+def test_without_a_job_pauses_grow_to_a_lease() -> None:
+    assert pauses(6, job_waits=False) == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+
+
+def test_sessions_that_end_as_soon_as_they_begin_are_made_at_growing_intervals() -> None:
+    found, firsts = Pauses(), []
+    for _ in range(5):
+        found.session_over(0.1, LIMITS)
+        firsts.append(found.next(LIMITS, True))
+    assert firsts == [2.0, 4.0, 8.0, 10.0, 10.0]
+    found.session_over(LIMITS.suspect_seconds, LIMITS)
+    assert pauses(1, True, found) == [0.25]
+
+
+@given(st.lists(st.one_of(st.booleans(), st.floats(0, 100)), max_size=200))
+def test_no_pause_is_longer_than_a_lease_or_shorter_than_a_quarter_of_a_heartbeat(
+    story: list[bool | float],
+) -> None:
+    found = Pauses()
+    for one in story:
+        if isinstance(one, bool):
+            pause = found.next(LIMITS, one)
+            assert LIMITS.heartbeat_seconds / 4 <= pause <= LIMITS.reconnect_seconds
+        else:
+            found.session_over(one, LIMITS)

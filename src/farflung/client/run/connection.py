@@ -12,11 +12,12 @@ from farflung.client.run.worker_session import WorkerRoutes
 from farflung.errors import ConnectionFailed
 from farflung.protocol.broker_session import BrokerSession, Renewal
 from farflung.protocol.messages import Message
+from farflung.transport.net.redial import Pauses
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
 MOST_SHORT, MOST_SHORT_UNKNOWN = 10, 2
-"""So many sessions in a row that ended within a lease are not due to restarts of the broker."""
+"""So many sessions in a row that ended as soon as they began are not due to restarts of the broker."""
 
 log = logging.getLogger("farflung.client")
 
@@ -35,7 +36,7 @@ class Connection:
         self._routes: WorkerRoutes | None = None
         self._renewal: Renewal | None = None
         self._opened_at = 0.0
-        self._short = 0
+        self._pauses = Pauses()
         self.timeouts = Timeouts()
         self.is_open = False
 
@@ -70,30 +71,29 @@ class Connection:
         A broker that ends session after session soon refuses this holder, or a job that it does not know yet.
         """
         self.is_open = False
-        lived = time.monotonic() - self._opened_at
-        self._short = self._short + 1 if lived < self.timeouts.lease_seconds else 0
-        return self._short < (MOST_SHORT if is_known else MOST_SHORT_UNKNOWN)
+        self._pauses.session_over(time.monotonic() - self._opened_at, self.timeouts)
+        return self._pauses.short < (MOST_SHORT if is_known else MOST_SHORT_UNKNOWN)
 
     async def reopen(self, patience_seconds: float) -> None:
-        """Open another session, with growing pauses between attempts; `introduce` must follow.
+        """Open another session, with pauses between attempts; `introduce` must follow.
 
         Raises
         ------
         ConnectionFailed
             The broker could not be reached in that time.
         """
-        longest = self.timeouts.reconnect_seconds
-        pause = min(self.timeouts.heartbeat_seconds * 2**self._short, longest)
         deadline = time.monotonic() + patience_seconds
+        said = ""
         while True:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(self._pauses.next(self.timeouts, job_waits=True))
             try:
                 await self._open_session()
             except ConnectionFailed as error:
                 if time.monotonic() >= deadline:
                     raise
-                pause = min(2 * pause, longest)
-                log.info("%s; trying again in %g s", error, pause)
+                if str(error) != said:
+                    said = str(error)
+                    log.info("%s; trying again", said)
             else:
                 return
 

@@ -1,4 +1,7 @@
-"""Restore a lost link: attempts follow one another, each with a time limit, within a limit for all."""
+"""Restore a lost link: attempts follow one another, each with a time limit, within a limit for all.
+
+`Pauses` says how far apart the attempts to reach a lost broker are, for which there is no such limit.
+"""
 
 from __future__ import annotations
 
@@ -46,3 +49,41 @@ async def redial(
         if not is_settled():
             await asyncio.sleep(pause)
     return ""
+
+
+class Pauses:
+    """Pauses before the attempts to open another session with a lost broker. Pure.
+
+    While a job waits, an attempt follows each quarter of a heartbeat for one lease, so that a broker that was
+    only started again is found at once; then each heartbeat, for as long as workers keep their part.
+    Otherwise pauses double from a heartbeat to a lease. A broker that ends session after session at once is
+    not flooded: the first pause doubles with each session that ended so soon.
+    """
+
+    QUICK = 4
+
+    def __init__(self) -> None:
+        self.short = 0
+        self._waited = 0.0
+        self._last = 0.0
+
+    def session_over(self, lived_seconds: float, timeouts: Timeouts) -> None:
+        """A session has ended after so many seconds. `short` is how many in a row were too short to count."""
+        self.short = self.short + 1 if lived_seconds < timeouts.suspect_seconds else 0
+        self._waited = self._last = 0.0
+
+    def next(self, timeouts: Timeouts, job_waits: bool) -> float:
+        """Seconds until the next attempt."""
+        pause = self._next(timeouts, job_waits)
+        self._waited, self._last = self._waited + pause, pause
+        return pause
+
+    def _next(self, timeouts: Timeouts, job_waits: bool) -> float:
+        heartbeat, longest = timeouts.heartbeat_seconds, timeouts.reconnect_seconds
+        if self.short and not self._waited:
+            return min(heartbeat * 2**self.short, longest)
+        if job_waits and self._waited < timeouts.lease_seconds:
+            return heartbeat / self.QUICK
+        if job_waits and self._waited < timeouts.orphan_seconds:
+            return heartbeat
+        return max(heartbeat, min(2 * self._last, longest))

@@ -99,37 +99,48 @@ class Member:
 
 
 class Fleet:
-    """Three workers that train one model in a pipeline."""
+    """Workers that train one model in a pipeline."""
 
-    def __init__(self, name: str, optimizer: Optimizer, codec: str = "", validates: bool = False) -> None:
+    def __init__(
+        self, name: str, optimizer: Optimizer, codec: str = "", validates: bool = False, size: int = 3
+    ) -> None:
         self.lock = threading.Lock()
         module, self._graph = captured(case(name), SAMPLES)
         self._case = case(name)
-        count = len(self._graph.nodes)
-        names = workers(3)
-        job = placed(self._graph, [count // 3, 2 * count // 3], names, MICROBATCHES, SAMPLES)
-        links = [LinkCodec(a, b, codec, 1.0) for a in names for b in names if a != b and codec]
-        plan = msgspec.structs.replace(job.plan, codecs=links)
+        self._codec = codec
         validation = {"validate_every": 2, "validation_microbatches": 1} if validates else {}
         training = Training(STEPS, MICROBATCHES, SAMPLES, optimizer, clip=0.5, **validation)  # type: ignore[arg-type]
         if codec:
             training = training.with_codecs(tuple(dict.fromkeys(codec.split("/"))))
         self._units = list(training.units())
         named = named_state(module, self._graph)
-        weights = {name: bytes(tensors.memory(tensor.detach())) for name, tensor in named.items()}
-        programs = [
-            SegmentProgram(s.number, program, {n: len(weights[n]) for n in s.owned}, trained_names(s))
-            for s, program in zip(job.segments, job.programs, strict=True)
-        ]
-        self._load = Load("job-1", 1, plan, training, programs, {}, "desk")
-        state = {(s.number, n): weights[n] for s in job.segments for n in s.owned}
+        self.weights = {name: bytes(tensors.memory(tensor.detach())) for name, tensor in named.items()}
+        self._load = self.cut(size, training)
         self.members: dict[str, Member] = {}
-        for name in names:
-            self.members[name] = Member(self, name, self._load, state)
+        for name in self._load.plan.workers():
+            self.members[name] = Member(self, name, self._load, self.owned(self._load))
         for member in self.members.values():
             member.thread.begin(member.attempt)
         self.history: list[PastUnit] = []
         self.losses: list[float] = []
+
+    def cut(self, size: int, training: Training) -> Load:
+        """The model in equal parts, one for each of so many workers; a tied one has its end on the first."""
+        count, names = len(self._graph.nodes), workers(size)
+        hosts = [*names, names[0]] if "tied" in self._case.name and size > 1 else names
+        cuts = [one * count // len(hosts) for one in range(1, len(hosts))]
+        job = placed(self._graph, cuts, hosts, MICROBATCHES, SAMPLES)
+        links = [LinkCodec(a, b, self._codec, 1.0) for a in names for b in names if a != b and self._codec]
+        plan = msgspec.structs.replace(job.plan, codecs=links)
+        programs = [
+            SegmentProgram(s.number, program, {n: len(self.weights[n]) for n in s.owned}, trained_names(s))
+            for s, program in zip(job.segments, job.programs, strict=True)
+        ]
+        return Load("job-1", 1, plan, training, programs, {}, "desk")
+
+    def owned(self, load: Load) -> dict[tuple[int, str], bytes]:
+        """The state with which training begins, by segment and name."""
+        return {(part.segment, name): self.weights[name] for part in load.programs for name in part.owned}
 
     def inputs(self, number: int, name: str, only: int | None = None) -> Iterator[Parcel[Coded]]:
         """What the feeder sends to a worker in a unit, or in one microbatch of it."""

@@ -161,7 +161,9 @@ class Load(Message, frozen=True):
 
     `holders` maps each member to the one that holds its copies; those two need a link, but do not wait for
     it. With `version` the state comes from copies of that version and not from the submitter: from this
-    worker's own disk, or over a link from the member that `donors` names for it.
+    worker's own disk, or over a link from the member that `donors` names for it. With `sources` it was
+    copied on another plan: each member reads the shares that `sources` names for it, each from its own disk
+    or from the member beside the share, and takes from them by name what its segments own. Coders begin anew.
 
     With a `history` the worker runs so many units again from `unit` on, alone: it asks neighbours and
     submitter for what they sent then (`Pull`), and sends nothing. Then it has the state that the other
@@ -180,6 +182,20 @@ class Load(Message, frozen=True):
     version: StateVersion | None = None
     donors: dict[Id, Id] = msgspec.field(default_factory=dict)
     history: Annotated[list[PastUnit], Meta(max_length=MOST_HISTORY)] = msgspec.field(default_factory=list)
+    sources: dict[Id, dict[Count, Id]] = msgspec.field(default_factory=dict)
+
+    def shares_for(self, worker: str) -> dict[int, str]:
+        """The shares of the version that a member reads, each with the one on whose disk it is."""
+        if self.sources:
+            return self.sources.get(worker, {})
+        return {min(self.plan.segments_of(worker)): self.donors.get(worker, worker)}
+
+    @property
+    def gifts(self) -> list[tuple[str, str, int]]:
+        """Who gives whom which share of the version: donor, taker and share."""
+        takers = self.sources or self.donors
+        given = [(donor, taker, share) for taker in takers for share, donor in self.shares_for(taker).items()]
+        return [gift for gift in given if gift[0] != gift[1]]
 
 
 class Loaded(Message, frozen=True):

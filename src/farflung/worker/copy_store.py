@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -46,8 +47,8 @@ class Piece(NamedTuple):
 
 
 Pieces = Mapping[Piece, memoryview]
-Place = Callable[[Piece, int], memoryview]
-"""The memory for a piece of so many bytes, or CopyError if the share has no such piece."""
+Place = Callable[[Piece, int], memoryview | None]
+"""The memory for a piece of so many bytes, None if it is not wanted, or CopyError if it is not expected."""
 
 
 SHARE_OF_DISK = 5
@@ -120,10 +121,7 @@ class CopyStore:
         try:
             with self.path_of(copy).open("rb") as file:
                 for piece, size in _read_header(file, digest):
-                    buffer = place(piece, size)
-                    if file.readinto(buffer) != size:
-                        raise CopyError("the file is too short")
-                    digest.update(buffer)
+                    _read_piece(file, digest, place(piece, size), size)
                 if file.read(1):
                     raise CopyError("the file is too long")
         except (OSError, CopyError) as error:
@@ -297,6 +295,21 @@ def _read_header(file: IO[bytes], digest: hashlib._Hash) -> list[tuple[Piece, in
             raise CopyError("its header is damaged")
         at = entry.stop
     return [(entry.piece, entry.stop - entry.start) for entry in entries]
+
+
+def _read_piece(file: BufferedReader, digest: hashlib._Hash, buffer: memoryview | None, size: int) -> None:
+    """Read the next bytes of a file into `buffer`, or pass over them."""
+    left = size
+    while buffer is None and left:
+        passed = file.read(min(left, _CHUNK_BYTES))
+        if not passed:
+            raise CopyError("the file is too short")
+        digest.update(passed)
+        left -= len(passed)
+    if buffer is not None:
+        if file.readinto(buffer) != size:
+            raise CopyError("the file is too short")
+        digest.update(buffer)
 
 
 def _entry(name: str, value: dict[str, list[int]]) -> _Entry:

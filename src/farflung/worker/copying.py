@@ -78,7 +78,7 @@ class Copying:
         self._load: Load | None = None
         self._linked: dict[str, asyncio.Event] = {}
         self._arriving: dict[tuple[StateVersion, int], _Arriving] = {}
-        self._given: asyncio.Future[None] | None = None
+        self._given: dict[int, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._warned = ""
 
@@ -97,10 +97,11 @@ class Copying:
         """An attempt begins: copies are made, held and given for it from now on."""
         self.end()
         self._load = load
-        self._given = asyncio.get_running_loop().create_future()
-        for taker, donor in load.donors.items():
+        for donor, taker, share in load.gifts:
+            if taker == self._worker:
+                self._given[share] = asyncio.get_running_loop().create_future()
             if donor == self._worker:
-                self._spawn(self._give(load, taker))
+                self._spawn(self._give(load, taker, share))
 
     def end(self) -> None:
         """The attempt is over: what is on its way is dropped."""
@@ -109,7 +110,7 @@ class Copying:
         for arriving in self._arriving.values():
             if arriving.file is not None:
                 self._files.submit(arriving.file.close)
-        self._load, self._given, self._arriving, self._linked = None, None, {}, {}
+        self._load, self._given, self._arriving, self._linked = None, {}, {}, {}
 
     def linked(self, peer: str) -> None:
         """There is a link to `peer`."""
@@ -227,8 +228,9 @@ class Copying:
             self._drop((copy.version, copy.share), str(error))
             return
         self._arriving.pop((copy.version, copy.share), None)
-        if copy.version == load.version and self._given is not None and not self._given.done():
-            self._given.set_result(None)
+        if copy.version == load.version and copy.share in self._given:
+            if not self._given[copy.share].done():
+                self._given[copy.share].set_result(None)
         else:
             self._tell(_copied(load, copy))
 
@@ -241,15 +243,15 @@ class Copying:
             return
         if key[0] != load.version:
             self._trouble(load, *key, reason)
-        elif self._given is not None and not self._given.done():
-            self._given.set_exception(CopyError(reason))
+        elif (given := self._given.get(key[1])) is not None and not given.done():
+            given.set_exception(CopyError(reason))
 
     def _expected(self, load: Load, peer: str, header: SliceHeader) -> HeldCopy:
         """The copy that a slice is part of, if this worker holds it for `peer` or gets it from there."""
         assert header.unit is not None
         key = StateKey(header.name, header.slot)
-        mine, version = self._share(load, self._worker), load.version
-        is_given = load.donors.get(self._worker) == peer and header.segment == mine
+        version = load.version
+        is_given = (peer, self._worker, header.segment) in load.gifts
         if is_given and version is not None and version.unit == header.unit:
             known = version
         elif load.holders.get(peer) == self._worker and header.segment == self._share(load, peer):
@@ -269,27 +271,26 @@ class Copying:
     # Going back to a version
 
     async def restore(self, load: Load, receiver: StateReceiver) -> bool:
-        """Fill `receiver` from this worker's copy of the version; says whether it could.
+        """Fill `receiver` from this worker's copies of the version; says whether it could.
 
-        If another worker gives the copy, wait for that.
+        If another worker gives a copy, wait for that.
         """
-        assert load.version is not None and self._given is not None
-        share = self._share(load, self._worker)
-        try:
-            if self._worker in load.donors:
-                await self._given
-            copy = await self._on_files(partial(self._disk().find, load.job, load.version, share))
-            await self._on_files(partial(self._disk().read, copy, receiver.place))
-            receiver.trust()
-        except CopyError as error:
-            self._lose(load, share, str(error))
-            return False
+        assert load.version is not None
+        for share in sorted(load.shares_for(self._worker)):
+            try:
+                if (given := self._given.get(share)) is not None:
+                    await given
+                copy = await self._on_files(partial(self._disk().find, load.job, load.version, share))
+                await self._on_files(partial(self._disk().read, copy, receiver.place))
+            except CopyError as error:
+                self._lose(load, share, str(error))
+                return False
+        receiver.trust()
         return True
 
-    async def _give(self, load: Load, taker: str) -> None:
-        """Send a member that replaces another one its share of the version."""
+    async def _give(self, load: Load, taker: str, share: int) -> None:
+        """Send another member a share of the version that it lacks."""
         assert load.version is not None
-        share = self._share(load, taker)
         try:
             copy = await self._on_files(partial(self._disk().find, load.job, load.version, share))
             await self._on_files(partial(self._disk().verify, copy))

@@ -350,7 +350,11 @@ class WorkerService:
             self._spawn(self._dialling.dial(peer, load))
 
     async def _restore(self, load: Load, receiver: StateReceiver) -> None:
-        if await self._copying.restore(load, receiver) and self._state.load is load:
+        if not await self._copying.restore(load, receiver) or self._state.load is not load:
+            return
+        if problem := receiver.lacking:
+            self._step(machine.Verified((load.job, load.attempt), problem))
+        else:
             self.state_arrived()
 
     def _regroup(self, command: events.Regroup) -> None:

@@ -122,16 +122,18 @@ class State:
         """The workers with which this one exchanges copies: its holder, and those that it holds or gives."""
         if self.load is None:
             return frozenset()
-        pairs = (*self.load.holders.items(), *self.load.donors.items())
+        gifts = [(donor, taker) for donor, taker, _ in self.load.gifts]
+        pairs = (*self.load.holders.items(), *gifts)
         return frozenset(one for pair in pairs if self.worker in pair for one in pair) - {self.worker}
 
     @property
     def needed(self) -> frozenset[str]:
-        """Ids without whose links the attempt cannot go on: the neighbours, the submitter, and the donor."""
+        """Ids without whose links the attempt cannot go on: the neighbours, the submitter, and the donors."""
         if self.load is None:
             return frozenset()
-        donor = None if self.filled else self.load.donors.get(self.worker)
-        return self.neighbours | {self.load.submitter} | ({donor} if donor else frozenset())
+        gifts = [] if self.filled else self.load.gifts
+        donors = {donor for donor, taker, _ in gifts if taker == self.worker}
+        return self.neighbours | {self.load.submitter} | donors
 
     @property
     def admitted(self) -> frozenset[str]:
@@ -260,6 +262,7 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
         version=message.version,
         donors=message.donors,
         history=[],
+        sources={},
     )
     fresh = replace(
         state.idle,

@@ -13,6 +13,7 @@ from farflung.errors import CopyError, GraphError, ProtocolError
 from farflung.protocol.messages import Load
 from farflung.runtime.optimizer import slot_bytes
 from farflung.runtime.state import CODERS, Snapshot, StateKey
+from farflung.text import and_more
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.copy_store import Piece
 
@@ -66,7 +67,9 @@ class StateReceiver:
         self._expected = dict.fromkeys(sizes, 0)
         self._retracted: dict[_Place, set[int]] = {place: set() for place in sizes}
         self._missing = {place: size for place, size in sizes.items() if size}
-        self._coders = _Place(min(segments), CODERS) if load.training.codecs and load.unit else None
+        learns_on = load.training.codecs and load.unit and not load.sources
+        self._coders = _Place(min(segments), CODERS) if learns_on else None
+        self._by_name = {place.key: place for place in sizes} if load.sources else None
         self._digests: dict[_Place, bytes] = {}
         self._is_verified = False
         self.size = total
@@ -128,22 +131,37 @@ class StateReceiver:
         if not self._missing[place]:
             del self._missing[place]
 
-    def place(self, piece: Piece, size: int) -> memoryview:
+    def place(self, piece: Piece, size: int) -> memoryview | None:
         """The memory for a piece that comes from a copy on disk, which is verified there.
+
+        In a copy that was made on another plan, segments have other numbers. Then a piece goes to the segment
+        that owns its name now; None if that is another worker's, or if the piece is the state of coders.
 
         Raises
         ------
         CopyError
-            The worker's share has no such piece.
+            The worker's share has no such piece, or has it already.
         """
-        place = _Place(*piece)
+        place = _Place(*piece) if self._by_name is None else self._by_name.get(piece.key)
+        if place is None:
+            return None
         if place == self._coders and 0 < size <= self._room:
             self._expect_coders(place, size)
         buffer = self._memory.get(place)
         if buffer is None or len(buffer) != size:
             raise CopyError(f"it has {size} bytes of {place.key}, which does not fit the program")
+        if self._by_name is not None and size and place not in self._missing:
+            raise CopyError(f"another copy had {place.key} before")
         self._missing.pop(place, None)
         return buffer
+
+    @property
+    def lacking(self) -> str:
+        """What copies on disk did not have, in one line; empty if nothing is missing."""
+        if not self._missing:
+            return ""
+        names = sorted(str(place.key) for place in self._missing)
+        return f"the copies of the job's state lack {and_more(names, 3)}"
 
     def trust(self) -> None:
         """Take what `place` gave memory for as verified: the copy that it was read from is."""

@@ -1,0 +1,176 @@
+"""A job goes on from a version on workers' disks with its model cut in another way: state is found by name.
+
+Real compute threads and real files of workers in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.worker.loads import fresh
+from tests.worker.loads import load as small_load
+from tests.worker.test_replay import STEPS, Fleet, Member, fleet, one_pass_at_a_time
+
+from farflung.errors import CopyError
+from farflung.protocol.copies import HeldCopy, StateVersion
+from farflung.protocol.messages import Load
+from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.state import CODERS, StateKey
+from farflung.worker.compute import StateCopied
+from farflung.worker.copy_store import CopyStore, Piece, Pieces
+from farflung.worker.state import Filled
+from farflung.worker.state_receiver import StateReceiver
+
+__all__ = ["one_pass_at_a_time"]  # used by each test
+VERSION = StateVersion(5, 1)
+
+
+def copies(of: Fleet, unit: int, store: CopyStore) -> dict[int, HeldCopy]:
+    """The share of each member right after `unit`, on disk."""
+    held = {}
+    for name, member in of.members.items():
+        member.thread.copy_state(member.attempt, unit, keep=False, copy=True)
+        pieces = member.all_of(StateCopied, 1)[0].pieces
+        share = min(member.load.plan.segments_of(name))
+        held[share] = store.write("job-1", StateVersion(1, unit), share, pieces)
+    return held
+
+
+def recut(of: Fleet, size: int, unit: int, store: CopyStore) -> None:
+    """After `unit` the job goes on with its model in `size` parts."""
+    held = copies(of, unit, store)
+    of.close()
+    before = of._load
+    cut = of.cut(size, before.training)
+    sources = {name: dict.fromkeys(_needed(before, cut, name), name) for name in cut.plan.workers()}
+    of._load = msgspec.structs.replace(
+        cut, attempt=2, unit=unit + 1, version=StateVersion(1, unit), sources=sources
+    )
+    empty = {key: bytes(len(data)) for key, data in of.owned(of._load).items()}
+    of.members = {}
+    for name in of._load.plan.workers():
+        of.members[name] = member = Member(of, name, of._load, empty)
+        for share in sources[name]:
+            store.read(held[share], member.receiver.place)
+        assert not member.receiver.lacking
+        member.receiver.trust()
+        member.thread.check_state(member.attempt, member.receiver)
+        assert member.all_of(Filled, 1)
+    for member in of.members.values():
+        member.thread.begin(member.attempt)
+
+
+def _needed(before: Load, after: Load, name: str) -> list[int]:
+    """The shares that have something of what a member owns now."""
+    mine = _names(after, name)
+    return [
+        min(before.plan.segments_of(owner))
+        for owner in before.plan.workers()
+        if not mine.isdisjoint(_names(before, owner))
+    ]
+
+
+def _names(load: Load, worker: str) -> set[str]:
+    parts = load.plan.segments_of(worker)
+    return {name for program in load.programs if program.segment in parts for name in program.owned}
+
+
+def by_name(state: dict[tuple[int, str], bytes]) -> dict[str, bytes]:
+    """The state without the segments' numbers, and without what codecs have learned."""
+    return {key: data for (_, key), data in state.items() if key != str(CODERS)}
+
+
+CASES = [
+    ("gpt-tied", AdamW(0.01), "", 3, 2),
+    ("gpt-tied", AdamW(0.01), "", 2, 3),
+    ("batch-norm", SGD(0.1, momentum=0.9), "", 3, 2),
+    ("batch-norm", SGD(0.1, momentum=0.9), "", 2, 3),
+    ("gpt-dropout", AdamW(0.01), "", 3, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "optimizer", "codec", "before", "after"), CASES)
+def test_a_job_in_other_parts_has_the_bits_of_one_that_was_not_disturbed(
+    tmp_path: Path, name: str, optimizer: Optimizer, codec: str, before: int, after: int
+) -> None:
+    with (
+        fleet(name, optimizer, codec, size=before) as undisturbed,
+        fleet(name, optimizer, codec, size=before) as disturbed,
+    ):
+        for unit in range(STEPS):
+            undisturbed.run(unit)
+        for unit in range(3):
+            disturbed.run(unit)
+        recut(disturbed, after, 2, CopyStore(tmp_path, 10**9))
+        for unit in range(3, STEPS):
+            disturbed.run(unit)
+        assert disturbed.losses == undisturbed.losses
+        assert by_name(disturbed.state()) == by_name(undisturbed.state())
+
+
+def test_codecs_begin_anew_in_other_parts(tmp_path: Path) -> None:
+    learns = "axes3/axes10-dithered"
+    with fleet("gpt", AdamW(0.01), learns) as undisturbed, fleet("gpt", AdamW(0.01), learns) as disturbed:
+        for unit in range(STEPS):
+            undisturbed.run(unit)
+        for unit in range(3):
+            disturbed.run(unit)
+        recut(disturbed, 2, 2, CopyStore(tmp_path, 10**9))
+        for unit in range(3, STEPS):
+            disturbed.run(unit)
+        assert disturbed.losses[:3] == undisturbed.losses[:3]
+        assert disturbed.losses[3:] == pytest.approx(undisturbed.losses[3:], rel=0.2)
+
+
+def piece(segment: int, name: str, size: int, slot: str = "") -> Pieces:
+    return {Piece(segment, StateKey(name, slot)): memoryview(bytearray(b"x" * size))}
+
+
+def receiver() -> StateReceiver:
+    """Of worker b, whose segment owns `weight` with 12 bytes and `bias` with 4."""
+    load = msgspec.structs.replace(small_load(), unit=0, version=VERSION, sources={"b": {0: "a", 4: "c"}})
+    return StateReceiver(load, [1], 10**6, fresh)
+
+
+def reading(folder: Path, *shares: Pieces) -> Callable[[StateReceiver], None]:
+    store = CopyStore(folder, 10**6)
+    held = [store.write("job-1", VERSION, share, pieces) for share, pieces in enumerate(shares)]
+
+    def read(into: StateReceiver) -> None:
+        for copy in held:
+            store.read(copy, into.place)
+
+    return read
+
+
+def test_pieces_are_found_by_name_and_others_are_passed_over(tmp_path: Path) -> None:
+    one = receiver()
+    first = piece(7, "weight", 12) | piece(7, "other", 5) | piece(7, "", 3, "coders")
+    reading(tmp_path, first, piece(9, "bias", 4))(one)
+    assert one.lacking == ""
+    assert {key: bytes(data) for key, data in one.buffers.items()} == {
+        (1, "weight"): b"x" * 12,
+        (1, "bias"): b"x" * 4,
+    }
+    assert one.take_coders() is None
+
+
+def test_what_no_copy_has_is_named(tmp_path: Path) -> None:
+    one = receiver()
+    reading(tmp_path, piece(7, "weight", 12))(one)
+    assert one.lacking == "the copies of the job's state lack 'bias'"
+
+
+@pytest.mark.parametrize(
+    ("foreign", "words"),
+    [
+        (piece(7, "weight", 8), "it has 8 bytes of 'weight', which does not fit the program"),
+        (piece(7, "bias", 4), "another copy had 'bias' before"),
+    ],
+)
+def test_a_piece_that_does_not_fit_is_refused(tmp_path: Path, foreign: Pieces, words: str) -> None:
+    with pytest.raises(CopyError, match=words):
+        reading(tmp_path, piece(9, "bias", 4), foreign)(receiver())

@@ -150,6 +150,23 @@ def test_a_run_waits_by_name_for_a_worker_that_nobody_can_replace(place: Place, 
     place.on.idle(*WORKERS)
 
 
+def test_a_run_goes_on_without_a_lost_worker_from_the_disks_of_those_that_are_left(
+    place: Place, undisturbed: Run
+) -> None:
+    run = place.train("smaller", "--on", "a,b", "--steps", str(STEPS), workers="0")
+    protected(place, run)
+    place.workers["b"].signal(signal.SIGKILL)
+    assert_same(run, undisturbed)
+    (back,), (cut,) = run.events("rolled back"), run.events("another cut")
+    assert 0 < back["step"] == cut["step"] - 1 and not cut["another_run"]
+    assert run.events("planned")[-1]["workers"] == ["a"]
+    place.broker.says("may go on from its newest copies on other workers: b did not come back within")
+    assert f"warning: from step {cut['step']} on the model is cut in another way" in run.command.err
+    place.workers["b"].code()
+    rejoin(place, "b")
+    place.on.idle(*WORKERS)
+
+
 def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place, undisturbed: Run) -> None:
     run = place.train("frozen-worker", "--steps", str(STEPS), "--checkpoint-every", str(EVERY))
     frozen, survivor = run.workers

@@ -53,6 +53,7 @@ class BrokerProcess(Process):
         self.store = VirtualStore()
         self.crash_after: int | None = None
         self.restart_seconds = 1.0
+        self.replace_seconds = self.random.choice([5.0, TIMEOUTS.replace_seconds])
         self.crossing: Callable[[list[str]], str] | None = None
         self.begin()
 
@@ -91,7 +92,12 @@ class BrokerProcess(Process):
             self.after(0.0, self._turn)
 
     def _tick(self) -> None:
-        limits = (TIMEOUTS.patience_seconds, TIMEOUTS.return_seconds, TIMEOUTS.hold_seconds)
+        limits = (
+            TIMEOUTS.patience_seconds,
+            TIMEOUTS.return_seconds,
+            TIMEOUTS.hold_seconds,
+            self.replace_seconds,
+        )
         self._put(None, events.Tick(self.world.now, *limits))
         self.after(TICK_SECONDS, self._tick)
 

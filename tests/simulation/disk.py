@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from hashlib import sha256
 
-from tests.simulation.parcels import Chain
+from tests.simulation.parcels import Chain, Copy
 
 from farflung.protocol.copies import HeldCopy, Retain, StateVersion
 
@@ -14,11 +14,17 @@ Key = tuple[str, StateVersion, int]
 
 
 class Disk:
-    """The copies of one worker. A disk that is `full` takes no other one."""
+    """The copies of one worker, with the names of what each has. A disk that is `full` takes no other one."""
 
     def __init__(self) -> None:
         self.copies: dict[Key, Chain] = {}
+        self.names: dict[Key, frozenset[str]] = {}
         self.full = False
+
+    def keep(self, job: str, copy: Copy) -> None:
+        """Write a copy."""
+        key = (job, copy.version, copy.share)
+        self.copies[key], self.names[key] = copy.chain, copy.names
 
     def held(self) -> list[HeldCopy]:
         """What the worker says that it holds."""

@@ -75,10 +75,10 @@ def weather(draw: random.Random) -> Iterator[Fault]:
     elif choice >= 0.9:
         kinds = HARMLESS
     while True:
-        yield _drawn(draw, pause, kinds)
+        yield drawn(draw, pause, kinds)
 
 
-def _drawn(draw: random.Random, pause: int, kinds: Sequence[str]) -> Fault:
+def drawn(draw: random.Random, pause: int, kinds: Sequence[str]) -> Fault:
     gap = int(draw.expovariate(1 / pause)) if draw.random() < 0.7 else draw.randint(0, 5)
     seconds = draw.choice([draw.uniform(0, 1), draw.uniform(0, 8), LEASE_SECONDS + draw.uniform(-1, 8)])
     return Fault(gap, draw.choice(kinds), draw.randrange(1000), draw.randrange(1000), seconds)
@@ -160,7 +160,8 @@ def _lose_one(fleet: Fleet, fault: Fault) -> None:
             one.disk.lose(job.job, share)
     if worker.alive:
         worker.die(silently=False)
-        fleet.world.schedule(5 * fault.seconds, fleet.world.weather, worker.start)
+        away = 5 * fault.seconds if fault.victim % 2 else 150.0
+        fleet.world.schedule(away, fleet.world.weather, worker.start)
 
 
 def _kill_one(fleet: Fleet, fault: Fault, workers: Sequence[str]) -> str:

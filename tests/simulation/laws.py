@@ -154,6 +154,10 @@ class Laws:
         self._require(newer, f"{worker.name} loads {attempt} twice")
         self._applied[worker.name] = (worker.life, attempt, load.unit - 1)
 
+    def expected_chain(self, load: Load) -> Chain:
+        """The state with which an attempt begins."""
+        return chain_of(self.log.jobs[load.job].whole, load.unit)
+
     def on_regroup(self, worker: WorkerProcess, load: Load) -> None:
         """A worker keeps its state in another attempt: the state of the unit with which that begins."""
         attempt, (life, of, last) = (load.job, load.attempt), self._applied[worker.name]

@@ -32,7 +32,8 @@ class Ledger:
     that no failed attempt has decided, `fruitless` how many in a row decided none of these, and `regrouped`
     how many of them regrouped. On the workers `unfit` alone it cannot be planned. `copying` is the version
     that is on its way to disks, `version` the newest stable one; the job `waits` for
-    workers that have it. `damaged`: a disk has lost a copy. Since `lost_at` it has waited to run again;
+    workers that have it. `owned` are the names that the plan's segments own, `shares` those of the version's
+    shares. `damaged`: a disk has lost a copy. Since `lost_at` it has waited to run again;
     `held`: its submitter is away.
     """
 
@@ -50,6 +51,8 @@ class Ledger:
     copying: StateVersion | None = None
     version: StateVersion | None = None
     waits: bool = False
+    owned: list[frozenset[str]] = field(default_factory=list)
+    shares: dict[int, frozenset[str]] = field(default_factory=dict)
     damaged: bool = False
     lost_at: float | None = None
     held: bool = False

@@ -36,6 +36,7 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
     facts.JobEnding: (("loading",), "loading"),
     facts.JobRolledBack: (("loading", "running", "collecting"), "queued"),
     facts.JobRestoring: (("queued",), "loading"),
+    facts.PlanGivenUp: (("queued",), "queued"),
     facts.VersionGivenUp: (("queued",), "queued"),
 }
 """In which phases of a job each fact is right, and the phase after it."""
@@ -107,15 +108,19 @@ class LogLaws:
             case facts.SubmitterReturned(at=at):
                 ledger.held = False
                 ledger.lost_at = None if ledger.lost_at is None else at
-            case facts.JobPlanning(attempt=attempt, workers=workers):
+            case facts.JobPlanning(attempt=attempt, workers=workers, restores=restores):
                 self._require(attempt == ledger.attempt + 1, f"attempt {attempt} follows {ledger.attempt}")
                 self._require(not ledger.unfit >= set(workers), f"{fact} on workers that are too few")
                 ledger.attempt, ledger.planned_on = attempt, frozenset(workers)
                 ledger.lines[attempt] = Line(ledger.next_unit)
                 ledger.interrupt_copies()
-                self._require(not ledger.waits, f"{fact}, but the job waits for {ledger.version}")
-                ledger.version = None
+                self._require(restores == ledger.waits, f"{fact}, but the job waits for {ledger.version}")
+                ledger.version = ledger.version if restores else None
+            case facts.PlanGivenUp():
+                self._require(ledger.waits, f"{fact}, but the job waits for no worker")
             case facts.JobRestoring(attempt=attempt, plan=plan):
+                ledger.unfit = frozenset()
+                self._judge_sources(ledger, fact)
                 self._require(attempt == ledger.attempt + 1, f"attempt {attempt} follows {ledger.attempt}")
                 self._require(ledger.waits, f"{fact}, but no version is to be restored")
                 ledger.attempt, ledger.waits = attempt, False
@@ -132,7 +137,12 @@ class LogLaws:
                 self._require(ledger.planned_on >= set(unfit), f"{fact} was planned on {ledger.planned_on}")
                 self._require(not unfit or bool(ledger.rolled_back), f"{fact}, but it never ran")
                 ledger.unfit = frozenset(unfit)
-            case facts.JobLoading(plan=plan):
+            case facts.JobLoading(plan=plan, owned=owned):
+                self._require(
+                    bool(fact.sources) == ledger.waits, f"{fact}, but the job waits: {ledger.waits}"
+                )
+                ledger.owned, ledger.waits = [frozenset(names) for names in owned], False
+                self._judge_sources(ledger, fact)
                 ledger.unfit = frozenset()
                 ledger.line.plan = plan
                 ledger.line.codecs[ledger.next_unit] = tuple(plan.codecs)
@@ -216,6 +226,9 @@ class LogLaws:
             self._world.schedule(len(ledger.whole) / 20, self._world.weather, strike)
         plan, expected = ledger.line.plan, chain_of(ledger.whole, fact.version.unit + 1)
         assert plan is not None
+        for owner in plan.workers():
+            parts = plan.segments_of(owner)
+            ledger.shares[min(parts)] = frozenset[str]().union(*(ledger.owned[part] for part in parts))
         for share, digest in fact.digests.items():
             self._require(digest == digest_of(expected), f"{fact}: share {share} is of another state")
             owner = plan.worker_of(share)
@@ -227,12 +240,28 @@ class LogLaws:
             is_safe = owner in found and len(found) > 1
             self._require(is_safe or ledger.damaged, f"{fact}: share {share} is only on {found}")
 
+    def _judge_sources(self, ledger: Ledger, fact: facts.JobLoading | facts.JobRestoring) -> None:
+        """Each member reads all that it owns, from members that have it, if the version was cut otherwise."""
+        if not fact.sources:
+            return
+        self._counts["a version on another cut"] += 1
+        version, members = ledger.version, fact.plan.workers()
+        assert version is not None, f"{fact} without a version"
+        self._require(fact.sources.keys() == set(members), f"{fact} is not for {members}")
+        for member, read in fact.sources.items():
+            owned = frozenset[str]().union(*(ledger.owned[part] for part in fact.plan.segments_of(member)))
+            found = frozenset[str]().union(*(ledger.shares[share] for share in read))
+            self._require(owned <= found, f"{member} owns {owned}, and reads {found}: {fact}")
+            for share, donor in read.items():
+                has = (fact.job, version, share) in self._disk_of(donor)
+                self._require(has or ledger.damaged, f"{donor} lacks share {share}: {fact}")
+
     def _judge_version_given_up(self, ledger: Ledger, fact: facts.VersionGivenUp) -> None:
         self._require(ledger.waits, f"{fact}, but the job waits for none")
         self._require(fact.unit == ledger.stable, f"{fact} instead of to unit {ledger.stable}")
         is_lost = fact.reason.startswith("a copy of the newest version")
         self._require(not is_lost or ledger.damaged, f"{fact}, but no disk was damaged")
-        ledger.rolled_back[ledger.attempt].add(fact.unit)
+        ledger.rolled_back.setdefault(ledger.attempt, set()).add(fact.unit)
         ledger.next_unit, ledger.version, ledger.waits = fact.unit, None, False
 
     def _disk_of(self, name: str) -> dict[Key, Chain]:

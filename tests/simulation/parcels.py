@@ -58,12 +58,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Copy:
-    """To a worker's disk: a share of a version."""
+    """To a worker's disk: a share of a version, which has the parameters `names`."""
 
     attempt: Attempt
     version: StateVersion
     share: int
     chain: Chain
+    names: frozenset[str]
 
 
 Parcel = State | Input | Taken | Values | Given | Copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from zlib import crc32
 
 import msgspec
 from tests.broker.scenario import plan_over
@@ -28,9 +29,9 @@ def answer_of(command: RunPlanner, draw: random.Random, now: float) -> PlanMade 
     chance, needs = draw.random(), _NEEDS[command.graph]
     if chance < 0.01 or (command.count or len(command.workers)) < needs:
         return PlanFailed(now, command.job, command.attempt, "the model is too large for these workers")
-    if chance < 0.05:
-        lacking = draw.choice(command.workers)
-        return PlanLacks(now, command.job, command.attempt, {lacking: "it lacks the op aten.erf"})
+    if lacking := [worker for worker in command.workers if crc32(command.graph + worker.encode()) % 20 == 0]:
+        unable = dict.fromkeys(lacking, "it lacks the op aten.erf")
+        return PlanLacks(now, command.job, command.attempt, unable)
     count = command.count or draw.randint(needs, min(MOST_MEMBERS, len(command.workers)))
     members = draw.sample(command.workers, count)
     plan = _with_phases(plan_over(members), command.training.steps, draw)

@@ -11,7 +11,7 @@ from tests.simulation.planting import Patch, reduces
 from tests.simulation.submitter import SubmitterProcess
 
 from farflung.broker import journal
-from farflung.broker.core import attempt_reducer, facts, jobs, protection, records, recovery
+from farflung.broker.core import attempt_reducer, facts, jobs, protection, records, recovery, recutting
 from farflung.broker.core.copies import Copies
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.versions import Version
@@ -242,6 +242,17 @@ def counts_a_version_before_holders_have_it(patch: Patch) -> None:
 def begins_one_unit_before_its_version(patch: Patch) -> None:
     """A job that goes back to a version runs the version's own unit again."""
     patch.setattr(Version, "next_unit", property(lambda self: self.name.unit))
+
+
+def reads_too_few_shares(patch: Patch) -> None:
+    """A job that goes on in another cut does not read one of the shares that it needs."""
+    honest = recutting.sources
+
+    def sources(*arguments: Any) -> Any:
+        found = honest(*arguments)
+        return found and {member: dict([*read.items()][:1]) for member, read in found.items()}
+
+    patch.setattr(recutting, "sources", sources)
 
 
 RECOVERY_BUGS = [

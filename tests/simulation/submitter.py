@@ -234,7 +234,7 @@ class SubmitterProcess(Process):
                 self._begin_attempt(run, message)
             case Running() | RolledBack() | Collecting() if message.attempt <= run.left:
                 if isinstance(message, RolledBack) and not run.collected:
-                    self._go_back(run, message.unit)
+                    self._go_back(run, message.unit, message.held)
             case Running():
                 attempt = self._current(run, message)
                 assert run.returned or not attempt.running, "an attempt begins twice"
@@ -315,14 +315,12 @@ class SubmitterProcess(Process):
         run.rollbacks += 1
         self.world.laws.on_rolled_back(run, message)
         self._leave(run, message.reason)
-        if message.held:  # workers have the state
-            run.recorded = message.unit
-        else:
-            self._go_back(run, message.unit)
+        self._go_back(run, message.unit, message.held)
 
-    def _go_back(self, run: Run, unit: int) -> None:
+    def _go_back(self, run: Run, unit: int, held: bool = False) -> None:
         run.recorded = unit
-        run.start = run.origin if unit == len(run.origin) else run.project.checkpoints[unit]
+        if not held:  # else workers have the state
+            run.start = run.origin if unit == len(run.origin) else run.project.checkpoints[unit]
 
     def _return_again(self, run: Run) -> None:
         if self.run is run and self.control is not None and run.awaited:

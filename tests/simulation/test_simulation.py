@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
+
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from tests.simulation import campaign
-from tests.simulation.faults import KINDS, Fault
+from tests.simulation.faults import KINDS, Fault, drawn
 from tests.simulation.fleet import Fleet
+from tests.simulation.recovery_bugs import reads_too_few_shares
 from tests.simulation.test_planted_bugs import forgets_stop, ignores_lost_workers
 from tests.simulation.world import REMEMBERED, WIDEST, LawBroken
 
@@ -56,10 +60,35 @@ def test_fleets_stand_long_runs(events: int) -> None:
             "JobEnding",
             "JobReplaying",
             "JobRestoring",
+            "PlanGivenUp",
             "VersionFailed",
         )  # or needs two faults at a time
         least = 0 if what == "VersionGivenUp" else 1 if rare else 10
         assert happened.get(what, 0) >= least, (what, happened)
+
+
+def shrinking(seed: int) -> Counter[str]:
+    """What happens in a world whose workers leave for long, and where none can take another one's place."""
+    fleet = Fleet(seed, f"shrinking({seed})")
+    fleet.world.alike, fleet.broker.replace_seconds = False, 5.0
+    draw = fleet.world.random("faults")
+    coming = (drawn(draw, 60, ("lose",)) for _ in count())
+    while fleet.world.count < 1500:
+        fleet.suffer(coming, 500)
+        fleet.rest()
+    return fleet.world.laws.counts
+
+
+def test_a_fleet_that_shrinks_goes_on_from_its_disks_in_other_cuts() -> None:
+    happened = sum((shrinking(seed) for seed in range(20)), Counter[str]())
+    assert happened["a version on another cut"] > 1 and happened["done after a rollback"] > 1
+
+
+def test_a_job_that_reads_too_few_shares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads_too_few_shares(monkeypatch)
+    with pytest.raises(LawBroken, match="owns"):
+        for seed in range(100):
+            shrinking(seed)
 
 
 def test_a_seed_gives_the_same_world_each_time() -> None:

@@ -7,6 +7,7 @@ to links and to the compute thread into its events.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -63,6 +64,7 @@ class WorkerProcess(Process):
         self.state = machine.State(self.name)
         self.compute = Compute(self)
         self.logged_from: int | None = None
+        self._awaited: set[int] = set()
         self.control: End | None = None
         self._denied: Denied | None = None
         self.registered = self._asked_again = False
@@ -107,7 +109,8 @@ class WorkerProcess(Process):
         self.control, self._pause = end, 1.0
         where, size = [f"192.0.2.9:{7000 + self.life}"], 10**9 if self._has_disk else 0
         state, boot = self.state, f"boot-{self.life}"
-        register = Register(ALIKE, "lab", where, boot, held=self.disk.held(), disk_bytes=size)
+        device = ALIKE if self.world.alike else msgspec.structs.replace(ALIKE, kernels=self.name)
+        register = Register(device, "lab", where, boot, held=self.disk.held(), disk_bytes=size)
         newest = {"standing": state.standing, "generation": state.generation, "seal": state.seal}
         end.send(msgspec.structs.replace(register, **newest))
 
@@ -258,7 +261,8 @@ class WorkerProcess(Process):
         self.compute.prepare(command.load)
         self._link_up(command)
         load = command.load
-        if load.version is not None and self.name not in load.donors:
+        self._awaited = {share for _, taker, share in load.gifts if taker == self.name}
+        if load.version is not None and not self._awaited:
             self.after(self.random.expovariate(1), lambda: self._restore(load))
 
     # Copies
@@ -269,10 +273,11 @@ class WorkerProcess(Process):
         if load is None or attempt != self.state.attempt:
             return
         version, share = StateVersion(load.attempt, unit), min(load.plan.segments_of(self.name))
+        copy = Copy(attempt, version, share, chain, _owned(load, self.name))
 
         def send() -> None:
-            if self._store(load, Copy(attempt, version, share, chain)):
-                self._send_copy(load, load.holders[self.name], Copy(attempt, version, share, chain))
+            if self._store(load, copy):
+                self._send_copy(load, load.holders[self.name], copy)
 
         self.after(self.random.expovariate(2), send)
 
@@ -292,7 +297,7 @@ class WorkerProcess(Process):
         if self.disk.full:
             self._tell(Copied(*found, trouble="the disk is full"))
             return False
-        self.disk.copies[load.job, copy.version, copy.share] = copy.chain
+        self.disk.keep(load.job, copy)
         self._tell(Copied(*found, digest_of(copy.chain), 100))
         return True
 
@@ -301,31 +306,42 @@ class WorkerProcess(Process):
         load = self.state.load
         if load is None or copy.attempt != self.state.attempt:
             return
-        if load.donors.get(self.name) == peer and copy.version == load.version:
-            self.disk.copies[load.job, copy.version, copy.share] = copy.chain
-            self.after(self.random.expovariate(1), lambda: self._restore(load))
+        if (peer, self.name, copy.share) in load.gifts and copy.version == load.version:
+            self.disk.keep(load.job, copy)
+            self._awaited.discard(copy.share)
+            if not self._awaited:
+                self.after(self.random.expovariate(1), lambda: self._restore(load))
             return
         assert load.holders.get(peer) == self.name, f"{peer} sends {copy}, which is not for {self.name}"
         self.after(self.random.expovariate(1), lambda: self._store(load, copy))
 
     def _restore(self, load: Load) -> None:
-        """Load the state from a copy on this disk, if it is still there."""
-        share = min(load.plan.segments_of(self.name))
-        if self.state.load is load and (chain := self._read(load, share)) is not None:
-            self.compute.fill((load.job, load.attempt), State((load.job, load.attempt), chain))
+        """Load the state from copies on this disk, if they are still there."""
+        if self.state.load is not load:
+            return
+        read = [self._read(load, share) for share in load.shares_for(self.name)]
+        found = [copy for copy in read if copy is not None]
+        if len(found) < len(read):
+            return
+        names = frozenset[str]().union(*(copy.names for copy in found))
+        assert names >= _owned(load, self.name), f"{self.name} lacks some of its state: it has {names}"
+        chains = {copy.chain for copy in found} or {self.world.laws.expected_chain(load)}
+        assert len(chains) == 1, f"{self.name} reads copies of different states: {chains}"
+        attempt = (load.job, load.attempt)
+        self.compute.fill(attempt, State(attempt, chains.pop()))
 
-    def _give(self, load: Load, peer: str) -> None:
-        share = min(load.plan.segments_of(peer))
-        if self.state.load is load and (chain := self._read(load, share)) is not None:
-            assert load.version is not None
-            self._send_copy(load, peer, Copy((load.job, load.attempt), load.version, share, chain))
+    def _give(self, load: Load, peer: str, share: int) -> None:
+        if self.state.load is load and (copy := self._read(load, share)) is not None:
+            self._send_copy(load, peer, copy)
 
-    def _read(self, load: Load, share: int) -> Chain | None:
+    def _read(self, load: Load, share: int) -> Copy | None:
         assert load.version is not None
-        chain = self.disk.copies.get((load.job, load.version, share))
-        if chain is None:
+        key = (load.job, load.version, share)
+        if key not in self.disk.copies:
             self._tell(CopyLost(load.job, load.attempt, load.version, share, "the disk lacks it"))
-        return chain
+            return None
+        attempt = (load.job, load.attempt)
+        return Copy(attempt, load.version, share, self.disk.copies[key], self.disk.names[key])
 
     def _tell(self, message: Any) -> None:
         if self.control is not None:
@@ -388,8 +404,9 @@ class WorkerProcess(Process):
     def _attach(self, peer: str, end: End) -> None:
         self._links[peer] = self._sessions[peer] = end
         load = self.state.load
-        if load is not None and load.donors.get(peer) == self.name:
-            self.after(self.random.expovariate(1), lambda: self._give(load, peer))
+        for donor, taker, share in [] if load is None else load.gifts:
+            if (donor, taker) == (self.name, peer):
+                self.after(self.random.expovariate(1), partial(self._give, load, peer, share))
         self._step(events.PeerLinked(peer))
 
     def _on_data_end(self, end: End, reason: str) -> None:
@@ -414,3 +431,9 @@ class WorkerProcess(Process):
         self._links, self._sessions, self._dialled = {}, {}, {}
         for end in over:
             end.close(reason)
+
+
+def _owned(load: Load, worker: str) -> frozenset[str]:
+    """The names of all that a member's segments own."""
+    parts = load.plan.segments_of(worker)
+    return frozenset(name for one in load.programs if one.segment in parts for name in one.owned)

@@ -32,7 +32,8 @@ class LawBroken(AssertionError):
 
 class World:
     """Clock, heap and trace. `now` is in virtual seconds; `count` counts the events that were carried out.
-    Since `calm_since` there have been no faults (None: there are some).
+    Since `calm_since` there have been no faults (None: there are some). Unless workers are `alike`, none can
+    take the place of another one.
     """
 
     network: Network
@@ -50,6 +51,7 @@ class World:
         self._numbers = 0
         self._trace: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=REMEMBERED)
         self.weather = Process(self, "weather")
+        self.alike = self.random("devices").random() < 0.5
 
     def random(self, name: str) -> random.Random:
         """The stream of random numbers of this name."""

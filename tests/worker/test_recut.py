@@ -19,9 +19,9 @@ from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.messages import Load
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.state import CODERS, StateKey
-from farflung.worker.compute import StateCopied
 from farflung.worker.copy_store import CopyStore, Piece, Pieces
-from farflung.worker.state import Filled
+from farflung.worker.events import Filled
+from farflung.worker.outcomes import StateCopied
 from farflung.worker.state_receiver import StateReceiver
 
 __all__ = ["one_pass_at_a_time"]  # used by each test

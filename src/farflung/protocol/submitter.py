@@ -107,7 +107,8 @@ class Planned(Message, frozen=True):
 
     The attempt begins at `unit`. If it `keeps` the state, the workers go on with what they hold, for this
     `reason`: send none. A `replayer` runs the units from `replay_from` on again before, and asks for their
-    inputs (`Pull`).
+    inputs (`Pull`). After a `recut` the workers have the state from copies of their disks that were made on
+    another plan, and codecs begin anew.
     """
 
     job: Id
@@ -123,6 +124,7 @@ class Planned(Message, frozen=True):
     reason: Text = ""
     replayer: Id | None = None
     replay_from: Count = 0
+    recut: bool = False
 
 
 class Running(Message, frozen=True):

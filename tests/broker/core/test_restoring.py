@@ -153,7 +153,9 @@ def test_after_a_while_the_job_is_planned_anew_from_what_the_submitter_has() -> 
     story = place(checkpoint_every=1)
     story.say(Kept("job-1", 1, 0))  # the submitter has step 1, too
     story.join("e")  # without a disk
+    story.join("f")
     story.leave("b")
+    story.leave("a")  # the last one that had b's share
     tick(story, 40)
     assert job_of(story).state == QUEUED
     tick(story, 40)
@@ -162,7 +164,7 @@ def test_after_a_while_the_job_is_planned_anew_from_what_the_submitter_has() -> 
     backs = [one for one in told(story.commands) if isinstance(one, RolledBack)]
     assert [(one.unit, one.held, one.attempt) for one in backs] == [(1, True, 1), (1, False, 1)]
     assert not any(worker.held for worker in story.state.workers.values())
-    assert Retain("job-1", []) in sent(story.commands, "a")
+    assert Retain("job-1", []) in sent(story.commands, "c")
 
 
 def test_the_job_waits_at_least_as_long_as_the_lost_steps_would_take() -> None:
@@ -173,7 +175,9 @@ def test_the_job_waits_at_least_as_long_as_the_lost_steps_would_take() -> None:
         replace(job_of(story), pace=replace(job_of(story).pace, samples_per_second=8 / 1000))
     )
     story.join("e")
+    story.join("f")
     story.leave("b")
+    story.leave("a")
     tick(story, 900)
     assert job_of(story).state == QUEUED
     tick(story, 200)
@@ -222,11 +226,13 @@ def test_if_the_last_copy_is_damaged_the_job_begins_again_at_once() -> None:
     assert (job_of(story).state, job_of(story).step) == (PLANNING, 0)
 
 
-def test_a_replacement_that_refuses_the_plan_makes_the_job_be_planned_anew() -> None:
+def test_a_replacement_that_refuses_the_plan_makes_the_job_be_planned_anew_without_it() -> None:
     story = place("d")
     story.leave("b")
     story.feed(events.WorkerMessage(story.now, "d", Refused("job-1", 2, "it needs more memory")))
-    assert (job_of(story).state, job_of(story).step) == (PLANNING, 0)
+    job = job_of(story)
+    assert (job.state, job.step, job.members) == (PLANNING, 1, ("a", "c"))
+    assert "d" in job.unable
 
 
 def test_codecs_of_the_plan_follow_the_replacement() -> None:

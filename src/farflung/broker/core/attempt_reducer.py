@@ -19,32 +19,39 @@ from farflung.broker.core.records import (
     State,
 )
 from farflung.broker.core.versions import Versions
+from farflung.plans import LinkCodec
 
 
 def job_planning(fact: facts.JobPlanning, state: State) -> State:
-    job = state.jobs[fact.job]
+    held = state.jobs[fact.job]
     job = replace(
-        job,
+        held,
         state=PLANNING,
         reason="",
         attempt=fact.attempt,
         members=tuple(fact.workers),
-        blobs=JobBlobs(job.blobs.graph),
+        blobs=JobBlobs(held.blobs.graph),
         plan=None,
         codecs=(),
         group=None,
-        copies=job.copies.interrupted(),
+        copies=held.copies.interrupted(),
         holders={},
         versions=Versions(),
         history=History(),
         restores=False,
         replayer="",
         donors={},
+        sources={},
+        recuts=False,
         unprotected="",
         needs={},
         pace=Pace(fact.at),
         words="",
     )
+    if fact.restores:
+        job = replace(
+            job, blobs=held.blobs, plan=held.plan, holders=held.holders, versions=held.versions, recuts=True
+        )
     return assign_workers(state, job, fact.workers).with_job(job)
 
 
@@ -81,6 +88,8 @@ def job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         restores=False,
         replayer="",
         donors={},
+        sources={},
+        recuts=False,
         unit=unit,
         step=unit.step,
         ending="",
@@ -121,6 +130,8 @@ def job_restoring(fact: facts.JobRestoring, state: State) -> State:
         codecs=tuple(fact.plan.codecs),
         holders=dict(fact.holders),
         donors=dict(fact.donors),
+        sources=fact.sources,
+        recuts=False,
         restores=True,
         versions=held.versions.seated(tuple(fact.plan.codecs)),
         replayer="",
@@ -131,6 +142,12 @@ def job_restoring(fact: facts.JobRestoring, state: State) -> State:
         pace=replace(held.pace, moved_at=fact.at),
     )
     return assign_workers(state, held, job.members).with_job(job)
+
+
+def plan_given_up(fact: facts.PlanGivenUp, state: State) -> State:
+    job = state.jobs[fact.job]
+    unable = {**job.unable, **fact.unable}
+    return state.with_job(replace(job, reason=fact.reason, unable=unable, recuts=True, words=""))
 
 
 def version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
@@ -148,6 +165,7 @@ def version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
         step=unit.step,
         holders={},
         versions=Versions(),
+        recuts=False,
         recovery=replace(job.recovery, begins=fact.unit),
         history=History(),
     )
@@ -166,6 +184,7 @@ def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         restores=False,
         replayer="",
         donors={},
+        sources={},
         loaded=frozenset(),
         group=None,
         tuning=tuning,
@@ -194,6 +213,7 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
         codecs=renamed(held.codecs, names),
         holders=dict(fact.holders),
         donors=dict(fact.donors),
+        sources={},
         keeps=True,
         restores=False,
         replayer=fact.replayer,
@@ -226,9 +246,15 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
         codecs=tuple(fact.plan.codecs),
         tuning=None,
         holders=dict(fact.holders),
+        restores=bool(fact.sources),
+        donors={},
+        sources=fact.sources,
+        recuts=False,
         unprotected="",
         pace=Pace(fact.at),
     )
+    if fact.sources:
+        job = replace(job, versions=_recut(held, job.codecs), history=History(), logged={})
     return assign_workers(state, held, job.members).with_job(job)
 
 
@@ -247,6 +273,14 @@ def assign_workers(state: State, job: Job, keep: Collection[str]) -> State:
         elif worker.job == job.job:
             state = state.with_worker(replace(worker, job=None))
     return state
+
+
+def _recut(job: Job, codecs: tuple[LinkCodec, ...]) -> Versions:
+    """The versions of a job that goes on from the stable one on another plan, with these codecs."""
+    version = job.versions.stable
+    assert version is not None and job.plan is not None
+    names = version.names_by_share(job.plan, job.owned)
+    return job.versions.recut(names, version.may_be_on(job.plan, job.holders), codecs)
 
 
 def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:

@@ -112,11 +112,16 @@ class SubmitterReturned(Decision, frozen=True):
 
 
 class JobPlanning(Decision, frozen=True):
-    """The job holds these workers, and attempt `attempt` has begun."""
+    """The job holds these workers, and attempt `attempt` has begun.
+
+    If it `restores`, it will go on from its newest stable version; until there is another plan, the one that
+    it has stays.
+    """
 
     job: str
     attempt: int
     workers: list[str]
+    restores: bool = False
 
 
 class JobRequeued(Decision, frozen=True):
@@ -137,6 +142,8 @@ class JobLoading(Decision, frozen=True):
 
     `programs` and `steering` name blobs, see `JobBlobs`. `trained` are the value ids of the parameters that
     each segment updates. Older logs lack them. `holders` maps each worker to the one that holds its copies.
+    With `sources` the state is that of the newest stable version, which was copied on the plan before: they
+    say which shares of it each worker reads, and from whom.
     """
 
     job: str
@@ -147,6 +154,7 @@ class JobLoading(Decision, frozen=True):
     steering: Digest | None = None
     trained: list[list[int]] = []
     holders: dict[str, str] = {}
+    sources: dict[str, dict[int, str]] = {}
 
 
 class JobRunning(Decision, frozen=True):
@@ -235,7 +243,7 @@ class JobRestoring(Decision, frozen=True):
     """The job loads its newest stable version on the workers of `plan`, in attempt `attempt`.
 
     `holders` maps each of them to the one that holds its copies, `donors` those that lack their share to the
-    one that has it.
+    one that has it. `sources` are as in `JobLoading`.
     """
 
     job: str
@@ -243,6 +251,19 @@ class JobRestoring(Decision, frozen=True):
     plan: Plan
     holders: dict[str, str]
     donors: dict[str, str]
+    sources: dict[str, dict[int, str]] = {}
+
+
+class PlanGivenUp(Decision, frozen=True):
+    """The job waits no longer for the workers of its plan: it goes on from its version on any others.
+
+    If those of its plan are there before another plan is made, it keeps that. `unable` says which workers
+    refused it, and why.
+    """
+
+    job: str
+    reason: str
+    unable: dict[str, str] = {}
 
 
 class VersionGivenUp(Decision, frozen=True):
@@ -388,6 +409,7 @@ AnyDecision = (
     | CopyStored
     | JobRolledBack
     | JobRestoring
+    | PlanGivenUp
     | VersionGivenUp
     | JobRegrouped
     | JobReplaying

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from farflung.broker.core import facts, jobs, protection, restoring
+from farflung.broker.core import facts, jobs, protection, recutting, restoring
 from farflung.broker.core.events import ReadTuning, RunPlanner
 from farflung.broker.core.loads import load_of, planned_of
-from farflung.broker.core.records import FAILED, QUEUED, Job, State
+from farflung.broker.core.records import FAILED, PLANNING, QUEUED, Job, State
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import TEXT_LENGTH, one_line
 from farflung.protocol.messages import Accepted, RolledBack
@@ -35,11 +35,12 @@ def start_queued(turn: Transition) -> None:
             # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
             _wait(turn, job, waiting_for(f"{blocked.job}, which is ahead of it in the queue"))
             continue
-        if job.plan is not None and restoring.is_lost(turn.state, job):
+        if job.plan is not None and recutting.is_lost(turn.state, job):
             give_version_up(turn, job, "a copy of the newest version is lost")
             job = turn.state.jobs[job.job]
         if job.plan is not None:
-            blocked = _restore(turn, job)
+            is_begun = _restore(turn, job) or _recut(turn, job)
+            blocked = None if is_begun else _wait_for_members(turn, job)
             continue
         usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or 1
         if away := turn.state.away_for(job):
@@ -48,7 +49,7 @@ def start_queued(turn: Transition) -> None:
         elif job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
             blocked = _wait(turn, job, waiting_for("1 more worker"), missing=1)
         elif len(usable) >= needs:
-            _plan(turn, job, usable)
+            _plan(turn, job, usable, job.asked)
         else:
             present = turn.state.same_kind_as(job)
             lacking = {name: why for name, why in job.unable.items() if name in present}
@@ -65,8 +66,8 @@ def held_words(job: Job) -> str:
 
 
 def waits_for_version(job: Job) -> bool:
-    """Whether the job waits for workers that have its newest version."""
-    return job.state == QUEUED and job.plan is not None
+    """Whether the job will go on from its newest version, once workers are there that have it."""
+    return job.state in (QUEUED, PLANNING) and job.plan is not None
 
 
 def usable_for(state: State, job: Job) -> list[str]:
@@ -95,29 +96,70 @@ def planning_words(job: Job, workers: int, so_far: str = "") -> str:
     return one_line(f"{why}planning for {count}{': ' if so_far else ''}{so_far}")
 
 
-def _restore(turn: Transition, job: Job) -> Job | None:
-    """Load the newest stable version on its workers; the job if it still waits for some of them."""
-    found = restoring.seating(turn.state, job)
+def _restore(turn: Transition, job: Job) -> bool:
+    """Load the newest stable version on its workers; says whether all places are taken."""
+    found = restoring.seating(turn.state, job) or recutting.seating(turn.state, job)
     if found is None:
-        missing = restoring.missing(turn.state, job)
-        names = and_more(missing, NAMED) or "workers that have a copy of its state"
-        like = "another one like it" if len(missing) == 1 else "others like them"
-        return _wait(turn, job, f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}")
+        return False
     holders = protection.holders_for(turn.state, job, found.plan)
     attempt = job.attempt + 1
-    turn.emit(facts.JobRestoring(turn.now, job.job, attempt, found.plan, holders, found.donors))
+    turn.emit(
+        facts.JobRestoring(turn.now, job.job, attempt, found.plan, holders, found.donors, found.sources)
+    )
     job = turn.state.jobs[job.job]
     for name in job.members:
         turn.do(load_of(turn.state, job, name))
     turn.tell(job.job, planned_of(turn.state, job))
     if job.blobs.steering is not None:
         turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
-    return None
+    return True
 
 
-def _plan(turn: Transition, job: Job, workers: list[str]) -> None:
+def recut_on(state: State, job: Job) -> tuple[list[str], int]:
+    """The workers to plan anew on, to go on from the job's newest version, and how many of them to use.
+
+    Best are those that have it, all of them; so no state moves to newcomers. If no plan fits these, any will
+    do (0: the planner chooses). There are none if a share of the version would not be there.
+    """
+    usable, unfit = usable_for(state, job), set(job.recovery.unfit)
+    near = recutting.having(state, job, usable)
+    for workers, count in ((near, len(near)), (usable, min(job.asked, len(usable)))):
+        if not set(workers) <= unfit and recutting.is_readable(state, job, workers):
+            return workers, count
+    return [], 0
+
+
+def give_plan_up(turn: Transition, job: Job, reason: str, unable: str = "") -> None:
+    """Let a job that waits for the workers of its plan go on from its version on any others.
+
+    If one of them refused, it is `unable`.
+    """
+    if not job.recuts or unable:
+        reason = one_line(reason)
+        turn.emit(facts.PlanGivenUp(turn.now, job.job, reason, {unable: reason} if unable else {}))
+
+
+def _recut(turn: Transition, job: Job) -> bool:
+    """Plan anew, to go on from the newest version; says whether that is due and possible."""
+    workers, count = recut_on(turn.state, job) if job.recuts else ([], 0)
+    if workers:
+        _plan(turn, job, workers, count, restores=True)
+    return bool(workers)
+
+
+def _wait_for_members(turn: Transition, job: Job) -> Job | None:
+    """Say whom the job waits for, to go on from its newest version; the job if it still waits."""
+    missing, usable = restoring.missing(turn.state, job), usable_for(turn.state, job)
+    names = and_more(missing, NAMED) or "workers that have a copy of its state"
+    like = "another one like it" if len(missing) == 1 else "others like them"
+    lacks = max((len(job.on) or job.asked or 1) - len(usable), set(usable) <= set(job.recovery.unfit))
+    words = f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}"
+    return _wait(turn, job, words, missing=max(0, lacks))
+
+
+def _plan(turn: Transition, job: Job, workers: list[str], count: int, restores: bool = False) -> None:
     attempt = job.attempt + 1
-    turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers))
+    turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers, restores))
     turn.tell(job.job, Accepted(job.job, planning_words(job, len(workers))))
     abilities = {name: turn.state.workers[name].device.ability for name in workers}
     graph = job.blobs.graph
@@ -125,7 +167,7 @@ def _plan(turn: Transition, job: Job, workers: list[str]) -> None:
     copies = protection.copies_wanted(turn.state, job, workers)
     turn.do(
         RunPlanner(
-            job.job, attempt, graph, job.training, tuple(workers), job.asked, job.wishes, abilities, copies
+            job.job, attempt, graph, job.training, tuple(workers), count, job.wishes, abilities, copies
         )
     )
 

@@ -177,7 +177,7 @@ def end(turn: Transition, job: Job, state: str, reason: str) -> None:
     reason = one_line(reason)
     turn.emit(facts.JobEnded(turn.now, job.job, state, reason))
     protection.forget(turn, job)
-    if job.plan is not None:
+    if job.plan is not None and job.state != PLANNING:
         for name in job.members:
             if turn.state.workers[name].connected:
                 turn.do(Send(name, Stop(job.job, job.attempt, reason or state, over=True)))

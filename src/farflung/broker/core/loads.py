@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from farflung.broker.codecs import tuning
@@ -20,8 +22,10 @@ from farflung.protocol.messages import (
 )
 
 
-def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
-    """Send the plan to its workers and to the submitter."""
+def send_plan(
+    turn: Transition, job: Job, result: PlanResult, sources: Mapping[str, Mapping[int, str]] = {}
+) -> None:
+    """Send the plan to its workers and to the submitter. `sources` are as in `JobLoading`."""
     plan = tuning.plan_from(result.plan, job.step)
     turn.emit(
         facts.JobLoading(
@@ -34,6 +38,7 @@ def send_plan(turn: Transition, job: Job, result: PlanResult) -> None:
             turn.keep(result.steering) if result.steering else None,
             [list(values) for values in result.trained],
             protection.holders_for(turn.state, job, plan),
+            {taker: dict(read) for taker, read in sources.items()},
         )
     )
     names = plan.workers()
@@ -64,6 +69,7 @@ def load_of(state: State, job: Job, worker: str) -> SendLoad:
         unit=job.unit.number if job.unit is not None else job.next_unit,
         holders=dict(job.holders),
         donors=dict(job.donors),
+        sources={taker: dict(read) for taker, read in job.sources.items()},
     )
     if (job.restores or worker == job.replayer) and (version := job.versions.stable) is not None:
         load = msgspec.structs.replace(load, version=version.name)
@@ -87,6 +93,7 @@ def planned_of(state: State, job: Job) -> Planned:
         reason=job.reason if job.keeps else "",
         replayer=job.replayer or None,
         replay_from=replay_from(job),
+        recut=bool(job.sources),
     )
 
 

@@ -84,6 +84,11 @@ def _describe_job_restoring(fact: facts.JobRestoring) -> str:
 
 
 @log_line.register
+def _describe_plan_given_up(fact: facts.PlanGivenUp) -> str:
+    return f"{fact.job} may go on from its newest copies on other workers: {fact.reason}"
+
+
+@log_line.register
 def _describe_version_given_up(fact: facts.VersionGivenUp) -> str:
     return f"{fact.job} begins again at unit {fact.unit}: {fact.reason}"
 
@@ -103,7 +108,8 @@ def _describe_job_replaying(fact: facts.JobReplaying) -> str:
 
 @log_line.register
 def _describe_job_loading(fact: facts.JobLoading) -> str:
-    words = f"{fact.job} is loading on {', '.join(fact.plan.workers())}"
+    copies = ", from copies of its state that were made on another plan" if fact.sources else ""
+    words = f"{fact.job} is loading on {', '.join(fact.plan.workers())}{copies}"
     return "; ".join([words, *(f"{worker} is left out: {why}" for worker, why in fact.unable.items())])
 
 

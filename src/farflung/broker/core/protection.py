@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import Send
-from farflung.broker.core.records import QUEUED, Job, State, Worker
+from farflung.broker.core.records import PLANNING, QUEUED, Job, State, Worker
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.versions import Version
 from farflung.errors import ProtocolError
@@ -59,9 +59,10 @@ def protection(state: State, job: Job) -> str:
 
 def _alone(state: State, job: Job, version: Version, plan: Plan) -> str:
     """A worker that alone has a share of a version, if there is one."""
-    for share, owner in shares_of(plan).items():
-        if sum(state.workers[name].connected for name in who_has(state, job, version, share)) < 2:
-            return owner
+    for share in version.digests:
+        having = who_has(state, job, version, share)
+        if sum(state.workers[name].connected for name in having) < 2:
+            return shares_of(plan)[share] if not version.names else (having or ["no one"])[0]
     return ""
 
 
@@ -165,14 +166,14 @@ def version_to_restore(job: Job) -> Version | None:
 
 
 def on_restored(turn: Transition, job: Job, worker: str) -> None:
-    """Note that a member has its share of the version from which it has loaded."""
+    """Note that a member has what it needs of the version from which it has loaded."""
     version, plan = job.versions.stable, job.plan
     if version is None or plan is None:
         return
-    share = min(plan.segments_of(worker))
-    if worker not in who_has(turn.state, job, version, share):
-        copy = HeldCopy(job.job, version.name, share, version.digests[share], 0)
-        _holds(turn, worker, [*turn.state.workers[worker].held, copy])
+    for share in job.sources.get(worker, {}) if job.sources else [min(plan.segments_of(worker))]:
+        if worker not in who_has(turn.state, job, version, share):
+            copy = HeldCopy(job.job, version.name, share, version.digests[share], 0)
+            _holds(turn, worker, [*turn.state.workers[worker].held, copy])
 
 
 def forget(turn: Transition, job: Job) -> None:
@@ -180,7 +181,7 @@ def forget(turn: Transition, job: Job) -> None:
     for worker in list(turn.state.workers.values()):
         if any(copy.job == job.job for copy in worker.held):
             _holds(turn, worker.worker, [copy for copy in worker.held if copy.job != job.job])
-            if worker.connected and worker.worker not in job.members:
+            if worker.connected and (worker.worker not in job.members or job.state == PLANNING):
                 turn.do(Send(worker.worker, Retain(job.job, [])))
 
 

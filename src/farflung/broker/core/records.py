@@ -135,7 +135,9 @@ class Job:
 
     `holders` maps each member to the one that holds its copies, `versions` says which versions of the state
     are on their disks. An attempt that `restores` begins with the newest stable one; members that lack their
-    share get it from `donors`. A queued job that has a plan waits for workers with that version. A `replayer`
+    share get it from `donors`. If the plan is another one than that of the version, `sources` name the shares
+    that each member reads, with those that have them. A queued job that has a plan waits for workers with
+    that version; if it `recuts`, on any plan. A `replayer`
     begins with that version, too, and runs the units of the `history` again, while the others keep their
     state.
 
@@ -182,6 +184,8 @@ class Job:
     versions: Versions = field(default_factory=Versions)
     restores: bool = False
     donors: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    recuts: bool = False
     replayer: str = ""
     history: History = field(default_factory=History)
     logged: Mapping[str, int] = field(default_factory=dict)
@@ -214,7 +218,8 @@ class Job:
     def partners(self, worker: str) -> set[str]:
         """The members that a member exchanges values or copies with."""
         near = set() if self.plan is None else set(self.plan.neighbours(worker))
-        for pair in (*self.holders.items(), *self.donors.items()):
+        given = [(taker, donor) for taker, read in self.sources.items() for donor in read.values()]
+        for pair in (*self.holders.items(), *self.donors.items(), *given):
             if worker in pair:
                 near |= {*pair} - {worker}
         return near

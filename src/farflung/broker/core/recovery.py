@@ -7,10 +7,11 @@ state the submitter has, whichever is later.
 
 from __future__ import annotations
 
-from farflung.broker.core import facts, job_queue, jobs, loads, protection, replaying, restoring
+from farflung.broker.core import facts, job_queue, jobs, loads, protection, recutting, replaying, restoring
 from farflung.broker.core.events import ReadTuning, Send
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, LOADING, PLANNING, RUNNING, Job, State
 from farflung.broker.core.transition import Transition
+from farflung.broker.planning.messages import PlanResult
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Continue, CopyLost, RolledBack, Stop
 from farflung.text import count_of
@@ -129,23 +130,53 @@ def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> Non
         give_up(turn, job, f"the copy of share {message.share} on worker {worker} is lost: {message.reason}")
 
 
-def cannot_restore(turn: Transition, job: Job, reason: str) -> None:
-    """End an attempt whose plan a worker refuses, though another worker has run it: plan anew."""
+def cannot_restore(turn: Transition, job: Job, worker: str, reason: str) -> None:
+    """End an attempt that a worker refuses. The next one does without it, and has another plan.
+
+    If the state was to be read from copies that were made on another plan, these may be to blame: then the
+    job begins again with the submitter's.
+    """
     _roll_back(turn, job, one_line(reason))
-    job_queue.give_version_up(turn, turn.state.jobs[job.job], reason)
+    queued = turn.state.jobs[job.job]
+    if not job_queue.waits_for_version(queued):
+        return
+    if job.sources:
+        job_queue.give_version_up(turn, queued, reason)
+    else:
+        job_queue.give_plan_up(turn, queued, reason, worker)
 
 
 def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
-    """Give up the version that a queued job waits for, once that is not worth it and the job can run."""
+    """Let a queued job wait no longer for the workers of its plan.
+
+    After `least_seconds` it goes on from its version with those that are there. If these lack a share of it,
+    the job begins again with the submitter's state, but only once more waiting is not worth it.
+    """
     assert job.plan is not None
     if any(turn.state.workers[name].away for name in job.plan.workers()):
         return  # they have a deadline of their own
     waited = turn.now - job.pace.moved_at
+    missing = ", ".join(restoring.missing(turn.state, job)) or "a copy"
+    why = f"{missing} did not come back within {waited:.0f} s"
     usable = job_queue.usable_for(turn.state, job)
     can_run = len(usable) >= (len(job.on) or job.asked or 1)
-    if can_run and waited > restoring.worth_waiting_seconds(job, least_seconds):
-        missing = ", ".join(restoring.missing(turn.state, job))
-        job_queue.give_version_up(turn, job, f"{missing or 'a copy'} did not come back within {waited:.0f} s")
+    if recutting.is_readable(turn.state, job, usable):
+        if waited > least_seconds and job_queue.recut_on(turn.state, job)[0]:
+            job_queue.give_plan_up(turn, job, why)
+    elif can_run and waited > restoring.worth_waiting_seconds(job, least_seconds):
+        job_queue.give_version_up(turn, job, why)
+
+
+def plan_made(turn: Transition, job: Job, result: PlanResult) -> None:
+    """A job has been planned. If it goes on from a version, members of the plan must have what it needs."""
+    if job.plan is None:
+        loads.send_plan(turn, job, result)
+        return
+    sources = recutting.sources(turn.state, job, result.plan, result.owned)
+    if sources is None:
+        cannot_be_planned(turn, job, "copies of its state are on workers that the new plan does not use")
+    else:
+        loads.send_plan(turn, job, result, sources)
 
 
 def fail(turn: Transition, job: Job, reason: str) -> None:
@@ -156,7 +187,7 @@ def fail(turn: Transition, job: Job, reason: str) -> None:
 
 def cannot_be_planned(turn: Transition, job: Job, reason: str) -> None:
     """End a job that cannot be planned; one that ran before waits for other workers."""
-    if job.recovery.failed:
+    if job.recovery.failed or job.plan is not None:
         why = f"the job cannot go on with the workers that are left: {reason}"
         turn.emit(facts.JobRequeued(turn.now, job.job, one_line(why), unfit=list(job.members)))
     else:

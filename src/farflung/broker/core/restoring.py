@@ -8,7 +8,7 @@ share from a member that holds a copy; or it takes its place again when it is ba
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,10 +20,14 @@ from farflung.plans import LaterCodecs, LinkCodec, Plan
 
 @dataclass(frozen=True)
 class Seating:
-    """A plan with all its places taken; `donors` maps members to those from which they get their shares."""
+    """A plan with all its places taken; `donors` maps members to those from which they get their shares.
+
+    If the version was copied on another plan, `sources` say instead who reads which share from whom.
+    """
 
     plan: Plan
     donors: dict[str, str]
+    sources: dict[str, dict[int, str]] = field(default_factory=dict)
 
 
 def seating(state: State, job: Job, staying: Collection[str] = ()) -> Seating | None:
@@ -32,7 +36,7 @@ def seating(state: State, job: Job, staying: Collection[str] = ()) -> Seating | 
     Members that are `staying` are not idle, and keep their state and so need no copy.
     """
     version, plan = job.versions.stable, job.plan
-    if version is None or plan is None:
+    if version is None or plan is None or version.names:
         return None
     idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
     present = [member for member in plan.workers() if member in idle or member in staying]
@@ -42,13 +46,13 @@ def seating(state: State, job: Job, staying: Collection[str] = ()) -> Seating | 
         if member in staying or (member in present and not set(present).isdisjoint(having)):
             names[member] = member
             continue
-        fit = [name for name in free if _fits(state.workers[name], state.workers[member], job)]
+        fit = [name for name in free if fits(state.workers[name], state.workers[member], job)]
         fit += [member] if member in present else []
         if not fit:
             return None
-        names[member] = min(fit, key=lambda name: _preference(state, name, member, having))
+        names[member] = min(fit, key=lambda name: preference(state, name, member, having))
         free = [name for name in free if name != names[member]]
-    seated = _with_workers(plan, names, version)
+    seated = with_workers(plan, names, version)
     donors = _donors(state, job, version, seated, staying)
     return None if donors is None else Seating(seated, donors)
 
@@ -58,17 +62,6 @@ def missing(state: State, job: Job) -> list[str]:
     assert job.plan is not None
     idle = state.idle_for(job)
     return [member for member in job.plan.workers() if member not in idle]
-
-
-def is_lost(state: State, job: Job) -> bool:
-    """Whether no copy of some share is left, though each worker that could have one is connected."""
-    version, plan = job.versions.stable, job.plan
-    if version is None or plan is None:
-        return True
-    could_have = {*plan.workers(), *job.holders.values()}
-    if not all(state.workers[name].connected for name in could_have):
-        return False
-    return not all(who_has(state, job, version, share) for share in shares_of(plan))
 
 
 def worth_waiting_seconds(job: Job, least: float) -> float:
@@ -84,13 +77,13 @@ def worth_waiting_seconds(job: Job, least: float) -> float:
     return max(least, units * job.training.microbatches * job.training.microbatch_size / speed)
 
 
-def _preference(state: State, worker: str, lost: str, having: list[str]) -> tuple[bool, bool, bool, str]:
+def preference(state: State, worker: str, lost: str, having: list[str]) -> tuple[bool, bool, bool, str]:
     """The smaller, the better it is if `worker` takes the place of `lost`."""
     is_elsewhere = state.workers[worker].site != state.workers[lost].site
     return worker not in having, worker != lost, is_elsewhere, worker
 
 
-def _fits(worker: Worker, lost: Worker, job: Job) -> bool:
+def fits(worker: Worker, lost: Worker, job: Job) -> bool:
     """Whether a worker can compute a lost worker's part, and may repeat its bits."""
     own, other = worker.device, lost.device
     needed = min(other.memory_bytes, job.needs.get(lost.worker, other.memory_bytes))
@@ -121,7 +114,7 @@ def _donors(
     return donors
 
 
-def _with_workers(plan: Plan, names: Mapping[str, str], version: Version) -> Plan:
+def with_workers(plan: Plan, names: Mapping[str, str], version: Version) -> Plan:
     """The plan with its workers renamed, as it goes on from a version."""
 
     def renamed(codecs: list[LinkCodec]) -> list[LinkCodec]:

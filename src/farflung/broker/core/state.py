@@ -246,7 +246,7 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         case Refused():
             why = f"worker {event.worker} refused the job {jobs.moment(job)}: {message.reason}"
             if job.restores and job.state == LOADING:
-                recovery.cannot_restore(turn, job, why)
+                recovery.cannot_restore(turn, job, event.worker, why)
             else:
                 (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
         case Broken():
@@ -304,7 +304,7 @@ def _on_submitter_leaves(event: events.SubmitterLeaves, turn: Transition) -> Non
 def _on_plan_made(event: events.PlanMade, turn: Transition) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
-        loads.send_plan(turn, job, event.result)
+        recovery.plan_made(turn, job, event.result)
 
 
 @_decide.register

@@ -10,10 +10,10 @@ that could not be made, `RETRY_SECONDS` pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from farflung.plans import LinkCodec
+from farflung.plans import LinkCodec, Plan
 from farflung.protocol.copies import Digest, StateVersion
 from farflung.schedule import Unit
 
@@ -30,6 +30,9 @@ class Version:
 
     `codecs` are those of the job's links from the next unit on, `step` counts the steps that were applied.
     Once it is stable, `digests` has the SHA-256 of each share's copy.
+
+    If the job has another plan by now, `names` says which parameters and buffers each share has, and `on`
+    which workers may have copies; else both are empty, because the plan says so.
     """
 
     name: StateVersion
@@ -37,11 +40,24 @@ class Version:
     step: int
     codecs: tuple[LinkCodec, ...] = ()
     digests: Mapping[int, Digest] = field(default_factory=dict)
+    names: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    on: tuple[str, ...] = ()
 
     @property
     def next_unit(self) -> int:
         """The unit at which a job goes on from it."""
         return self.name.unit + 1
+
+    def names_by_share(self, plan: Plan, owned: Sequence[Collection[str]]) -> dict[int, tuple[str, ...]]:
+        """The names that each share has; `plan` is the job's, and its segments own `owned`."""
+        if self.names:
+            return dict(self.names)
+        shares = [plan.segments_of(worker) for worker in plan.workers()]
+        return {min(share): tuple(name for part in share for name in owned[part]) for share in shares}
+
+    def may_be_on(self, plan: Plan, holders: Mapping[str, str]) -> tuple[str, ...]:
+        """The workers that may have copies; `plan` is the job's, with these `holders`."""
+        return self.on or tuple(sorted({*plan.workers(), *holders.values()}))
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,14 @@ class Versions:
     def seated(self, codecs: tuple[LinkCodec, ...]) -> Versions:
         """The versions once other workers took places in the plan: `codecs` name these now."""
         return replace(self, stable=self.stable and replace(self.stable, codecs=codecs))
+
+    def recut(
+        self, names: Mapping[int, tuple[str, ...]], on: tuple[str, ...], codecs: tuple[LinkCodec, ...]
+    ) -> Versions:
+        """The versions once the job has another plan, with these codecs, than that of the stable one."""
+        assert self.stable is not None
+        stable = replace(self.stable, names=names, on=on, codecs=codecs)
+        return Versions(None, stable)
 
     def interrupted(self) -> Versions:
         """The versions once the attempt has ended: one under way may never arrive, and the next is due."""

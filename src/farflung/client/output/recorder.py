@@ -347,6 +347,17 @@ class Recorder:
             reason=message.reason,
         )
 
+    async def recut(self, attempt: int, is_coded: bool) -> None:
+        """An attempt goes on after earlier steps with the model cut in another way.
+
+        If links use codecs, other values are written from there on.
+        """
+        first = self.metrics.steps + 1
+        words = f"from step {first} on the model is cut in another way"
+        more = "; codecs begin anew there, so the losses are those of another run" if is_coded else ""
+        self.observer.warned(f"{words}{more}")
+        await self._record("another cut", attempt=attempt, step=first, another_run=is_coded)
+
     async def submitted_as(self, job: SubmittedJob) -> None:
         """The broker has accepted the job, whose submitter's place a later process may take."""
         await asyncio.to_thread(self.folder.add_submitted, job)

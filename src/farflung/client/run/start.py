@@ -84,6 +84,10 @@ class Start:
         """The state for the coders of the worker whose first segment is `segment`."""
         return self.coders.get(segment, NO_CODERS) if self.cut == cut_digest(plan) else NO_CODERS
 
+    def is_cut_otherwise(self, plan: Plan) -> bool:
+        """Whether `plan` cuts the model otherwise than the attempt that made this state."""
+        return bool(self.cut) and self.cut != cut_digest(plan)
+
 
 def first_segments(plan: Plan) -> list[int]:
     """The first segment of each worker."""

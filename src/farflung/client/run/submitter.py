@@ -367,6 +367,8 @@ class Submitter:
         step = self.recorder.metrics.steps
         if not planned.keeps and (self._start.unit, self._start.step) != (planned.unit, step):
             self._start = await self._checkpoints.start_at(planned.attempt - 1, planned.unit, step)
+        if planned.recut or (not planned.keeps and self._start.is_cut_otherwise(planned.plan)):
+            await self.recorder.recut(planned.attempt, bool(self._start.training.codecs))
         self._attempt = Attempt(
             self._prepared,
             planned,

@@ -114,6 +114,7 @@ class Scenario:
         held: Sequence[HeldCopy] = (),
         disk_bytes: int = 0,
         standing: Standing | None = None,
+        leaving_seconds: int | None = None,
     ) -> Outcome:
         where = WorkerAddresses((f"{worker}.example:7000",))
         register = Register(
@@ -124,6 +125,7 @@ class Scenario:
             standing=standing,
             held=list(held),
             disk_bytes=disk_bytes,
+            leaving_seconds=leaving_seconds,
         )
         return self.feed(events.WorkerRegisters(self.now, worker, register, where, silent_seconds, 3.0))
 

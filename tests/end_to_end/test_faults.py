@@ -167,6 +167,21 @@ def test_a_run_goes_on_without_a_lost_worker_from_the_disks_of_those_that_are_le
     place.on.idle(*WORKERS)
 
 
+def test_a_stopped_worker_hands_its_share_over_and_no_step_runs_again(place: Place, undisturbed: Run) -> None:
+    run = place.train("stopped-worker", "--steps", str(STEPS))
+    stopped = run.workers[1]
+    (other,) = {*WORKERS} - {*run.workers}
+    place.workers[stopped].signal(signal.SIGTERM)
+    assert place.workers[stopped].code() == 0
+    assert place.workers[stopped].err.count("may go: it left in good order") == 1
+    assert_same(run, undisturbed)
+    assert [row["step"] for row in run.rows] == list(range(1, STEPS + 1))
+    (taken,) = run.events("regrouping")
+    assert not run.events("rolled back") and taken["replayer"] == other
+    assert taken["reason"] == f"worker {stopped} leaves in good order (its owner stops it)"
+    rejoin(place, stopped)
+
+
 def test_a_frozen_worker_is_lost_within_the_lease_and_comes_back(place: Place, undisturbed: Run) -> None:
     run = place.train("frozen-worker", "--steps", str(STEPS), "--checkpoint-every", str(EVERY))
     frozen, survivor = run.workers

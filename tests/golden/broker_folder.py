@@ -133,6 +133,8 @@ def _history() -> Iterator[Any]:
     yield fact(facts.SubmitterAway, job="job-3")
     yield fact(facts.WorkerAway, worker="w-3")
     yield fact(facts.WorkerLost, worker="w-4")
+    yield fact(facts.WorkerLeaving, worker="w-2")
+    yield fact(facts.WorkerReleased, worker="w-2")
 
 
 def _fill(broker: Path, worker: Path, decisions: list[Any]) -> None:

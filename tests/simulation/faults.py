@@ -19,6 +19,7 @@ KINDS = (
     "kill",  # a process is killed; its sockets are closed
     "power",  # a machine loses power: its links say nothing
     "leave",  # a worker shuts down in order
+    "drain",  # a worker leaves in good order
     "crash",  # the broker dies at its next group of decisions
     "freeze",  # a process stands still
     "cut",  # a path between two carries nothing
@@ -72,6 +73,8 @@ def weather(draw: random.Random) -> Iterator[Fault]:
     kinds: Sequence[str] = draw.sample(KINDS, draw.randint(3, len(KINDS)))
     if choice < 0.1:
         kinds = ("lose",)
+    elif choice < 0.2:
+        kinds, pause = ("drain",), 300
     elif choice >= 0.9:
         kinds = HARMLESS
     while True:
@@ -94,6 +97,7 @@ def strike(fleet: Fleet, fault: Fault) -> None:
     submitter = fleet.submitters[sorted(fleet.submitters)[fault.victim % len(fleet.submitters)]]
     world.laws.counts[fault.kind] += 1
     world.laws.log.is_disturbed |= fault.kind not in HARMLESS
+    world.laws.log.has_losses |= fault.kind not in (*HARMLESS, "drain")
     world.note("weather", str(fault), f"({name}, {other}, {worker.name}, {submitter.name})")
     match fault.kind:
         case "kill" | "power" if process.alive:
@@ -102,6 +106,10 @@ def strike(fleet: Fleet, fault: Fault) -> None:
         case "leave" if worker.alive and not worker.frozen:
             worker.leave()
             heal(worker.start)
+        case "drain" if fault.other % 2:
+            world.laws.log.on_stable = partial(_drain_one, fleet, fault)
+        case "drain":
+            _drain_one(fleet, fault)
         case "crash":
             fleet.broker.crash_after = fault.other % 6 - 1
             fleet.broker.restart_seconds = fault.seconds
@@ -144,6 +152,18 @@ def strike(fleet: Fleet, fault: Fault) -> None:
             fleet.stranger.babble(fleet.broker)
         case "echo":
             worker.after(0.0, worker.hear_an_echo)
+
+
+def _drain_one(fleet: Fleet, fault: Fault) -> None:
+    """A worker leaves, if possible one whose share another one can take; some leave at once."""
+    state = fleet.broker.state
+    busy = [job for job in state.jobs.values() if job.members and not job.over]
+    kept = [job for job in busy if job.versions.stable and state.idle_for(job)]
+    names = sorted({name for job in kept or busy for name in job.members} or fleet.workers)
+    worker = fleet.workers[names[fault.victim % len(names)]]
+    within = round(5 * fault.seconds) * (fault.other % 8 > 0)
+    if worker.alive and not worker.frozen:
+        worker.after(0.0, partial(worker.drain, within, fault.seconds))
 
 
 def _lose_one(fleet: Fleet, fault: Fault) -> None:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.log_laws import LogLaws
+from tests.simulation.log_laws import SETTLED_SECONDS, LogLaws
 from tests.simulation.model import chain_of
 from tests.simulation.parcels import Chain
 from tests.simulation.world import World
@@ -181,6 +181,14 @@ class Laws:
         decided = self.log.jobs[attempt[0]].whole[unit]
         self._require(decided.scale == scale, f"{worker.name} runs unit {unit} again with {scale}: {decided}")
         self._applied[worker.name] = (life, attempt, unit)
+
+    def on_exit(self, worker: WorkerProcess, reason: str) -> None:
+        """A worker that leaves hears that it may, unless its broker is away."""
+        self.counts["an exit"] += 1
+        calm = (
+            self._world.calm_since is not None and self._world.now - self._world.calm_since > SETTLED_SECONDS
+        )
+        self._require(not (calm and "did not release it" in reason), f"{worker.name} ends: {reason}")
 
     def on_drop(self, worker: WorkerProcess, reason: str) -> None:
         """A worker is told to stop before it is told to load again."""

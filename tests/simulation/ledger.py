@@ -31,10 +31,10 @@ class Ledger:
     submitter has written, `stable` is the newest one of which the log says so. `furthest` is the first unit
     that no failed attempt has decided, `fruitless` how many in a row decided none of these, and `regrouped`
     how many of them regrouped. On the workers `unfit` alone it cannot be planned. `copying` is the version
-    that is on its way to disks, `version` the newest stable one; the job `waits` for
-    workers that have it. `owned` are the names that the plan's segments own, `shares` those of the version's
-    shares. `damaged`: a disk has lost a copy. Since `lost_at` it has waited to run again;
-    `held`: its submitter is away.
+    that is on its way to disks, `version` the newest stable one, and one was made or failed last at
+    `tried_at`; the job `waits` for workers that have it. `owned` are the names that the plan's segments own,
+    `shares` those of the version's shares. `damaged`: a disk has lost a copy. Since `lost_at` it has waited
+    to run again; `held`: its submitter is away.
     """
 
     submitted: facts.JobSubmitted
@@ -50,6 +50,7 @@ class Ledger:
     rolled_back: dict[int, set[int]] = field(default_factory=dict)
     copying: StateVersion | None = None
     version: StateVersion | None = None
+    tried_at: float = 0.0
     waits: bool = False
     owned: list[frozenset[str]] = field(default_factory=list)
     shares: dict[int, frozenset[str]] = field(default_factory=dict)

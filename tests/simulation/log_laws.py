@@ -13,6 +13,7 @@ from tests.simulation.store import VirtualStore
 from tests.simulation.world import LEASE_SECONDS, World
 
 from farflung.broker.core import facts
+from farflung.broker.core.draining import RECENT_UNITS
 from farflung.broker.core.facts import AnyDecision
 from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED
 from farflung.broker.core.state import State, durable, reduce_fact
@@ -41,6 +42,15 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
 }
 """In which phases of a job each fact is right, and the phase after it."""
 
+ABOUT_WORKERS = (
+    facts.WorkerAdmitted,
+    facts.WorkerMoved,
+    facts.WorkerLost,
+    facts.WorkerAway,
+    facts.WorkerLeaving,
+    facts.WorkerReleased,
+)
+
 SETTLED_SECONDS = 8 * LEASE_SECONDS
 """After so long without faults, whatever they broke has been noticed."""
 
@@ -57,6 +67,9 @@ class LogLaws:
         self._collected: set[Attempt] = set()
         self._replayed = State.empty()
         self.is_disturbed = False  # by other faults than those of the broker
+        self.has_losses = False  # or by other faults than workers that leave in good order
+        self._leaving: dict[str, float] = {}
+        self._boots: dict[str, str] = {}
         self.on_stable: Callable[[], None] | None = None
 
     def on_stored(self, decisions: Sequence[AnyDecision], state: State, store: VirtualStore) -> None:
@@ -96,7 +109,14 @@ class LogLaws:
         if isinstance(fact, facts.WorkerAdmitted):  # it may have more memory now
             for ledger in self.jobs.values():
                 ledger.unfit -= {fact.worker}
-        if isinstance(fact, facts.WorkerAdmitted | facts.WorkerMoved | facts.WorkerLost | facts.WorkerAway):
+        if isinstance(fact, facts.WorkerLeaving):
+            self._leaving.setdefault(fact.worker, fact.at)
+        if isinstance(fact, facts.WorkerReleased):
+            self._judge_release(fact)
+        if isinstance(fact, facts.WorkerAdmitted) and fact.boot != self._boots.get(fact.worker):
+            self._boots[fact.worker] = fact.boot
+            self._leaving.pop(fact.worker, None)
+        if isinstance(fact, ABOUT_WORKERS):
             return
         ledger = self.jobs[fact.job]
         self._require(not ledger.ended, f"{fact.job} has ended, and then: {fact}")
@@ -132,7 +152,7 @@ class LogLaws:
                 self._judge_version(ledger, fact)
             case facts.VersionFailed(version=version):
                 self._require(version == ledger.copying, f"{fact}, but {ledger.copying} is under way")
-                ledger.copying = None
+                ledger.copying, ledger.tried_at = None, fact.at
             case facts.JobRequeued(unfit=unfit):
                 self._require(ledger.planned_on >= set(unfit), f"{fact} was planned on {ledger.planned_on}")
                 self._require(not unfit or bool(ledger.rolled_back), f"{fact}, but it never ran")
@@ -220,7 +240,7 @@ class LogLaws:
     def _judge_version(self, ledger: Ledger, fact: facts.VersionStable) -> None:
         """What is called stable is on the disks of two workers, share by share, and is right."""
         self._require(fact.version == ledger.copying, f"{fact}, but {ledger.copying} is under way")
-        ledger.version, ledger.copying = fact.version, None
+        ledger.version, ledger.copying, ledger.tried_at = fact.version, None, fact.at
         strike, self.on_stable = self.on_stable, None
         if strike is not None:
             self._world.schedule(len(ledger.whole) / 20, self._world.weather, strike)
@@ -286,6 +306,8 @@ class LogLaws:
         """One worker takes the place of another one and begins with the stable version; all others stay."""
         self._require(self.is_disturbed, f"{fact}, but only the broker has died")
         self._counts[f"replayed while {ledger.phase}"] += 1
+        self._counts["handed over"] += "in good order" in fact.reason
+        self._require_recent(ledger, fact)
         before, version = ledger.line, ledger.version
         has_state = ledger.phase != "loading" or (before.keeps and not before.replayer)
         self._require(has_state, f"{fact} of workers without a state")
@@ -303,12 +325,45 @@ class LogLaws:
         ledger.lines[fact.attempt] = Line(ledger.next_unit, fact.plan, keeps=True, replayer=fact.replayer)
         ledger.interrupt_copies()
 
+    def _require_recent(self, ledger: Ledger, fact: facts.JobReplaying | facts.JobRolledBack) -> None:
+        """What a worker that leaves hands over is from after its wish, or a few units old."""
+        if "leaves in good order" not in fact.reason or ledger.phase != "running" or ledger.version is None:
+            return
+        (since,) = [at for name, at in self._leaving.items() if f"worker {name} " in fact.reason]
+        is_recent = ledger.next_unit - (ledger.version.unit + 1) <= RECENT_UNITS
+        self._require(is_recent or ledger.tried_at >= since, f"{fact} from {ledger.version}")
+
+    def _judge_release(self, fact: facts.WorkerReleased) -> None:
+        """A worker that leaves in good order has no share, and what its disk has lies with two others."""
+        self._require(fact.worker in self._leaving, f"{fact}, but nobody wants it to leave")
+        self._leaving.pop(fact.worker, None)
+        in_order = "in good order" in fact.reason
+        self._counts["left in good order" if in_order else "left at last"] += 1
+        for name, ledger in self.jobs.items():
+            plan, version = (ledger.line.plan, ledger.version) if ledger.lines else (None, None)
+            is_live = ledger.phase in ("loading", "running") and not ledger.ended
+            if not is_live or not in_order or plan is None:
+                continue
+            self._require(fact.worker not in plan.workers(), f"{fact}, but it has a share of {name}")
+            for share in {min(plan.segments_of(worker)) for worker in plan.workers()}:
+                having = [one for one in self._world.workers if (name, version, share) in self._disk_of(one)]
+                others = [one for one in having if one != fact.worker]
+                is_safe = fact.worker not in having or len(others) > 1 or ledger.damaged
+                self._require(is_safe, f"{fact}, but share {share} of {name} is else only on {others}")
+
     def _judge_rollback(self, ledger: Ledger, fact: facts.JobRolledBack) -> None:
         self._require_no_deadline(fact)
         self._counts[f"rolled back while {ledger.phase}"] += 1
         self._require(fact.attempt == ledger.attempt, f"{fact} in attempt {ledger.attempt}")
         is_free = fact.unit == ledger.next_unit
         self._require(self.is_disturbed or is_free, f"{fact}, but only the broker has died")
+        left_alone = "it handed over no share" in fact.reason or "no longer what it sent" in fact.reason
+        self._require_recent(ledger, fact)
+        in_order = "leaves in good order" in fact.reason
+        self._counts["left, and all went back"] += in_order and not is_free
+        self._require(
+            self.has_losses or is_free or left_alone or in_order, f"{fact}, but all left in good order"
+        )
         self._counts["a crash of the broker alone"] += not self.is_disturbed
         version = ledger.version
         restores = version is not None and version.unit + 1 >= ledger.stable

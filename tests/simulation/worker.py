@@ -74,6 +74,8 @@ class WorkerProcess(Process):
         self._dialled: dict[End, Load] = {}
         self._pending: dict[End, Claim] = {}
         self._moves = self._since_lost = 0
+        self._leaves_at: float | None = None
+        self._away_seconds = 0.0
         self._heard: deque[Any] = deque(maxlen=20)
         self.after(self.random.uniform(0, 1), self._register)
 
@@ -85,6 +87,18 @@ class WorkerProcess(Process):
         for link in self._links.values():
             link.close(shutting_down(self.name))
         self.die(silently=False)
+
+    def drain(self, within_seconds: int, away_seconds: float) -> None:
+        """The owner stops it in good order, and starts it again a while after its end."""
+        if self._leaves_at is None:
+            self._leaves_at, self._away_seconds = self.world.now + within_seconds, away_seconds
+            self.after(within_seconds + LEASE_SECONDS, lambda: self._step(events.LeftBehind()))
+            self._step(events.Leave(within_seconds))
+
+    def _exit(self, reason: str) -> None:
+        self.world.laws.on_exit(self, reason)
+        self.leave()
+        self.world.schedule(self._away_seconds, self.world.weather, self.start)
 
     def hang(self, seconds: float) -> None:
         """An operation does not end: after its deadline this process gives its device up."""
@@ -112,7 +126,8 @@ class WorkerProcess(Process):
         device = ALIKE if self.world.alike else msgspec.structs.replace(ALIKE, kernels=self.name)
         register = Register(device, "lab", where, boot, held=self.disk.held(), disk_bytes=size)
         newest = {"standing": state.standing, "generation": state.generation, "seal": state.seal}
-        end.send(msgspec.structs.replace(register, **newest))
+        left = None if self._leaves_at is None else max(0, round(self._leaves_at - self.world.now))
+        end.send(msgspec.structs.replace(register, **newest, leaving_seconds=left))
 
     def on_message(self, end: End, message: Any) -> None:
         if end.kind == "data":
@@ -187,6 +202,8 @@ class WorkerProcess(Process):
                     self.control.send(message)
             case events.HangUp(reason):
                 self.world.fail(f"{self.name} refuses its broker: {reason}")
+            case events.Exit(reason):
+                self._exit(reason)
             case events.Prepare(load):
                 self.world.laws.on_prepare(self, load)
                 self._prepare(command)

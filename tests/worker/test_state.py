@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.worker.loads import load
 
 from farflung.plans import LinkCodec
+from farflung.protocol.membership import Leaving, Released
 from farflung.protocol.messages import (
     Begin,
     Broken,
@@ -33,10 +34,13 @@ from farflung.worker.events import (
     CopyState,
     Drop,
     EndTraining,
+    Exit,
     Filled,
     FromBroker,
     GiveState,
     HangUp,
+    Leave,
+    LeftBehind,
     Note,
     Orphaned,
     PeerLinked,
@@ -346,3 +350,20 @@ def test_invariants_hold_after_any_events(events: list[events.Event]) -> None:
             elif isinstance(command, Start | EndTraining | GiveState):
                 assert before.phase in ("loading", "running")
         assert (state.load is None) == (state.phase == "idle")
+
+
+def test_a_worker_asks_to_leave_and_ends_once_it_is_released() -> None:
+    _, done = run(Leave(600), Leave(600), FromBroker(Released("it left in good order")))
+    assert done == [Tell(Leaving(600)), Exit("it left in good order")]
+
+
+def test_a_worker_without_a_broker_leaves_at_once_unless_it_has_a_share() -> None:
+    assert run(BrokerLost("gone"), Leave(600))[1] == [Exit("it held no share of a job")]
+    state, done = run(*ONE_UNIT, BrokerLost("gone"), Leave(600))
+    assert state.leaving and not isinstance(done[-1], Exit)
+    _, (note,) = machine.step(run(*ONE_UNIT, BrokerLost("gone"))[0], Leave(600))
+    assert isinstance(note, Note) and note.text == (
+        f"leaving: its share of {JOB} goes to another worker, within 10 minutes, once the broker is back; "
+        "a second signal ends it at once"
+    )
+    assert isinstance(machine.step(state, LeftBehind())[1][0], Exit)

@@ -14,6 +14,7 @@ from farflung.broker.network.worker_addresses import WorkerAddresses, worker_add
 from farflung.broker.sessions import HolderSession, SessionRegistry
 from farflung.errors import ProtocolError
 from farflung.protocol.fields import one_line
+from farflung.protocol.membership import Drain, Leaving
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,
@@ -94,6 +95,10 @@ def events_of(
             | AskReverse() | AskCircuit() | NotReached()
         ):  # fmt: skip
             yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
+        case Leaving(within):
+            yield events.LeaveAsked(now, _require_registered(session, sessions).peer.id, within)
+        case Drain(worker, within):
+            yield events.LeaveAsked(now, worker, within, session.peer.id)
         case Submit() | Return() | Keep() | Kept() | Collected() | Cancel():
             yield _submitter_event(session, content, sessions, timeouts, now)
 

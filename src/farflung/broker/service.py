@@ -51,6 +51,7 @@ _UNIONS: dict[str, Any] = {
     "worker": messages.FromWorker,
     "submitter": messages.FromSubmitter,
     "viewer": messages.FromViewer,
+    "operator": messages.FromOperator,
 }
 
 

@@ -14,6 +14,7 @@ import msgspec
 from farflung.errors import ProtocolError
 from farflung.protocol.copies import Copied, CopyLost, Retain
 from farflung.protocol.fields import Message
+from farflung.protocol.membership import Drain, Draining, Leaving, Released
 from farflung.protocol.probing import AskTopology, EndProbe, FleetTopology, Probe, Probed
 from farflung.protocol.reachability import (
     AskCircuit,
@@ -70,6 +71,7 @@ FromWorker = (
     | Broken
     | Copied
     | CopyLost
+    | Leaving
     | AskReverse
     | AskCircuit
     | NotReached
@@ -96,10 +98,11 @@ FromSubmitter = (
 )
 FromPeer = Claim | Welcome | Pull
 FromViewer = Ask | AskTopology | Renew
+FromOperator = Drain | Ask | AskTopology | Renew
 ToWorker = (
     Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | PeerMoved
-    | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe | Denied | Status | FleetTopology
-    | Renewed
+    | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe | Denied | Released | Status
+    | FleetTopology | Renewed
 )  # fmt: skip
 ToSubmitter = (
     Attached
@@ -120,6 +123,7 @@ ToSubmitter = (
     | Renewed
 )
 ToViewer = Denied | Status | FleetTopology | Renewed
+ToOperator = ToViewer | Draining
 
 
 def encode(message: Message) -> bytes:

@@ -15,6 +15,7 @@ from farflung.plans.codec_pair import MOST_CODECS
 from farflung.plans.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.copies import MOST_HELD, HeldCopy, StateVersion
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Opset, Text
+from farflung.protocol.membership import Within
 from farflung.runtime.parcel import CodecSample
 from farflung.runtime.training import Training
 
@@ -83,6 +84,8 @@ class Register(Message, frozen=True):
 
     `held` are the copies on its disk, which may take `disk_bytes` (0: it holds none). The broker answers with
     what to keep of each job (`Retain`).
+
+    A worker that has begun to leave (`Leaving`) goes on with that, in what is left of its time.
     """
 
     device: Device
@@ -96,6 +99,7 @@ class Register(Message, frozen=True):
     held: Annotated[list[HeldCopy], Meta(max_length=MOST_HELD)] = msgspec.field(default_factory=list)
     disk_bytes: Count = 0
     seal: Seal = b""
+    leaving_seconds: Within | None = None
 
 
 class Registered(Message, frozen=True):

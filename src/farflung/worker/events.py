@@ -41,6 +41,18 @@ class Orphaned:
 
 
 @dataclass(frozen=True)
+class Leave:
+    """The worker's owner wants it to leave, within `within_seconds`."""
+
+    within_seconds: int
+
+
+@dataclass(frozen=True)
+class LeftBehind:
+    """The time in which the broker could release the worker is over."""
+
+
+@dataclass(frozen=True)
 class Verified:
     """The programs of the attempt are verified (`problem` is None) or refused.
 
@@ -122,6 +134,8 @@ Event = (
     | BrokerLost
     | BrokerBack
     | Orphaned
+    | Leave
+    | LeftBehind
     | Verified
     | Filled
     | PeerLinked
@@ -228,6 +242,13 @@ class HangUp:
 
 
 @dataclass(frozen=True)
+class Exit:
+    """End this process; `reason` is for the worker's owner."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Note:
     """One line for the worker's owner."""
 
@@ -247,5 +268,6 @@ Command = (
     | GiveState
     | Drop
     | HangUp
+    | Exit
     | Note
 )

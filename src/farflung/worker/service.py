@@ -31,6 +31,7 @@ from farflung.worker.broker_line import BrokerLine
 from farflung.worker.compute import ComputeThread
 from farflung.worker.copy_store import CopyStore
 from farflung.worker.copying import Copying
+from farflung.worker.departure import Departure
 from farflung.worker.dialling import Dialling
 from farflung.worker.outcomes import Outcome, OutgoingState, Restored, StateCopied, StateGiven
 from farflung.worker.peers import Peers
@@ -65,8 +66,10 @@ class WorkerOptions:
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
-async def run(options: WorkerOptions) -> None:
+async def run(options: WorkerOptions, departure: Departure | None = None) -> None:
     """Offer this machine's device to the broker until cancelled; reconnects whenever the broker is lost.
+
+    Returns once the broker lets the worker go, because its owner (`departure`) or an operator wanted that.
 
     Raises
     ------
@@ -76,19 +79,24 @@ async def run(options: WorkerOptions) -> None:
         The compute thread is stuck. The broker has been notified; this process must exit or be replaced
         before its device can be offered again.
     """
-    service = WorkerService(options)
+    departure = departure or Departure()
+    service = WorkerService(options, departure)
     await service.start()
     reason = shutting_down(options.identity.id)
+    released = asyncio.create_task(departure.wait())
     work = [asyncio.create_task(task) for task in (service.stay_registered(), service.watch_device())]
     try:
-        await asyncio.gather(*work)
+        done, _ = await asyncio.wait([*work, released], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {released}:
+            task.result()  # the error that ended it
+        log.info("worker %s may go: %s", options.identity.id, await released)
     except DeviceHeld as held:
         reason = str(held)
         raise
     finally:
-        for task in work:
+        for task in (*work, released):
             task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await asyncio.gather(*work, released, return_exceptions=True)
         await service.stop(reason)
 
 
@@ -112,11 +120,12 @@ def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
 class WorkerService:
     """One worker; see `run`."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, departure: Departure | None = None) -> None:
         self._options = options
+        self._departure = departure or Departure()
         self._identity = options.identity
         self._timeouts = options.timeouts
-        self._state = machine.State(options.identity.id)
+        self._state = machine.State(options.identity.id, away=True)
         self._peers = Peers(self, options.backend.allocate)
         self._loop = asyncio.get_running_loop()
         self._compute = ComputeThread(
@@ -174,6 +183,7 @@ class WorkerService:
             describe_device, self._options.backend, self._options.memory_bytes
         )
         self._compute.start()
+        self._departure.attach(self._step, self._timeouts.lease_seconds)
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
 
     async def stay_registered(self) -> None:
@@ -242,6 +252,7 @@ class WorkerService:
             held,
             self._copying.disk_bytes,
             state.seal,
+            self._departure.seconds_left,
         )
 
     def from_broker(self, message: Any) -> None:
@@ -282,6 +293,8 @@ class WorkerService:
             log.info("%s", command.text)
         elif isinstance(command, events.Tell):
             self._send(command.message)
+        elif isinstance(command, events.Exit):
+            self._departure.end(command)
         elif isinstance(command, events.HangUp):
             self._spawn(self._line.hang_up(command.reason))
         elif isinstance(command, events.Prepare):

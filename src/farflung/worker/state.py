@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from farflung.protocol import messages
+from farflung.protocol.membership import Leaving, Released
 from farflung.protocol.messages import (
     Begin,
     Broken,
@@ -33,7 +34,7 @@ from farflung.protocol.messages import (
     UnitReady,
 )
 from farflung.protocol.worker import LinkBytes, Standing
-from farflung.text import count_of
+from farflung.text import count_of, duration_words
 from farflung.worker.events import (
     AdvanceReplay,
     Apply,
@@ -45,10 +46,13 @@ from farflung.worker.events import (
     Drop,
     EndTraining,
     Event,
+    Exit,
     Filled,
     FromBroker,
     GiveState,
     HangUp,
+    Leave,
+    LeftBehind,
     Note,
     Orphaned,
     PeerLinked,
@@ -73,7 +77,7 @@ class State:
     `ready` is what was reported about unit `unit`; it is kept until the broker has decided that unit.
     `broken` is what was reported when the attempt ended here. `failure` says why a segment failed, which
     costs the state. Without a broker the worker is `away`. `generation` and `seal` are those of the newest
-    broker that admitted it.
+    broker that admitted it. A worker that is `leaving` ends once the broker has released it.
     """
 
     worker: str
@@ -93,11 +97,14 @@ class State:
     away: bool = False
     generation: int = 0
     seal: bytes = b""
+    leaving: bool = False
 
     @property
     def idle(self) -> State:
         """The same worker without a job."""
-        return State(self.worker, away=self.away, generation=self.generation, seal=self.seal)
+        return State(
+            self.worker, away=self.away, generation=self.generation, seal=self.seal, leaving=self.leaving
+        )
 
     @property
     def standing(self) -> Standing | None:
@@ -160,6 +167,10 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
         return _broker_lost(state, event.reason)
     if isinstance(event, Orphaned):
         return _orphaned(state, event.seconds)
+    if isinstance(event, Leave):
+        return _leave(state, event.within_seconds)
+    if isinstance(event, LeftBehind):
+        return state, [Exit("the broker did not release it in time: it leaves with what it has")]
     if isinstance(event, BrokerBack):
         return state, [Tell(state.ready)] if state.ready and state.phase == "running" else []
     if isinstance(event, PeerLinked):
@@ -193,6 +204,8 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return _regroup(state, message)
     if isinstance(message, messages.Retain):
         return state, [Retain(message)]
+    if isinstance(message, Released):
+        return state, [Exit(message.reason)]
     if state.load is None or not isinstance(message, Begin | Decide | SendState | Stop):
         return state, []
     held = state.load
@@ -388,6 +401,21 @@ def _broker_lost(state: State, reason: str) -> tuple[State, list[Command]]:
         return state, []
     note = Note(f"job {state.load.job} is kept, and waits for the broker: {reason}")
     return state, [note]
+
+
+def _leave(state: State, within_seconds: int) -> tuple[State, list[Command]]:
+    """Ask the broker to hand the worker's share over; without share and broker, end at once."""
+    if state.leaving:
+        return state, []
+    after, again = replace(state, leaving=True), "a second signal ends it at once"
+    if state.load is None:
+        if state.away:
+            return after, [Exit("it held no share of a job")]
+        return after, [Tell(Leaving(within_seconds)), Note(f"leaving; {again}")]
+    within = duration_words(within_seconds)
+    what = f"its share of {state.load.job} goes to another worker, within {within}"
+    lack = ", once the broker is back" if state.away else ""
+    return after, [Tell(Leaving(within_seconds)), Note(f"leaving: {what}{lack}; {again}")]
 
 
 def _orphaned(state: State, seconds: float) -> tuple[State, list[Command]]:

@@ -110,6 +110,18 @@ class WorkerLeaves(Event):
 
 
 @dataclass(frozen=True)
+class LeaveAsked(Event):
+    """A worker, or an operator, asks that the worker may leave within `within_seconds`.
+
+    An `operator` gets an answer.
+    """
+
+    worker: str
+    within_seconds: float
+    operator: str = ""
+
+
+@dataclass(frozen=True)
 class WorkerMessage(Event):
     """A message from a registered worker."""
 

@@ -70,6 +70,24 @@ class WorkerAway(Decision, frozen=True):
     reason: str
 
 
+class WorkerLeaving(Decision, frozen=True):
+    """The worker is to leave: others take its share, or it leaves with it at `deadline` (seconds since 1970).
+
+    Until then it takes no other job.
+    """
+
+    worker: str
+    reason: str
+    deadline: float
+
+
+class WorkerReleased(Decision, frozen=True):
+    """The worker's process may end. The worker stays known under its id."""
+
+    worker: str
+    reason: str
+
+
 class JobSubmitted(Decision, frozen=True):
     """A job was added to the end of the queue. `workers` = 0 takes every idle worker; `on` may name them.
 
@@ -395,6 +413,8 @@ AnyDecision = (
     | WorkerMoved
     | WorkerLost
     | WorkerAway
+    | WorkerLeaving
+    | WorkerReleased
     | JobSubmitted
     | SubmitterAway
     | SubmitterReturned

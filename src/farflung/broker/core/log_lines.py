@@ -6,6 +6,7 @@ from functools import singledispatch
 
 from farflung.broker.core import facts
 from farflung.protocol.fields import has_left, one_line
+from farflung.text import format_seconds
 
 
 @singledispatch
@@ -25,6 +26,17 @@ def _describe_worker_admitted(fact: facts.WorkerAdmitted) -> str:
 @log_line.register
 def _describe_worker_away(fact: facts.WorkerAway) -> str:
     return f"worker {fact.worker} is away: {fact.reason}"
+
+
+@log_line.register
+def _describe_worker_leaving(fact: facts.WorkerLeaving) -> str:
+    within = format_seconds(max(0.0, fact.deadline - fact.at))
+    return f"worker {fact.worker} is to leave within {within}: {fact.reason}"
+
+
+@log_line.register
+def _describe_worker_released(fact: facts.WorkerReleased) -> str:
+    return f"worker {fact.worker} may go: {fact.reason}"
 
 
 @log_line.register

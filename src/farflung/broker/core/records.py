@@ -30,13 +30,26 @@ OVER = (DONE, FAILED, CANCELLED)
 
 
 @dataclass(frozen=True)
+class Leave:
+    """That a worker is to leave, since `since`, for this reason. At `deadline` it leaves with its share.
+
+    Times are in seconds since 1970.
+    """
+
+    since: float
+    deadline: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Worker:
     """A worker that the broker knows. `job` is its current job, `trouble` says why it is not connected. It is
-    expected to return if it is away, since `away_since` (seconds since 1970).
+    expected to return if it is away, since `away_since` (seconds since 1970). Else it has gone, at `gone_at`;
+    its process was `released` if the broker let it end.
 
     `relay_mbps` is the rate at which it relays links of others, `line` its access line as its owner describes
     it. `held` are the copies of jobs' state on its disk, as it last said, which may take `disk_bytes` there;
-    `held` is observed, and empty after a replay.
+    `held` is observed, and empty after a replay. A worker that is `leaving` takes no job.
     """
 
     worker: str
@@ -52,6 +65,9 @@ class Worker:
     disk_bytes: int = 0
     held: tuple[HeldCopy, ...] = ()
     away_since: float | None = None
+    leaving: Leave | None = None
+    gone_at: float | None = None
+    released: bool = False
 
     @property
     def away(self) -> bool:
@@ -61,7 +77,7 @@ class Worker:
     @property
     def idle(self) -> bool:
         """Whether the worker is in the backup pool."""
-        return self.connected and self.job is None
+        return self.connected and self.job is None and self.leaving is None
 
     @property
     def emulated(self) -> bool:
@@ -268,7 +284,7 @@ class State:
         if job.asked or job.on:
             return []
         kin = [worker for worker in self.workers.values() if worker.emulated == job.training.emulated]
-        return sorted(one.worker for one in kin if one.away and one.job is None)
+        return sorted(one.worker for one in kin if one.away and one.job is None and one.leaving is None)
 
     def idle_for(self, job: Job) -> list[str]:
         """Workers of the backup pool that can run `job`: of its kind, and with all of its ops."""

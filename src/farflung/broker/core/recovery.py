@@ -10,6 +10,7 @@ from __future__ import annotations
 from farflung.broker.core import facts, job_queue, jobs, loads, protection, recutting, replaying, restoring
 from farflung.broker.core.events import ReadTuning, Send
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, LOADING, PLANNING, RUNNING, Job, State
+from farflung.broker.core.restoring import Seating
 from farflung.broker.core.transition import Transition
 from farflung.broker.planning.messages import PlanResult
 from farflung.protocol.fields import one_line
@@ -64,7 +65,12 @@ def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
     found = replaying.takeover(turn.state, job, worker)
     if found is None:
         give_up(turn, job, reason)
-        return
+    else:
+        take_over(turn, job, found, reason)
+
+
+def take_over(turn: Transition, job: Job, found: Seating, reason: str) -> None:
+    """Begin an attempt in which one worker takes over a share, and the other members keep their state."""
     taker = replaying.taker_of(job, found.plan)
     holders = protection.holders_for(turn.state, job, found.plan)
     attempt = job.attempt + 1

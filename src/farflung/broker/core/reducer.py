@@ -44,6 +44,8 @@ for _function in (
     worker_reducer.worker_verified,
     worker_reducer.worker_lost,
     worker_reducer.worker_away,
+    worker_reducer.worker_leaving,
+    worker_reducer.worker_released,
     unit_reducer.unit_decided,
     unit_reducer.version_stable,
     unit_reducer.version_failed,

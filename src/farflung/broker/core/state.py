@@ -14,6 +14,7 @@ from functools import singledispatch
 
 from farflung.broker.codecs import tuning
 from farflung.broker.core import (
+    draining,
     events,
     facts,
     job_queue,
@@ -34,6 +35,7 @@ from farflung.broker.core.reducer import reduce_fact
 from farflung.broker.core.transition import Transition
 from farflung.broker.network import reachability
 from farflung.errors import ProtocolError
+from farflung.protocol.membership import Released
 from farflung.protocol.messages import (
     AskCircuit,
     AskReverse,
@@ -88,7 +90,9 @@ def decide(state: State, event: events.Event) -> Outcome:
     """
     turn = Transition(state, event.now)
     _decide(event, turn)
+    draining.hand_over(turn)
     job_queue.start_queued(turn)
+    draining.release(turn)
     returns.explain(turn)
     return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands), turn.blobs, turn.unneeded_blobs())
 
@@ -115,6 +119,7 @@ def _on_restarted(event: events.Restarted, turn: Transition) -> None:
 def _on_tick(event: events.Tick, turn: Transition) -> None:
     returns.on_tick(turn, event.return_seconds)
     submitters.on_tick(turn, event.hold_seconds)
+    draining.on_tick(turn)
     for job in list(turn.state.jobs.values()):
         if job.held or turn.state.away_for(job):
             continue  # it waits for them, with deadlines of its own
@@ -144,6 +149,9 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
         turn.do(Reject(f"worker {event.worker} cannot take part: {trouble}"))
         return
     known, standing = turn.state.workers.get(event.worker), register.standing
+    if known is not None and known.released and known.boot == register.boot:
+        turn.do(Reply(Released(known.trouble)))  # the broker was lost before it could say so
+        return
     returns_to_job = known is not None and known.job is not None and known.boot == register.boot
     if known is not None and (known.connected or known.job is not None):
         silent = event.silent_seconds
@@ -184,6 +192,8 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
     protection.on_registered(turn, event.worker, register.held)
     if returns_to_job:
         returns.take_up(turn, event.worker, standing)
+    if register.leaving_seconds is not None:
+        draining.begin(turn, event.worker, register.leaving_seconds, draining.OWN_WISH)
 
 
 @_decide.register
@@ -216,6 +226,14 @@ def _on_worker_verified(event: events.WorkerVerified, turn: Transition) -> None:
 def _on_worker_leaves(event: events.WorkerLeaves, turn: Transition) -> None:
     if turn.state.workers[event.worker].connected:
         returns.lose(turn, event.worker, event.reason)
+
+
+@_decide.register
+def _on_leave_asked(event: events.LeaveAsked, turn: Transition) -> None:
+    if not event.operator:
+        draining.begin(turn, event.worker, event.within_seconds, draining.OWN_WISH)
+    else:
+        draining.ask(turn, event.worker, event.within_seconds, event.operator)
 
 
 @_decide.register

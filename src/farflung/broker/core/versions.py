@@ -76,6 +76,10 @@ class Versions:
         """Whether a version is to be taken right after `unit`."""
         return unit.train and self.under_way is None and now >= self.not_before
 
+    def wanted(self, now: float) -> Versions:
+        """The versions once the next one is wanted soon, because a member is to leave."""
+        return replace(self, not_before=min(self.not_before, now))
+
     def decided(self, version: Version) -> Versions:
         """The versions once this one is under way."""
         return replace(self, under_way=version)

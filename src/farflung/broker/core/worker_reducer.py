@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from farflung.broker.core import facts
 from farflung.broker.core.records import (
+    Leave,
     State,
     Worker,
 )
@@ -37,6 +38,7 @@ def worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
             relay_mbps=fact.relay_mbps,
             line=fact.line,
             disk_bytes=fact.disk_bytes,
+            leaving=known.leaving if known is not None and known.boot == fact.boot else None,
         )
     )
 
@@ -56,14 +58,30 @@ def worker_verified(fact: facts.WorkerVerified, state: State) -> State:
 
 
 def worker_lost(fact: facts.WorkerLost, state: State) -> State:
-    return state.with_worker(
-        replace(state.workers[fact.worker], connected=False, job=None, trouble=fact.reason, away_since=None)
-    )
+    return state.with_worker(_gone(state.workers[fact.worker], fact))
+
+
+def worker_leaving(fact: facts.WorkerLeaving, state: State) -> State:
+    worker = state.workers[fact.worker]
+    if worker.job is not None:  # another one is to begin with what it has at its next step
+        job = state.jobs[worker.job]
+        state = state.with_job(replace(job, versions=job.versions.wanted(fact.at)))
+    since = fact.at if worker.leaving is None else worker.leaving.since
+    return state.with_worker(replace(worker, leaving=Leave(since, fact.deadline, fact.reason)))
+
+
+def worker_released(fact: facts.WorkerReleased, state: State) -> State:
+    worker = _gone(state.workers[fact.worker], fact)
+    return state.with_worker(replace(worker, leaving=None, released=True))
 
 
 def worker_away(fact: facts.WorkerAway, state: State) -> State:
     worker = state.workers[fact.worker]
     return state.with_worker(replace(worker, connected=False, trouble=fact.reason, away_since=fact.at))
+
+
+def _gone(worker: Worker, fact: facts.WorkerLost | facts.WorkerReleased) -> Worker:
+    return replace(worker, connected=False, job=None, trouble=fact.reason, away_since=None, gone_at=fact.at)
 
 
 def _new_addresses(known: Worker | None, fact: facts.WorkerAdmitted | facts.WorkerMoved) -> WorkerAddresses:

@@ -93,7 +93,11 @@ def join(
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
-    """Work for a broker until stopped; reconnects if the connection is lost."""
+    """Work for a broker until stopped; reconnects if the connection is lost.
+
+    The first Ctrl-C or SIGTERM hands this worker's share of a job to another one, for up to 10 minutes. A
+    second one leaves at once.
+    """
     from farflung.heap import keep_freed_memory
 
     keep_freed_memory()  # before any thread, such as the one that watches the parent, has its own heap
@@ -109,6 +113,7 @@ def join(
     hold_folder(own)
     computes = _imported(framework, tflops)  # last: a worker that is refused need not wait for it
     from farflung.protocol.worker import HomeLine
+    from farflung.worker.departure import Departure
     from farflung.worker.service import WorkerOptions, run
 
     options = WorkerOptions(
@@ -122,9 +127,12 @@ def join(
         line=HomeLine(up, down, probe),
         disk_bytes=_disk_bytes(disk),
     )
+    departure = Departure()
+    # The workers of a local fleet end with it: nobody is left who could take their shares.
+    ask = departure.ask if exit_with_parent is None else lambda: False
     gc.freeze()  # or each collection would scan every object of a framework and block all threads
     try:
-        run_service(run(options), as_json)
+        run_service(run(options, departure), as_json, ask)
     except DeviceHeld as held:
         restart_process(str(held))
 

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -49,14 +49,17 @@ class _JsonFormatter(logging.Formatter):
         )
 
 
-def run_service(service: Coroutine[None, None, None], as_json: bool) -> None:
+def run_service(
+    service: Coroutine[None, None, None], as_json: bool, ask: Callable[[], bool] = lambda: False
+) -> None:
     """Run `service` until SIGINT (exit code 130) or SIGTERM (exit code 0); its log goes to standard error.
 
-    With `as_json` the log goes to standard output, one JSON object per line.
+    At the first of them `ask` may ask the service to end by itself (exit code 0), and returns whether it
+    does. With `as_json` the log goes to standard output, one JSON object per line.
     """
     _log_to(as_json)
     collect_as_usual()
-    received = asyncio.run(_until_signal(service))
+    received = asyncio.run(_until_signal(service, ask))
     if received is not None:
         logging.getLogger("farflung").info("stopped by %s", _WORDS[received])
     if received == signal.SIGINT:
@@ -69,13 +72,19 @@ def restart_process(reason: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-async def _until_signal(service: Coroutine[None, None, None]) -> signal.Signals | None:
+async def _until_signal(
+    service: Coroutine[None, None, None], ask: Callable[[], bool]
+) -> signal.Signals | None:
     task = asyncio.ensure_future(service)
     received: list[signal.Signals] = []
+    may_ask = True
 
     def stop(number: signal.Signals) -> None:
-        received.append(number)
-        task.cancel()
+        nonlocal may_ask
+        is_first, may_ask = may_ask, False
+        if not (is_first and ask()):
+            received.append(number)
+            task.cancel()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,0 +1,357 @@
+"""A worker leaves in good order: its share goes to another one, and the others lose nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from tests.broker.core.test_protection import job_of
+from tests.broker.core.test_replaying import KERNELS, continues, load_all, loads, place, rollbacks
+from tests.broker.scenario import DEVICE, Scenario, sent, told
+
+from farflung.broker.core import events, facts
+from farflung.broker.core.draining import waits_for
+from farflung.broker.core.state import Outcome, durable, replay
+from farflung.protocol.membership import Draining, Released
+from farflung.protocol.messages import Denied, Planned, Stop
+
+
+def spread(story: Scenario, unit: int) -> None:
+    """Every share of a version arrives on both disks, whoever the members are."""
+    plan = job_of(story).plan
+    assert plan is not None
+    for owner in plan.workers():
+        share = min(plan.segments_of(owner))
+        story.copied(owner, unit, share)
+        story.copied(job_of(story).holders[owner], unit, share)
+
+
+def leave(story: Scenario, worker: str, within: float = 600.0, operator: str = "") -> Outcome:
+    return story.feed(events.LeaveAsked(story.now, worker, within, operator))
+
+
+def released(story: Scenario, worker: str) -> list[str]:
+    return [one.reason for one in sent(story.commands, worker) if isinstance(one, Released)]
+
+
+def words(story: Scenario, worker: str) -> str:
+    return waits_for(story.state, story.state.workers[worker])
+
+
+def next_unit(story: Scenario) -> int:
+    return job_of(story).next_unit
+
+
+def is_whole(story: Scenario) -> bool:
+    log = [facts.encode(fact) for fact in story.facts if isinstance(fact, facts.Decision)]
+    return replay(map(facts.decode, log)) == durable(story.state)
+
+
+def decide_unit(story: Scenario) -> int:
+    """Decide the next unit; its number."""
+    unit = next_unit(story)
+    story.all_ready(unit)
+    return unit
+
+
+def hand_over(story: Scenario, worker: str) -> int:
+    """Bring a worker's wish to leave to the end of its part in the job; the unit of the version."""
+    unit = decide_unit(story)
+    spread(story, unit)
+    assert worker in job_of(story).members  # a unit is in flight
+    decide_unit(story)
+    assert worker not in job_of(story).members
+    return unit
+
+
+def test_an_idle_worker_may_go_at_once_and_takes_no_other_job() -> None:
+    story = Scenario("a", "b")
+    leave(story, "b")
+    assert released(story, "b") == ["it left in good order: its owner stops it"]
+    gone = story.state.workers["b"]
+    assert (gone.connected, gone.released, gone.gone_at) == (False, True, gone.gone_at) and gone.gone_at
+    story.submit(2)
+    assert "waiting for 1 more worker" in told(story.commands)[-1].state  # type: ignore[union-attr]
+    assert is_whole(story)
+
+
+def test_a_share_goes_to_an_idle_worker_between_two_units_and_nobody_runs_a_unit_again() -> None:
+    story = place(units=8)
+    leave(story, "b")
+    assert words(story, "b") == "for copies of job-1's state"
+    unit = decide_unit(story)
+    assert [fact for fact in story.facts if isinstance(fact, facts.UnitDecided)][-1].copy
+    spread(story, unit)
+    assert job_of(story).attempt == 1 and words(story, "b") == "for the end of a step of job-1"
+    story.ready("a", unit + 1)
+    story.ready("c", unit + 1)
+    story.ready("b", unit + 1)
+    job = job_of(story)
+    assert (job.state, job.attempt, job.replayer, job.members) == ("loading", 2, "d", ("a", "d", "c"))
+    (load,) = loads(story)
+    assert (load.unit, len(load.history)) == (unit + 1, 1)  # only what was decided while copies were made
+    assert {name: one.unit for name, one in continues(story).items()} == {"a": unit + 2, "c": unit + 2}
+    assert [one.attempt for one in sent(story.commands, "b") if isinstance(one, Stop)] == [1]
+    planned = [one for one in told(story.commands) if isinstance(one, Planned)][-1]
+    assert planned.reason == "worker b leaves in good order (its owner stops it)" and planned.replayer == "d"
+    assert not rollbacks(story) and not released(story, "b")
+    assert words(story, "b") == "until its copies of job-1's state lie with two others"
+    load_all(story)
+    again = decide_unit(story)
+    assert again == unit + 2
+    spread(story, again)
+    assert released(story, "b") == ["it left in good order: its owner stops it"] and is_whole(story)
+    while job_of(story).state == "running":
+        decide_unit(story)
+    decided = [fact.unit for fact in story.facts if isinstance(fact, facts.UnitDecided)]
+    assert decided == list(range(20))
+
+
+def test_a_worker_that_nobody_can_replace_stays_and_says_so_until_its_deadline() -> None:
+    story = Scenario("a", "b")  # without disks
+    story.running(2, steps=20)
+    leave(story, "b", within=120)
+    decide_unit(story)
+    assert words(story, "b") == "for a worker that can take its share of job-1"
+    story.tick(60)
+    assert job_of(story).members == ("a", "b") and not released(story, "b")
+    story.tick(60)
+    (reason,) = released(story, "b")
+    assert reason == "it left with its share of job-1, which nobody took within 2 minutes"
+    (back,) = rollbacks(story)
+    assert "worker b left at step 2: it handed over no share within 2 minutes" in back.reason
+    assert is_whole(story)
+
+
+def test_without_a_worker_like_it_the_job_goes_on_from_fresh_copies_in_another_cut() -> None:
+    story = place(units=8)
+    story.leave("d")
+    leave(story, "b")
+    unit = decide_unit(story)
+    spread(story, unit)
+    assert words(story, "b") == "for the end of a step of job-1"
+    decide_unit(story)
+    assert [message.unit for message in rollbacks(story)] == [unit + 1]
+    job = job_of(story)
+    assert (job.state, job.members) == ("planning", ("a", "c")) and job.plan is not None
+    assert not released(story, "b")  # its copies lie with no two others
+    assert is_whole(story)
+
+
+def test_a_worker_that_comes_while_one_waits_to_leave_takes_its_share() -> None:
+    story = place(units=8)
+    story.leave("d")
+    leave(story, "b")
+    unit = decide_unit(story)
+    story.join("e", device=KERNELS, disk_bytes=10**9)
+    spread(story, unit)
+    decide_unit(story)
+    assert job_of(story).members == ("a", "e", "c")
+
+
+def test_a_worker_that_leaves_at_once_costs_what_a_lost_one_does() -> None:
+    story = place()
+    leave(story, "b", within=0)
+    assert released(story, "b") == ["it left with its share of job-1, which nobody took"]
+    assert (job_of(story).replayer, job_of(story).attempt) == ("d", 2)
+
+
+def test_a_recent_version_serves_as_a_fresh_one() -> None:
+    story = place(units=3)
+    leave(story, "b")
+    assert words(story, "b") == "for the end of a step of job-1"
+    decide_unit(story)
+    assert job_of(story).replayer == "d" and len(loads(story)[0].history) == 3
+
+
+def test_two_that_leave_at_once_go_one_after_the_other() -> None:
+    story = place(units=8)
+    story.join("e", device=KERNELS, disk_bytes=10**9)
+    leave(story, "b")
+    leave(story, "c")
+    hand_over(story, "b")
+    load_all(story)
+    decide_unit(story)
+    assert job_of(story).members == ("a", "d", "e") and not released(story, "b")
+    load_all(story)
+    spread(story, decide_unit(story))
+    assert released(story, "c") and not rollbacks(story) and is_whole(story)
+
+
+def test_one_that_would_take_over_but_leaves_itself_does_not() -> None:
+    story = place()
+    leave(story, "d")
+    assert released(story, "d")
+    leave(story, "b")
+    spread(story, decide_unit(story))
+    decide_unit(story)
+    assert job_of(story).members == ("a", "c")
+
+
+def test_a_broker_that_is_restarted_goes_on_with_it() -> None:
+    story = place()
+    held = {name: story.state.workers[name].held for name in "abcd"}
+    leave(story, "b")
+    story.restart()
+    job = job_of(story)
+    for name in "abcd":
+        standing = None if name == "d" else msgspec_standing(story)
+        story.join(name, device=KERNELS, disk_bytes=10**9, held=held[name], standing=standing)
+    assert story.state.workers["b"].leaving and job_of(story).members == job.members
+    story.say(return_of(story))
+    hand_over(story, "b")
+
+
+def msgspec_standing(story: Scenario) -> object:
+    from farflung.protocol.worker import Standing
+
+    return Standing("job-1", job_of(story).attempt, next_unit(story), "running")
+
+
+def return_of(story: Scenario) -> object:
+    from farflung.protocol.messages import Return
+
+    return Return("job-1", job_of(story).attempt, next_unit(story))
+
+
+def test_a_worker_that_was_lost_in_between_and_returns_still_leaves() -> None:
+    story = place()
+    leave(story, "b")
+    story.leave("b")
+    assert job_of(story).replayer == "d"
+    story.join("b", device=KERNELS, disk_bytes=10**9)
+    assert released(story, "b")
+
+
+def test_one_that_was_started_anew_stays() -> None:
+    story = place()
+    leave(story, "b")
+    story.leave("b")
+    story.join("b", boot="boot-2", device=KERNELS, disk_bytes=10**9)
+    assert story.state.workers["b"].idle and not released(story, "b")
+
+
+def test_a_worker_whose_release_was_lost_on_its_way_hears_it_when_it_returns() -> None:
+    story = Scenario("a", "b")
+    leave(story, "b")
+    story.restart()
+    before = len(story.commands)
+    story.join("b")
+    (answer,) = [one.message for one in story.commands[before:] if hasattr(one, "message")]
+    assert answer == Released("it left in good order: its owner stops it")
+    assert not story.state.workers["b"].connected
+    story.join("b", boot="boot-2")
+    assert story.state.workers["b"].idle
+
+
+def test_a_worker_says_again_that_it_leaves() -> None:
+    story = Scenario("a")
+    story.restart()
+    register = events.WorkerRegisters
+    outcome = story.join("a", leaving_seconds=7)
+    assert released(story, "a") and register and outcome
+
+
+def test_a_job_that_is_planned_is_planned_without_it() -> None:
+    story = Scenario("a", "b", "c")
+    story.submit(2)
+    leave(story, "b")
+    job = job_of(story)
+    assert (job.state, job.attempt, job.members) == ("planning", 2, ("a", "c"))
+    assert released(story, "b")
+
+
+def test_a_job_that_loads_is_planned_anew_if_others_are_there() -> None:
+    story = Scenario("a", "b", "c")
+    story.submit(2)
+    story.planned()
+    leave(story, "b")
+    assert (job_of(story).state, job_of(story).members) == ("planning", ("a", "c"))
+    assert released(story, "b") and not job_of(story).recovery.failed
+    alone = Scenario("a", "b")
+    alone.submit(2)
+    alone.planned()
+    leave(alone, "b")
+    assert job_of(alone).state == "loading" and not released(alone, "b")
+
+
+def test_a_job_that_sends_its_weights_is_awaited() -> None:
+    story = place(units=3, steps=3)
+    assert job_of(story).state == "collecting"
+    leave(story, "b")
+    assert words(story, "b") == "until job-1 has sent its weights"
+    story.collected()
+    assert released(story, "b")
+
+
+def test_a_replay_is_awaited() -> None:
+    story = place()
+    story.join("e", device=KERNELS, disk_bytes=10**9)
+    story.leave("c")
+    assert job_of(story).replayer == "d"
+    leave(story, "b")
+    assert words(story, "b") == "until job-1 runs"
+    load_all(story)
+    hand_over(story, "b")
+    assert job_of(story).members == ("a", "e", "d")
+
+
+def test_the_only_worker_of_a_job_stays_until_its_deadline() -> None:
+    story = Scenario("a")
+    story.running(1)
+    leave(story, "a")
+    story.all_ready(0)
+    assert job_of(story).state == "running" and not released(story, "a")
+    story.tick(600)
+    assert released(story, "a") and job_of(story).state == "queued"
+
+
+def test_one_that_holds_copies_for_others_waits_until_they_lie_elsewhere() -> None:
+    story = place()
+    unit = decide_unit(story)
+    holder = job_of(story).holders["a"]
+    leave(story, holder)
+    assert not released(story, holder) and unit == 4
+
+
+def test_a_worker_of_other_kernels_takes_the_share_with_all_going_back_to_the_fresh_version() -> None:
+    story = place()
+    story.leave("d")
+    story.join("d", device=msgspec.structs.replace(DEVICE, kernels=""), disk_bytes=10**9)
+    leave(story, "b")
+    unit = decide_unit(story)
+    spread(story, unit)
+    decide_unit(story)
+    assert [message.unit for message in rollbacks(story)] == [unit + 1]
+    assert (job_of(story).state, job_of(story).members) == ("loading", ("a", "d", "c"))
+
+
+def test_an_operator_hears_what_a_worker_waits_for() -> None:
+    story = place(units=8)
+    answers = [one.message for one in leave(story, "b", operator="olga").commands if hasattr(one, "message")]
+    assert answers == [Draining("b", "for copies of job-1's state")]
+    (denied,) = [
+        one.message for one in leave(story, "x", operator="olga").commands if hasattr(one, "message")
+    ]
+    assert isinstance(denied, Denied) and denied.reason.startswith("no worker x has joined")
+
+
+def test_asked_again_a_deadline_only_comes_closer() -> None:
+    story = place()
+    leave(story, "b", within=100)
+    first = story.state.workers["b"].leaving
+    leave(story, "b", within=500, operator="olga")
+    assert story.state.workers["b"].leaving == first and first is not None
+    leave(story, "b", within=10)
+    assert story.state.workers["b"].leaving == replace(first, deadline=story.now - 1 + 10)
+
+
+@pytest.mark.parametrize("trouble", ["the disk is full"])
+def test_a_version_that_fails_is_not_awaited(trouble: str) -> None:
+    story = place()
+    leave(story, "b")
+    unit = decide_unit(story)
+    story.copied("a", unit, 0, trouble=trouble)
+    decide_unit(story)
+    assert job_of(story).replayer == "d" and len(loads(story)[0].history) == unit + 1

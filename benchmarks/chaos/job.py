@@ -32,11 +32,13 @@ class Net(nn.Module):
 class Items:
     """Rows and their reversal."""
 
+    seconds = ITEM_SECONDS
+
     def __len__(self) -> int:
         return ITEMS
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        time.sleep(ITEM_SECONDS)
+        time.sleep(self.seconds)
         x = torch.sin(torch.arange(float(WIDTH)) * (1 + index / ITEMS))
         return {"x": x, "y": x.flip(0)}
 

@@ -13,7 +13,7 @@ from farflung.broker.core import facts
 from farflung.broker.core.protection import protection
 from farflung.broker.core.records import Job
 from farflung.broker.core.state import durable, replay
-from farflung.broker.core.versions import COSTS, RETRY_SECONDS, WEAR, Version, Versions
+from farflung.broker.core.versions import COSTS, FIRST_RETRY_SECONDS, RETRY_SECONDS, WEAR, Version, Versions
 from farflung.errors import ProtocolError
 from farflung.protocol.copies import HeldCopy, Retain, StateVersion
 from farflung.protocol.messages import Decide, Kept, Stop
@@ -125,6 +125,24 @@ def test_a_full_disk_leaves_the_version_before_and_another_one_is_tried_later() 
     while not is_copied(story, unit):
         unit += 1
     assert RETRY_SECONDS <= story.now - at <= RETRY_SECONDS + 10
+
+
+def test_a_job_without_a_version_tries_another_one_soon() -> None:
+    story = place()
+    assert is_copied(story, 0)
+    at, unit = story.now, 1
+    story.copied("b", 0, 1, trouble="the link was lost")
+    while not is_copied(story, unit):
+        unit += 1
+    assert FIRST_RETRY_SECONDS <= story.now - at <= FIRST_RETRY_SECONDS + 10
+
+
+def test_a_broker_that_was_restarted_while_a_version_was_made_takes_the_next_one_at_once() -> None:
+    story = place()
+    assert is_copied(story, 0)
+    story.restart()
+    versions = job_of(story).versions
+    assert versions.under_way is None and versions.takes(Unit(1, True, 1, 4), story.now)
 
 
 def test_copies_that_differ_do_not_count() -> None:

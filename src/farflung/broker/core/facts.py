@@ -214,11 +214,12 @@ class VersionStable(Decision, frozen=True):
 
 
 class VersionFailed(Decision, frozen=True):
-    """The version that was under way cannot be made, for this reason."""
+    """The version that was under way cannot be made, for this reason; another one after `pause_seconds`."""
 
     job: str
     version: StateVersion
     reason: str
+    pause_seconds: float = 300.0
 
 
 class CopyAsked(Decision, frozen=True):

@@ -115,7 +115,7 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
     if worker not in (owner, job.holders.get(owner)):
         raise ProtocolError(f"worker {worker} has a copy of share {message.share}, which is not for it")
     if message.trouble:
-        _fail(turn, job, version, f"{worker}: {message.trouble}")
+        _fail(turn, job, version, f"{worker}: {message.trouble}", job.versions.retry_seconds)
         return
     copy = HeldCopy(job.job, name, message.share, message.sha256, message.bytes)
     _holds(turn, worker, [*turn.state.workers[worker].held, copy])
@@ -152,9 +152,12 @@ def on_registered(turn: Transition, worker: str, held: list[HeldCopy]) -> None:
 
 
 def on_restart(turn: Transition, job: Job) -> None:
-    """A version that is under way may never be complete: what workers said of it is lost."""
+    """A version that is under way may never be complete: what workers said of it is lost.
+
+    Nothing is wrong with workers and disks, so the next one is due at once.
+    """
     if job.versions.under_way is not None:
-        _fail(turn, job, job.versions.under_way, "the broker was restarted while it was made")
+        _fail(turn, job, job.versions.under_way, "the broker was restarted while it was made", 0.0)
 
 
 def version_to_restore(job: Job) -> Version | None:
@@ -196,8 +199,8 @@ def retain(turn: Transition, job: Job, versions: list[StateVersion], up_to: Stat
             turn.do(Send(worker.worker, Retain(job.job, versions, up_to)))
 
 
-def _fail(turn: Transition, job: Job, version: Version, reason: str) -> None:
-    turn.emit(facts.VersionFailed(turn.now, job.job, version.name, one_line(reason)))
+def _fail(turn: Transition, job: Job, version: Version, reason: str, pause_seconds: float) -> None:
+    turn.emit(facts.VersionFailed(turn.now, job.job, version.name, one_line(reason), pause_seconds))
     stable = turn.state.jobs[job.job].versions.stable
     retain(turn, job, [] if stable is None else [stable.name], version.name)
 

@@ -60,7 +60,9 @@ def version_stable(fact: facts.VersionStable, state: State) -> State:
 
 def version_failed(fact: facts.VersionFailed, state: State) -> State:
     job = state.jobs[fact.job]
-    return state.with_job(replace(job, versions=job.versions.failed(fact.reason, fact.at)))
+    return state.with_job(
+        replace(job, versions=job.versions.failed(fact.reason, fact.at + fact.pause_seconds))
+    )
 
 
 def copy_asked(fact: facts.CopyAsked, state: State) -> State:

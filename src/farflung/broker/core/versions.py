@@ -5,7 +5,7 @@ attempt, and the next one as soon as the one before is stable. Between two decis
 the seconds pass that the last version took from its decision until it was stable. So copies are on their way
 in at most a tenth of the time, however slow lines and disks are. And so many seconds pass that no disk, which
 gets two copies of each version, is written at more than `WEAR` bytes a second: disks wear. After a version
-that could not be made, `RETRY_SECONDS` pass.
+that could not be made, `RETRY_SECONDS` pass, or `FIRST_RETRY_SECONDS` as long as there is no stable one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ WEAR = 1e6
 """At 86 GB a day, a common disk for 600 TB lasts 19 years."""
 
 RETRY_SECONDS = 300.0
+FIRST_RETRY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,14 @@ class Versions:
         pause = max(COSTS * took, 2 * largest_bytes / WEAR)
         return Versions(None, stable, self.under_way.at + pause)
 
-    def failed(self, reason: str, now: float) -> Versions:
+    @property
+    def retry_seconds(self) -> float:
+        """The pause after a version that cannot be made."""
+        return FIRST_RETRY_SECONDS if self.stable is None else RETRY_SECONDS
+
+    def failed(self, reason: str, not_before: float) -> Versions:
         """The versions once the one under way cannot be made."""
-        return replace(self, under_way=None, not_before=now + RETRY_SECONDS, trouble=reason)
+        return replace(self, under_way=None, not_before=not_before, trouble=reason)
 
     def seated(self, codecs: tuple[LinkCodec, ...]) -> Versions:
         """The versions once other workers took places in the plan: `codecs` name these now."""

@@ -12,9 +12,11 @@ import msgspec
 from benchmarks.chaos.faults import Striker
 from benchmarks.chaos.figures import Disturbed
 from benchmarks.chaos.fleet import ChaosFleet
-from benchmarks.chaos.place import Place
+from benchmarks.chaos.place import DESK, HUB, Place
 from benchmarks.chaos.play import JobFailed, Play
 from benchmarks.chaos.run_files import RunFiles
+
+from farflung.lab.spec import LabSpec, LinkSettings, Node
 
 WORKERS, LEASE_SECONDS = 5, 2.0
 NAMES = tuple(f"w{number}" for number in range(WORKERS + 2))
@@ -22,13 +24,25 @@ BEHIND_NAT = NAMES[1:4]
 RELAYS = tuple(name for name in NAMES if name not in BEHIND_NAT)
 CODED = ("axes3/axes10-dithered", "row-topk30-int4/masked30-int4")
 STEPS_PER_FAULT = 7
+LINE = LinkSettings(latency_ms=1.0)
+WORKER_MBPS = 30.0
+DESK_MBPS = 6.0
+"""So that collecting the weights takes a moment in which a fault can happen."""
+
+
+def network() -> LabSpec:
+    """The lab of the fleet."""
+    nodes = [Node(HUB), Node(DESK, up_mbps=WORKER_MBPS, down_mbps=DESK_MBPS)]
+    nodes += [Node(name, WORKER_MBPS, WORKER_MBPS, behind_nat=name in BEHIND_NAT) for name in NAMES]
+    names = [node.name for node in nodes]
+    return LabSpec(tuple(nodes), {(a, b): LINE for a in names for b in names if a != b})
 
 
 def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[Disturbed]:
     """The jobs, with at least so many counted faults; files are kept if there is a folder."""
     draw, found, whole = random.Random(seed), list[Disturbed](), dict[tuple[str, int], str]()
     with (
-        Place(NAMES, BEHIND_NAT, folder) as place,
+        Place(network(), NAMES, folder) as place,
         ChaosFleet(place.fleet_folder, len(NAMES), LEASE_SECONDS, place, RELAYS) as fleet,
     ):
         striker = Striker(fleet, place, LEASE_SECONDS, draw)

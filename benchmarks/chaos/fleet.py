@@ -19,7 +19,7 @@ JOB = Path(__file__).with_name("job.py")
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 90.0
 PORT = 7700
-LISTENS = b"listens on"
+LISTENS, SURVEYED = b"listens on", b"survey: finished"
 BROKER, SUBMITTER = "broker", "submitter"
 RELAYED = "relay through "
 
@@ -38,7 +38,8 @@ def free_port() -> int:
 class ChaosFleet:
     """`workers` workers of one broker, each with a folder of its own below `folder`; ends with the block.
 
-    All are at `place`, or else on the loopback. Workers named in `relays` carry links of others.
+    All are at `place`, or else on the loopback. Workers named in `relays` carry links of others; all `join`
+    with these options. With `is_surveyed`, the broker lets workers measure their links first.
     """
 
     def __init__(
@@ -48,11 +49,15 @@ class ChaosFleet:
         lease: float,
         place: Place | None = None,
         relays: tuple[str, ...] = (),
+        join: tuple[str, ...] = (),
+        is_surveyed: bool = False,
     ) -> None:
         self._folder = folder
         self._lease = lease
         self._place = place
         self._relays = relays
+        self._join = join
+        self._is_surveyed = is_surveyed
         host = place.network.address(HUB) if place else "127.0.0.1"
         self._address = f"{host}:{PORT if place else free_port()}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -61,12 +66,14 @@ class ChaosFleet:
     def __enter__(self) -> ChaosFleet:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.start_broker()
-        self._eventually(self._listens, "the broker listens")
+        self._eventually(lambda: self._has_said(LISTENS), "the broker listens")
         token = self._token("worker", "--uses", str(len(self.workers)))
         for name in self.workers:
             self.start_worker(name, token)
         self._ask(DESK, "status", "--broker", self._address, "--token", self._token("submitter"))
         self.wait_for_workers()
+        if self._is_surveyed:
+            self._eventually(lambda: self._has_said(SURVEYED), "the links are measured")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -79,13 +86,15 @@ class ChaosFleet:
     def start_broker(self) -> None:
         """Start the broker on its folder."""
         lease = f"{self._lease:g}"
-        self._start(BROKER, HUB, "broker", "--listen", self._address, "--lease", lease, "--no-survey")
+        survey = [] if self._is_surveyed else ["--no-survey"]
+        self._start(BROKER, HUB, "broker", "--listen", self._address, "--lease", lease, *survey)
 
     def start_worker(self, name: str, token: str = "") -> None:
         """Start a worker, which needs the token once."""
         listen = "[::]:0" if self._place else "127.0.0.1:0"
         arguments = ["join", self._address, "--name", name, "--listen", listen]
         arguments += ["--relay", "50"] if name in self._relays else []
+        arguments += self._join
         self._start(name, name, *arguments, *(["--token", token] if token else []))
 
     def wait_for_workers(self, idle: int | None = None) -> None:
@@ -154,8 +163,8 @@ class ChaosFleet:
     def _token(self, role: str, *arguments: str) -> str:
         return str(self._ask(HUB, "token", "create", "--role", role, *arguments)["token"])
 
-    def _listens(self) -> bool:
-        return LISTENS in (self._folder / f"{BROKER}.log").read_bytes()
+    def _has_said(self, words: bytes) -> bool:
+        return words in (self._folder / f"{BROKER}.log").read_bytes()
 
     def _eventually(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + START_SECONDS

@@ -48,7 +48,7 @@ def main() -> int:
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.02)
     for disk in disks:
-        subprocess.run(["umount", disk], check=False)
+        subprocess.run(["umount", "--lazy", disk], check=False)
     if not keeps:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -1,4 +1,4 @@
-"""Where a chaos run happens: a lab in which each process is at home in a network and on a disk of its own."""
+"""Where a fleet is broken: a lab in which each process is at home in a network and on a disk of its own."""
 
 from __future__ import annotations
 
@@ -10,35 +10,26 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from farflung.lab.network import Network
-from farflung.lab.spec import LabSpec, LinkSettings, Node
+from farflung.lab.spec import LabSpec
 from farflung.lab.switch.tun import NAMESPACES
 
 HUB, DESK = "hub", "desk"
-LINE = LinkSettings(latency_ms=1.0)
-WORKER_MBPS = 30.0
-DESK_MBPS = 6.0
-"""So that collecting the weights takes a moment in which a fault can happen."""
 
 
 class Place:
-    """Broker at `HUB`, submitter at `DESK`, and workers, of which some are `behind_nat`; ends with the block.
+    """The lab of `spec`: broker at `HUB`, submitter at `DESK`, workers elsewhere; ends with the block.
 
-    Nothing of it is left when this process ends, however it does: the lab's switch removes the networks,
-    and `guard.py` the processes, the mounts and, unless a `folder` is given, the files.
+    Workers in `disks` get a small disk each. Nothing of it is left when this process ends, however it does:
+    the lab's switch removes the networks, and `guard.py` the processes, the mounts and, unless a `folder` is
+    given, the files.
     """
 
-    def __init__(self, workers: Sequence[str], behind_nat: Sequence[str], folder: Path | None) -> None:
-        nodes = [Node(HUB), Node(DESK, up_mbps=WORKER_MBPS, down_mbps=DESK_MBPS)]
-        nodes += [
-            Node(name, up_mbps=WORKER_MBPS, down_mbps=WORKER_MBPS, behind_nat=name in behind_nat)
-            for name in workers
-        ]
-        names = [node.name for node in nodes]
-        self._spec = LabSpec(tuple(nodes), {(a, b): LINE for a in names for b in names if a != b})
-        self._workers = workers
+    def __init__(self, spec: LabSpec, disks: Sequence[str], folder: Path | None) -> None:
+        self._spec = spec
+        self._disks = disks
         self._given = folder
-        self.behind_nat = behind_nat
         self._stack = ExitStack()
+        self.behind_nat = [node.name for node in spec.nodes if node.behind_nat]
 
     def __enter__(self) -> Place:
         with ExitStack() as stack:
@@ -67,7 +58,7 @@ class Place:
         program = ["unshare", "--mount", "--propagation", "private", "--", sys.executable, "-P"]
         program += [str(Path(__file__).with_name("guard.py")), str(self.folder)]
         program += ["KEEP" if self._given is not None else "REMOVE"]
-        program += [str(self.fleet_folder / worker) for worker in self._workers]
+        program += [str(self.fleet_folder / worker) for worker in self._disks]
         guard = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.lab, pytest.m
 HELD = """
 import subprocess, sys, time
 from benchmarks.chaos.place import Place
-with Place(["w0"], [], None) as place:
+from farflung.lab.spec import LabSpec, Node
+with Place(LabSpec((Node("w0"),)), ["w0"], None) as place:
     (place.home("w0") / "file").write_text("kept in memory")
     sleeper = subprocess.Popen([*place.prefix("w0"), "sleep", "1000"])
     print(place.folder, place.network.namespace("w0"), sleeper.pid, flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 from benchmarks.chaos.faults import Striker
-from benchmarks.chaos.figures import Disturbed
+from benchmarks.chaos.figures import Disturbed, result_of
 from benchmarks.chaos.fleet import ChaosFleet
 from benchmarks.chaos.place import DESK, HUB, Place
 from benchmarks.chaos.play import JobFailed, Play
@@ -39,7 +39,10 @@ def network() -> LabSpec:
 
 
 def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[Disturbed]:
-    """The jobs, with at least so many counted faults; files are kept if there is a folder."""
+    """The jobs, with at least so many counted faults; files are kept if there is a folder.
+
+    There `result.json` holds the figures of all jobs so far.
+    """
     draw, found, whole = random.Random(seed), list[Disturbed](), dict[tuple[str, int], str]()
     with (
         Place(network(), NAMES, folder) as place,
@@ -66,6 +69,8 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
             )
             found.append(job)
             _tell(job)
+            if folder is not None:
+                (folder / "result.json").write_bytes(msgspec.json.encode(result_of(seed, found)))
             if job.failure:
                 break
     return found

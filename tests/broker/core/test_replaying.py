@@ -114,6 +114,7 @@ def test_a_worker_that_is_lost_while_the_weights_are_sent_is_replaced_too() -> N
     story.leave("b")
     assert (job_of(story).state, job_of(story).replayer) == ("loading", "d")
     assert len(loads(story)[0].history) == 2 and continues(story)["a"].unit == 3
+    assert continues(story)["a"].reason.startswith("a member or a link was lost")
     load_all(story)
     sent = [
         one.worker for one in story.commands if isinstance(one, Send) and isinstance(one.message, SendState)

@@ -90,11 +90,19 @@ def planned_of(state: State, job: Job) -> Planned:
         {name: state.addresses_for(name, job.submitter, job.job) for name in job.plan.workers()},
         unit=job.next_unit,
         keeps=job.keeps or job.restores,
-        reason=job.reason if job.keeps else "",
+        reason=why_kept(job) if job.keeps else "",
         replayer=job.replayer or None,
         replay_from=replay_from(job),
         recut=bool(job.sources),
     )
+
+
+def why_kept(job: Job) -> str:
+    """Why an attempt began in which members keep their state.
+
+    The reason of a job that ends is that of its end, and a good end has none.
+    """
+    return job.reason or "a member or a link was lost before the weights were complete"
 
 
 def replay_from(job: Job) -> int:

@@ -102,7 +102,7 @@ def continue_of(state: State, job: Job, worker: str) -> Continue:
         job.attempt,
         job.next_unit,
         addresses,
-        job.reason,
+        loads.why_kept(job),
         job.plan,
         job.replayer or None,
         loads.replay_from(job),

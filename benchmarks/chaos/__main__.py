@@ -5,11 +5,11 @@ while a job trains. Each process is at home in a network namespace of its own, s
 each worker has a small disk of its own. Faults: kill -9 of a worker, of two neighbours at once, of the
 broker, of the submitter (its run is then resumed) and of a worker that relays links of others; any of them
 frozen for less or more than the lease; a link cut for less or more than the lease, or flapping; a worker
-cut off from all; a full disk; a damaged copy. They strike while a job is loaded, while it trains, while a
-version is made, while weights are collected, and while the fault before is recovered from. A killed process
-is started again after a while. A fault counts if its victim had a part in the job and a later step was
-committed, or the weights came home. Every second job is coded. Exits 1 if a job does not end with the
-losses and weights of the undisturbed one.
+cut off from all; a full disk; a damaged copy; a worker that leaves in good order. They strike while a job
+is loaded, while it trains, while a version is made, while weights are collected, and while the fault before
+is recovered from. A killed process is started again after a while. A fault counts if its victim had a part
+in the job and a later step was committed, or the weights came home. Every second job is coded. Exits 1 if a
+job does not end with the losses and weights of the undisturbed one.
 
     python -m benchmarks.chaos [--faults 20] [--seed 1] [--json] [--folder FOLDER]
 

@@ -19,6 +19,7 @@ DECK = (
     *("kill",) * 4, "pair", "frozen", *("frozen past the lease",) * 2, *("broker",) * 2, "broker frozen",
     *("submitter",) * 2, "submitter frozen", "relay", "link cut", "link cut past the lease", "link flaps",
     "cut off", "disk full", *("damaged copy",) * 2,
+    "drained",
 )  # fmt: skip
 """The kinds, as often as they come before any of them comes again."""
 
@@ -69,7 +70,7 @@ class Striker:
             "broker frozen": self._freeze_broker, "submitter": self._kill_submitter,
             "submitter frozen": self._freeze_submitter, "relay": self._kill_relay, "link cut": self._cut_link,
             "link cut past the lease": self._cut_link, "link flaps": self._flap, "cut off": self._cut_off,
-            "disk full": self._fill_disk, "damaged copy": self._damage_copy,
+            "disk full": self._fill_disk, "damaged copy": self._damage_copy, "drained": self._drain,
         }  # fmt: skip
 
     def strike(self, run: RunFiles) -> tuple[str, list[str]]:
@@ -143,6 +144,18 @@ class Striker:
         for name in victims:
             self._freeze(name, *((0.2, 0.6) if kind == "frozen" else (1.3, 2.0)))
         return victims
+
+    def _drain(self, kind: str, run: RunFiles) -> list[str]:
+        """A member is asked to leave in good order, as by its owner, and comes back later."""
+        victims = self._pick(self._members(run))
+        for name in victims:
+            self._fleet.signal(name, signal.SIGTERM)
+            self._later(name, self._lease, 3 * self._lease, lambda name=name: self._start_anew(name))
+        return victims
+
+    def _start_anew(self, name: str) -> None:
+        self._fleet.signal(name, signal.SIGKILL)
+        self._fleet.start_worker(name)
 
     def _kill_broker(self, kind: str, run: RunFiles) -> list[str]:
         return self._hit_one(BROKER, self.kill)

@@ -180,6 +180,7 @@ class Scenario:
     def shares(self, worker: str, unit: int, job: str = "job-1", **share: object) -> UnitReady:
         held = self.state.jobs[job]
         values = {"square": 4.0, "finite": True, "loss": 0.5, **share}
+        computing = float(values.pop("computing", 0.0))  # type: ignore[arg-type]
         plan = held.plan or plan_over(list(held.members))
         square = values.pop("square")
         now = held.training.units().at(unit)
@@ -188,7 +189,15 @@ class Scenario:
             Share(number, squares={number: square} if trains else {}, **values)  # type: ignore[arg-type, dict-item]
             for number in plan.segments_of(worker)
         ]
-        return UnitReady(job, held.attempt, unit, parts, bytes_sent=10, logged_from=self.logged_from)
+        return UnitReady(
+            job,
+            held.attempt,
+            unit,
+            parts,
+            bytes_sent=10,
+            computing_seconds=computing,
+            logged_from=self.logged_from,
+        )
 
     def running(self, workers: int = 2, **changes: object) -> None:
         """Bring job-1 to its first unit."""

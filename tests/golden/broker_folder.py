@@ -107,6 +107,7 @@ def _history() -> Iterator[Any]:
         yield fact(facts.CopyAsked, job=job)
         yield fact(facts.CopyStored, job=job, unit=1)
         yield fact(facts.CodecsDecided, job=job, attempt=2, unit=3)
+        yield fact(facts.JobMoves, job=job, attempt=2)
         yield fact(facts.JobRolledBack, job=job, attempt=2, unit=2)
         yield fact(facts.JobRestoring, job=job, attempt=3)
         yield fact(facts.JobRunning, job=job)

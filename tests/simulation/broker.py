@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any
 
 from tests.simulation.ends import End
-from tests.simulation.planner import answer_of
+from tests.simulation.planner import answer_of, considered_of
 from tests.simulation.store import VirtualStore
 from tests.simulation.world import LEASE_SECONDS, Process, World
 
 from farflung.broker.arrivals import Arrival, Closed, Generation, events_of
 from farflung.broker.core import events, facts
-from farflung.broker.core.events import Hold, Reject, RunPlanner, SendLoad
+from farflung.broker.core.events import ConsiderPlan, Hold, Reject, RunPlanner, SendLoad
 from farflung.broker.core.jobs import is_loading, is_planning
 from farflung.broker.core.state import decide
 from farflung.broker.journal import SNAPSHOT_EVERY, Journal
@@ -181,7 +181,9 @@ class BrokerProcess(Process):
                 self.registry.jobs.pop(fact.job, None)
 
     def _queue(self, command: events.Command, end: Any, group: _Group) -> None:
-        if isinstance(command, RunPlanner):
+        if isinstance(command, ConsiderPlan):
+            group.actions.append((command, partial(self._consider, command)))
+        elif isinstance(command, RunPlanner):
             group.actions.append((command, partial(self._plan, command)))
         if isinstance(command, SendLoad) and (worker := self.registry.workers.get(command.worker)):
             group.actions.append((command, partial(self._send_load, worker, command)))
@@ -211,6 +213,10 @@ class BrokerProcess(Process):
             assert command.graph in self.store.stored, "the planner was asked for a graph that is not stored"
             answer = answer_of(command, self.random, self.world.now)
             self.after(self.random.uniform(0.05, 3), lambda: self._planned(answer))
+
+    def _consider(self, command: ConsiderPlan) -> None:
+        answer = considered_of(command, self.random, self.world.now)
+        self.after(self.random.uniform(0.05, 3), lambda: self._put(None, replace(answer, now=self.world.now)))
 
     def _planned(self, answer: events.PlanMade | events.PlanFailed | events.PlanLacks) -> None:
         self._put(None, replace(answer, now=self.world.now))

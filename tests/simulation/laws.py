@@ -12,7 +12,7 @@ from tests.simulation.parcels import Chain
 from tests.simulation.world import World
 
 from farflung.broker.core import events
-from farflung.broker.core.facts import JobPlanning, WaitExplained
+from farflung.broker.core.facts import JobMoves, JobPlanning, WaitExplained
 from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, State
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
@@ -82,7 +82,7 @@ class Laws:
     def on_decided(self, event: events.Event, outcome: Outcome) -> None:
         """What a stranger says decides nothing, and what a submitter asks for is done."""
         for fact in outcome.facts:
-            if isinstance(fact, JobPlanning):
+            if isinstance(fact, JobPlanning) and not any(isinstance(one, JobMoves) for one in outcome.facts):
                 self._require_turn(fact.job, outcome.state)
         if isinstance(event, events.Tick):
             for one in outcome.state.workers.values():

@@ -34,7 +34,7 @@ class Ledger:
     that is on its way to disks, `version` the newest stable one, and one was made or failed last at
     `tried_at`; the job `waits` for workers that have it. `owned` are the names that the plan's segments own,
     `shares` those of the version's shares. `damaged`: a disk has lost a copy. Since `lost_at` it has waited
-    to run again; `held`: its submitter is away.
+    to run again; `held`: its submitter is away. It `moves` to another plan.
     """
 
     submitted: facts.JobSubmitted
@@ -55,6 +55,7 @@ class Ledger:
     owned: list[frozenset[str]] = field(default_factory=list)
     shares: dict[int, frozenset[str]] = field(default_factory=dict)
     damaged: bool = False
+    moves: bool = False
     lost_at: float | None = None
     held: bool = False
     fruitless: int = 0

@@ -39,6 +39,7 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
     facts.JobRestoring: (("queued",), "loading"),
     facts.PlanGivenUp: (("queued",), "queued"),
     facts.VersionGivenUp: (("queued",), "queued"),
+    facts.JobMoves: (("running",), "running"),
 }
 """In which phases of a job each fact is right, and the phase after it."""
 
@@ -136,6 +137,9 @@ class LogLaws:
                 ledger.interrupt_copies()
                 self._require(restores == ledger.waits, f"{fact}, but the job waits for {ledger.version}")
                 ledger.version = ledger.version if restores else None
+            case facts.JobMoves():
+                ledger.moves = True
+                self._require(ledger.version is not None, f"{fact} without a version")
             case facts.PlanGivenUp():
                 self._require(ledger.waits, f"{fact}, but the job waits for no worker")
             case facts.JobRestoring(attempt=attempt, plan=plan):
@@ -356,6 +360,8 @@ class LogLaws:
         self._counts[f"rolled back while {ledger.phase}"] += 1
         self._require(fact.attempt == ledger.attempt, f"{fact} in attempt {ledger.attempt}")
         is_free = fact.unit == ledger.next_unit
+        self._require(is_free or not ledger.moves, f"a move costs units up to {ledger.next_unit}: {fact}")
+        ledger.moves = False
         self._require(self.is_disturbed or is_free, f"{fact}, but only the broker has died")
         left_alone = "it handed over no share" in fact.reason or "no longer what it sent" in fact.reason
         self._require_recent(ledger, fact)

@@ -10,9 +10,16 @@ from tests.broker.scenario import plan_over
 from tests.simulation.model import parameters_of
 
 from farflung.broker.core.blobs import digest_of
-from farflung.broker.core.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
+from farflung.broker.core.events import (
+    ConsiderPlan,
+    PlanConsidered,
+    PlanFailed,
+    PlanLacks,
+    PlanMade,
+    RunPlanner,
+)
 from farflung.broker.planning.messages import PlanResult
-from farflung.plans import LinkCodec, Plan
+from farflung.plans import LinkCodec, Plan, Prediction
 from farflung.plans.plan import LaterCodecs
 from farflung.protocol.worker import SegmentProgram
 
@@ -44,6 +51,16 @@ def answer_of(command: RunPlanner, draw: random.Random, now: float) -> PlanMade 
     ]
     result = PlanResult(plan, programs, owned, None, trained=trained)
     return PlanMade(now, command.job, command.attempt, result)
+
+
+def considered_of(command: ConsiderPlan, draw: random.Random, now: float) -> PlanConsidered:
+    """Another plan for a job that runs, which may take any time, or none."""
+    found = answer_of(command, draw, now)
+    if not isinstance(found, PlanMade):
+        return PlanConsidered(now, command.job, command.attempt, None, reason="there is none")
+    prediction = Prediction("auto", draw.choice([0.01, 0.5, 1.2]), "any device")
+    result = msgspec.structs.replace(found.result, prediction=prediction)
+    return PlanConsidered(now, command.job, command.attempt, result, 1.0)
 
 
 def _with_phases(plan: Plan, steps: int, draw: random.Random) -> Plan:

@@ -27,6 +27,7 @@ from farflung.protocol.messages import (
     CodecsChosen,
     Collected,
     Collecting,
+    Considered,
     Denied,
     Ended,
     Keep,
@@ -270,7 +271,7 @@ class SubmitterProcess(Process):
                 self.after(3.0, lambda: self._return_again(run))
             case Denied(reason):
                 self.world.fail(f"{self.name} is denied: {reason}")
-            case CodecsChosen():
+            case CodecsChosen() | Considered():
                 pass
 
     def _current(self, run: Run, message: Any) -> Attempt:

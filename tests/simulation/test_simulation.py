@@ -15,7 +15,7 @@ from tests.simulation.recovery_bugs import reads_too_few_shares
 from tests.simulation.test_planted_bugs import forgets_stop, ignores_lost_workers
 from tests.simulation.world import REMEMBERED, WIDEST, LawBroken
 
-from farflung.broker.core import facts
+from farflung.broker.core import facts, replanning
 
 pytestmark = pytest.mark.faults
 
@@ -61,9 +61,10 @@ def test_fleets_stand_long_runs(events: int) -> None:
             "JobReplaying",
             "JobRestoring",
             "PlanGivenUp",
+            "JobMoves",
             "VersionFailed",
         )  # or needs two faults at a time
-        least = 0 if what == "VersionGivenUp" else 1 if rare else 10
+        least = 0 if what in ("VersionGivenUp", "JobMoves") else 1 if rare else 10
         assert happened.get(what, 0) >= least, (what, happened)
 
 
@@ -89,6 +90,28 @@ def test_a_job_that_reads_too_few_shares_is_found(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LawBroken, match="owns"):
         for seed in range(100):
             shrinking(seed)
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any plan pays that seems faster, at any time."""
+    for name in ("LEAST_GAIN", "LEAST_PAUSE_SECONDS", "PAUSES", "CONSIDER_SECONDS"):
+        monkeypatch.setattr(replanning, name, 0.0)
+    monkeypatch.setattr(replanning, "LEAST_STEPS", 1)
+
+
+@pytest.mark.usefixtures("restless")
+def test_jobs_that_move_again_and_again_lose_no_unit_by_that() -> None:
+    happened = sum((campaign.live(seed, 1500)[1] for seed in range(20)), Counter[str]())
+    assert happened["JobMoves"] > 2
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_move_that_does_not_wait_for_its_version_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanning.Replanning, "is_moving", False)
+    with pytest.raises(LawBroken, match="a move costs units"):
+        for seed in range(200):
+            campaign.live(seed, 1500)
 
 
 def test_a_seed_gives_the_same_world_each_time() -> None:

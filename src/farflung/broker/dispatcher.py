@@ -21,9 +21,11 @@ from farflung.broker.core.events import (
     CodecsConsidered,
     Command,
     ConsiderCodecs,
+    ConsiderPlan,
     Event,
     Hold,
     OpenCircuit,
+    PlanConsidered,
     PlanFailed,
     PlanLacks,
     PlanMade,
@@ -38,7 +40,7 @@ from farflung.broker.core.jobs import is_loading, is_planning
 from farflung.broker.core.state import Outcome, decide
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
-from farflung.broker.planning.client import Clock, plan
+from farflung.broker.planning.client import Clock, consider, plan
 from farflung.broker.planning.fair_lock import FairLock
 from farflung.broker.planning.messages import Searched
 from farflung.broker.sessions import HolderSession, SessionRegistry
@@ -186,7 +188,9 @@ class Dispatcher:
         # Look up receivers now and not after the commit: a worker that registers again within this group must
         # not get messages meant for its older session.
         for command in self._expand_circuits(outcome.commands):
-            if isinstance(command, RunPlanner):
+            if isinstance(command, ConsiderPlan):
+                group.actions.append(partial(self.spawn, self._consider(command)))
+            elif isinstance(command, RunPlanner):
                 group.actions.append(partial(self.spawn, self._plan(command)))
             if isinstance(command, SendLoad) and (worker := self.sessions.workers.get(command.worker)):
                 group.loads.append(command)
@@ -242,6 +246,18 @@ class Dispatcher:
             _log.exception("%s could not be planned", command.job)
             reason = "the broker could not plan this job: see its log"
             return PlanFailed(self._clock(), command.job, command.attempt, reason)
+
+    async def _consider(self, command: ConsiderPlan) -> None:
+        """Look for a better plan of a job that runs. Jobs that wait for a plan do not wait for this."""
+        try:
+            graph = (await asyncio.to_thread(self._store.blobs, [command.graph]))[command.graph]
+            measured = await asyncio.to_thread(self._measured_topology, command.workers)
+            found = await consider(command, graph, measured, self._timeouts, self._clock)
+        except Exception:  # without an answer no other plan would ever be considered
+            _log.exception("no other plan for %s could be considered", command.job)
+            reason = "the broker could not plan it: see its log"
+            found = PlanConsidered(self._clock(), command.job, command.attempt, None, reason=reason)
+        self.put(Arrival(None, found))
 
     def _send_progress(self, command: RunPlanner, searched: Searched) -> None:
         """Report the search's progress to the submitter. This is not stored."""

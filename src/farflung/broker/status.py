@@ -93,4 +93,5 @@ def _job_status(state: State, job: Job) -> JobStatus:
         links=[job.traffic[link] for link in sorted(job.traffic)],
         codecs=list(job.codecs) if moving else [],
         protection=protection(state, job),
+        planning=job.replanning.words,
     )

@@ -32,6 +32,7 @@ from farflung.protocol.submitter import (
     CodecsChosen,
     Collected,
     Collecting,
+    Considered,
     Ended,
     Keep,
     Kept,
@@ -114,6 +115,7 @@ ToSubmitter = (
     | CodecsChosen
     | RolledBack
     | Collecting
+    | Considered
     | Ended
     | Circuit
     | NotReached

@@ -189,6 +189,21 @@ class RolledBack(Message, frozen=True):
     held: bool = False
 
 
+class Considered(Message, frozen=True):
+    """The broker has considered another plan after `step` steps: whether the job moves, and why, in `words`.
+
+    `slow` describes each worker that has become slow. A job that moves goes on in another attempt
+    (`RolledBack`) once its state is copied; no step is lost.
+    """
+
+    job: Id
+    attempt: Count
+    step: Count
+    moves: bool
+    words: Text
+    slow: Annotated[list[Text], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+
+
 class CodecChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A link gets another codec pair, whose compression ratio is `ratio`, for this reason."""
 

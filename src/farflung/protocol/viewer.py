@@ -56,7 +56,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """One job as `farflung status` shows it; an emulated one has no loss.
 
     `links` is the traffic between workers since the job began or the broker was started, `codecs` the codecs
-    of links that are not dense. `protection` says what the loss of a worker costs, if the job has a plan.
+    of links that are not dense. `protection` says what the loss of a worker costs, if the job has a plan,
+    and `planning` what came of the last look for a better one.
     """
 
     job: str
@@ -72,6 +73,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     links: list[LinkTraffic] = []
     codecs: list[LinkCodec] = []
     protection: str = ""
+    planning: str = ""
 
 
 class LinkView(msgspec.Struct, frozen=True):

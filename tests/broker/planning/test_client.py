@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,9 +14,9 @@ from tests.broker.scenario import training
 from torch import nn
 
 from farflung.broker.core.blobs import digest_of
-from farflung.broker.core.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
+from farflung.broker.core.events import ConsiderPlan, PlanFailed, PlanLacks, PlanMade, RunPlanner
 from farflung.broker.planning import process
-from farflung.broker.planning.client import plan
+from farflung.broker.planning.client import consider, plan
 from farflung.broker.planning.messages import Broken, Question, Searched
 from farflung.broker.survey.topology import MeasuredTopology
 from farflung.opdag import wire
@@ -262,3 +263,39 @@ def test_a_model_that_too_few_can_run_is_told_with_what_the_others_lack(
     assert answer.unable["a"].startswith("its backend (jax 0.10.2) has no aten.tanh.default")
     answer = answered(tower(), job, "a", "b", measured=measured, abilities={"b": NO_TANH})
     assert isinstance(answer, PlanLacks) and list(answer.unable) == ["b"]
+
+
+def considered(current: PlanMade, measured: MeasuredTopology | None, *workers: str, **slow: float) -> Any:
+    """What comes of looking for a better plan of a job that runs."""
+    graph = tower()
+    command = ConsiderPlan(
+        "job-1",
+        3,
+        digest_of(graph),
+        training(microbatch_size=4),
+        workers,
+        2,
+        current=current.result.plan,
+        slow=slow,
+    )
+    return asyncio.run(consider(command, graph, measured, Timeouts(), lambda: 7.0))
+
+
+def test_a_better_plan_is_looked_for_beside_the_one_that_a_job_has() -> None:
+    measured = MeasuredTopology(fleet("a", "b", "c"), ())
+    current = answered(tower(), training(microbatch_size=4), "a", "b", measured=measured)
+    assert isinstance(current, PlanMade) and current.result.prediction is not None
+    same = considered(current, measured, "a", "b")
+    assert same.result.plan == current.result.plan
+    assert same.current_seconds == pytest.approx(current.result.prediction.step_seconds)
+    slow = considered(current, measured, "a", "b", "c", b=50.0)
+    assert slow.current_seconds > 5 * same.current_seconds
+    assert slow.result.prediction.step_seconds < 0.5 * slow.current_seconds
+    assert "b" not in slow.result.plan.workers()
+
+
+def test_without_measured_links_no_better_plan_is_looked_for() -> None:
+    current = answered(tower(), training(microbatch_size=4), "a", "b")
+    assert isinstance(current, PlanMade)
+    found = considered(current, None, "a", "b")
+    assert found.result is None and found.reason == "the links between its workers were not measured"

@@ -18,6 +18,7 @@ from farflung.broker.core.records import (
     Recovery,
     State,
 )
+from farflung.broker.core.replanning import Replanning
 from farflung.broker.core.versions import Versions
 from farflung.plans import LinkCodec
 
@@ -42,6 +43,7 @@ def job_planning(fact: facts.JobPlanning, state: State) -> State:
         replayer="",
         donors={},
         sources={},
+        replanning=Replanning(),
         recuts=False,
         unprotected="",
         needs={},
@@ -89,6 +91,7 @@ def job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         replayer="",
         donors={},
         sources={},
+        replanning=Replanning(),
         recuts=False,
         unit=unit,
         step=unit.step,
@@ -131,6 +134,7 @@ def job_restoring(fact: facts.JobRestoring, state: State) -> State:
         holders=dict(fact.holders),
         donors=dict(fact.donors),
         sources=fact.sources,
+        replanning=Replanning(),
         recuts=False,
         restores=True,
         versions=held.versions.seated(tuple(fact.plan.codecs)),
@@ -185,6 +189,7 @@ def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         replayer="",
         donors={},
         sources={},
+        replanning=Replanning(),
         loaded=frozenset(),
         group=None,
         tuning=tuning,
@@ -214,6 +219,7 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
         holders=dict(fact.holders),
         donors=dict(fact.donors),
         sources={},
+        replanning=Replanning(),
         keeps=True,
         restores=False,
         replayer=fact.replayer,
@@ -249,6 +255,7 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
         restores=bool(fact.sources),
         donors={},
         sources=fact.sources,
+        replanning=Replanning(),
         recuts=False,
         unprotected="",
         pace=Pace(fact.at),
@@ -261,7 +268,13 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
 def job_running(fact: facts.JobRunning, state: State) -> State:
     job = state.jobs[fact.job]
     pace = replace(job.pace, moved_at=fact.at) if job.keeps else Pace(fact.at)
-    return state.with_job(replace(job, state=RUNNING, reason="", pace=pace, waits_since=None))
+    loading = job.loading_seconds if job.keeps else fact.at - job.pace.moved_at
+    job = replace(job, state=RUNNING, reason="", pace=pace, waits_since=None, loading_seconds=loading)
+    return state.with_job(job)
+
+
+def job_moves(fact: facts.JobMoves, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], moved_at=fact.at))
 
 
 def assign_workers(state: State, job: Job, keep: Collection[str]) -> State:

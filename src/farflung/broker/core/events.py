@@ -12,7 +12,7 @@ import msgspec
 from farflung.broker.core.blobs import Digest
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
-from farflung.plans import NO_WISHES, Wishes
+from farflung.plans import NO_WISHES, Plan, Wishes
 from farflung.plans.ability import Ability
 from farflung.protocol.messages import (
     AskCircuit,
@@ -180,6 +180,20 @@ class PlanLacks(Event):
 
 
 @dataclass(frozen=True)
+class PlanConsidered(Event):
+    """Another plan for a job that runs; None if there is none, for a `reason`.
+
+    A step of the plan that it has would take `current_seconds` by the same prediction.
+    """
+
+    job: str
+    attempt: int
+    result: PlanResult | None
+    current_seconds: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class TuningRead(Event):
     """The initial state of the job's codec tuning, of a job that ran before the broker was restarted."""
 
@@ -289,6 +303,17 @@ class RunPlanner:
 
 
 @dataclass(frozen=True)
+class ConsiderPlan(RunPlanner):
+    """Look for a better plan of a job that runs on the plan `current`. Answered by `PlanConsidered`.
+
+    `slow` members take so many times as long as they did.
+    """
+
+    current: Plan | None = None
+    slow: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class ConsiderCodecs:
     """Let codec tuning examine these units, outside the event loop. Answered by `CodecsConsidered`."""
 
@@ -326,6 +351,7 @@ Command = (
     | Admit
     | Reject
     | RunPlanner
+    | ConsiderPlan
     | ReadTuning
     | ConsiderCodecs
     | OpenCircuit

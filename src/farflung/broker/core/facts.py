@@ -23,6 +23,7 @@ from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
     from farflung.broker.codecs.tuning_state import TuningState
+    from farflung.broker.core.replanning import Replanning
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True):
@@ -285,6 +286,14 @@ class PlanGivenUp(Decision, frozen=True):
     unable: dict[str, str] = {}
 
 
+class JobMoves(Decision, frozen=True):
+    """The job leaves its plan for a better one right after the unit of its newest version."""
+
+    job: str
+    attempt: int
+    reason: str
+
+
 class VersionGivenUp(Decision, frozen=True):
     """No workers with all shares of the version that the job waits for are there.
 
@@ -387,6 +396,13 @@ class WorkerHolds(msgspec.Struct, frozen=True):
     held: list[HeldCopy]
 
 
+class ReplanningChanged(msgspec.Struct, frozen=True):
+    """Observed: what came of considering another plan for the job."""
+
+    job: str
+    replanning: Replanning
+
+
 class WorkerReady(msgspec.Struct, frozen=True):
     """Observed: a worker sent its shares of the current unit."""
 
@@ -431,6 +447,7 @@ AnyDecision = (
     | JobRolledBack
     | JobRestoring
     | PlanGivenUp
+    | JobMoves
     | VersionGivenUp
     | JobRegrouped
     | JobReplaying
@@ -439,7 +456,15 @@ AnyDecision = (
     | JobCollecting
     | JobEnded
 )
-Observation = WorkerVerified | WorkerLoaded | WorkerHolds | WorkerReady | WaitExplained | CodecTuningChanged
+Observation = (
+    WorkerVerified
+    | WorkerLoaded
+    | WorkerHolds
+    | WorkerReady
+    | WaitExplained
+    | CodecTuningChanged
+    | ReplanningChanged
+)
 Fact = AnyDecision | Observation
 
 

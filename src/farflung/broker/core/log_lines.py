@@ -96,6 +96,11 @@ def _describe_job_restoring(fact: facts.JobRestoring) -> str:
 
 
 @log_line.register
+def _describe_replanning(fact: facts.ReplanningChanged) -> str:
+    return f"{fact.job}: {fact.replanning.words}" if not fact.replanning.is_busy else ""
+
+
+@log_line.register
 def _describe_plan_given_up(fact: facts.PlanGivenUp) -> str:
     return f"{fact.job} may go on from its newest copies on other workers: {fact.reason}"
 

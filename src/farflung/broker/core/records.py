@@ -10,6 +10,7 @@ from farflung.broker.core.blobs import Digest, JobBlobs
 from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
 from farflung.broker.core.history import History
+from farflung.broker.core.replanning import Replanning
 from farflung.broker.core.versions import Versions
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
@@ -157,10 +158,13 @@ class Job:
     begins with that version, too, and runs the units of the `history` again, while the others keep their
     state.
 
-    `loaded`, `group`, `traffic` (per link, since the job began), `words` (why it waits), `tuning` (codec
-    tuning), `unprotected` (why a member can make no copies), `needs` (bytes of memory that each member's
-    part takes) and `logged` (the first unit of which each member has all that it sent) are observed, and
-    empty after a replay.
+    It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
+    and it last moved to a better plan at `moved_at` (0: never).
+
+    `loaded`, `group`, `replanning` (whether another plan pays), `traffic` (per link, since the job
+    began), `words` (why it waits), `tuning` (codec tuning), `unprotected` (why a member can make no
+    copies), `needs` (bytes of memory that each member's part takes) and `logged` (the first unit of which
+    each member has all that it sent) are observed, and empty after a replay.
     """
 
     job: str
@@ -207,10 +211,14 @@ class Job:
     logged: Mapping[str, int] = field(default_factory=dict)
     unprotected: str = ""
     needs: Mapping[str, int] = field(default_factory=dict)
+    replanning: Replanning = field(default_factory=Replanning)
     results: tuple[Result, ...] = ()
     held_since: float | None = None
     waits_since: float | None = None
     patience_seconds: int = PATIENCE_SECONDS
+    since: float = 0.0
+    loading_seconds: float = 0.0
+    moved_at: float = 0.0
     run: str = ""
     earlier: int = 0
 
@@ -331,6 +339,7 @@ def durable(state: State) -> State:
             unprotected="",
             needs={},
             logged={},
+            replanning=Replanning(),
         )
         for name, job in state.jobs.items()
     }

@@ -17,6 +17,7 @@ from farflung.broker.core.records import (
     Recovery,
     State,
 )
+from farflung.broker.core.replanning import Replanning
 from farflung.broker.core.versions import Versions
 from farflung.plans import NO_WISHES
 
@@ -48,6 +49,7 @@ for _function in (
     worker_reducer.worker_released,
     unit_reducer.unit_decided,
     unit_reducer.version_stable,
+    unit_reducer.replanning_changed,
     unit_reducer.version_failed,
     unit_reducer.copy_asked,
     unit_reducer.copy_stored,
@@ -60,6 +62,7 @@ for _function in (
     attempt_reducer.job_rolled_back,
     attempt_reducer.job_restoring,
     attempt_reducer.plan_given_up,
+    attempt_reducer.job_moves,
     attempt_reducer.version_given_up,
     attempt_reducer.job_regrouped,
     attempt_reducer.job_replaying,
@@ -92,6 +95,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         patience_seconds=fact.patience_seconds,
         run=fact.run,
         earlier=fact.attempts,
+        since=fact.at,
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
 
@@ -164,6 +168,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         donors={},
         sources={},
         recuts=False,
+        replanning=Replanning(),
         unprotected="",
         needs={},
         recovery=Recovery(),

@@ -20,6 +20,7 @@ from farflung.broker.core import (
     job_queue,
     jobs,
     loads,
+    moving,
     protection,
     recovery,
     returns,
@@ -30,7 +31,7 @@ from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
 from farflung.broker.core.overdue import overdue
-from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, Job, State, durable
+from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, RUNNING, Job, State, durable
 from farflung.broker.core.reducer import reduce_fact
 from farflung.broker.core.transition import Transition
 from farflung.broker.network import reachability
@@ -91,6 +92,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     turn = Transition(state, event.now)
     _decide(event, turn)
     draining.hand_over(turn)
+    moving.settle(turn)
     job_queue.start_queued(turn)
     draining.release(turn)
     returns.explain(turn)
@@ -120,6 +122,7 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
     returns.on_tick(turn, event.return_seconds)
     submitters.on_tick(turn, event.hold_seconds)
     draining.on_tick(turn)
+    moving.on_tick(turn)
     for job in list(turn.state.jobs.values()):
         if job.held or turn.state.away_for(job):
             continue  # it waits for them, with deadlines of its own
@@ -337,6 +340,13 @@ def _on_plan_lacks(event: events.PlanLacks, turn: Transition) -> None:
     job = turn.state.jobs[event.job]
     if jobs.is_planning(job, event.attempt):
         turn.emit(facts.JobRequeued(turn.now, event.job, "", dict(event.unable)))
+
+
+@_decide.register
+def _on_plan_considered(event: events.PlanConsidered, turn: Transition) -> None:
+    job = turn.state.jobs[event.job]
+    if job.state == RUNNING and job.attempt == event.attempt:
+        moving.on_considered(turn, job, event)
 
 
 @_decide.register

@@ -15,6 +15,7 @@ from farflung.broker.core.records import (
     Result,
     State,
 )
+from farflung.broker.core.replanning import Replanning
 from farflung.broker.core.versions import Version
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.worker import Decide, PastUnit
@@ -39,6 +40,7 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
         decisions=decisions,
         copies=job.copies.decided(job.unit, fact.keep),
         results=(*job.results, _result_of(fact))[-MOST_RESULTS:],
+        replanning=_measured(job, fact),
     )
     if job.holders:
         past = PastUnit(fact.scale, digests=fact.digests)
@@ -48,6 +50,23 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
         version = Version(name, fact.at, moved.step, job.codecs)
         moved = replace(moved, versions=job.versions.decided(version))
     return state.with_job(moved)
+
+
+def _measured(job: Job, fact: facts.UnitDecided) -> Replanning:
+    """What is measured of the attempt, with a step that has just been decided."""
+    known = job.replanning
+    if job.unit is None or not job.unit.train:
+        return known
+    ready = () if job.group is None else job.group.ready_messages
+    known = known.stepped(fact.at - job.pace.moved_at, {name: one.computing_seconds for name, one in ready})
+    if fact.copy and known.proposal is not None:
+        version = StateVersion(fact.attempt, fact.unit)
+        known = replace(known, proposal=replace(known.proposal, version=version))
+    return known
+
+
+def replanning_changed(fact: facts.ReplanningChanged, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], replanning=fact.replanning))
 
 
 def version_stable(fact: facts.VersionStable, state: State) -> State:

@@ -36,11 +36,12 @@ def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> N
     turn.emit(facts.WorkerReady(job.job, worker, message))
     job = turn.state.jobs[job.job]
     assert job.group is not None
-    if job.group.complete:
-        _decide_unit(turn, job, job.group)
+    if job.group.complete and not job.replanning.is_moving:
+        decide_unit(turn, job, job.group)
 
 
-def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
+def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
+    """Decide a unit whose shares have all arrived."""
     assert job.unit is not None
     verdict = group.verdict(job.training.clip)
     if verdict.trouble:
@@ -50,7 +51,7 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
     is_last = job.training.units().at(unit + 1) is None
     # After the last one the state is sent anyway.
     keep = not is_last and job.copies.takes(job.unit) and protection.memory_is_free(turn.state, job)
-    copy = not is_last and protection.takes_version(turn, job, job.unit)
+    copy = not is_last and (protection.takes_version(turn, job, job.unit) or _is_last_of_its_plan(job))
     turn.emit(
         facts.UnitDecided(
             turn.now,
@@ -86,6 +87,12 @@ def _decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
     job = turn.state.jobs[job.job]
     if job.unit is None:
         jobs.collect(turn, job, DONE, "")
+
+
+def _is_last_of_its_plan(job: Job) -> bool:
+    """Whether a version is taken after the job's unit because the job then moves to another plan."""
+    is_free = job.versions.under_way is None and job.copies.under_way is None
+    return job.replanning.proposal is not None and is_free and job.unit is not None and job.unit.train
 
 
 def _trouble(job: Job, trouble: str) -> str:

@@ -65,13 +65,15 @@ class Version:
 class Versions:
     """The versions of one job's state: the one under way and the newest stable one, if any.
 
-    No other is taken before `not_before` (seconds since 1970). `trouble` says why the last one failed.
+    No other is taken before `not_before` (seconds since 1970). The stable one `took` so many seconds.
+    `trouble` says why the last one failed.
     """
 
     under_way: Version | None = None
     stable: Version | None = None
     not_before: float = 0.0
     trouble: str = ""
+    took: float = 0.0
 
     def takes(self, unit: Unit, now: float) -> bool:
         """Whether a version is to be taken right after `unit`."""
@@ -96,7 +98,7 @@ class Versions:
         assert self.under_way is not None
         stable, took = replace(self.under_way, digests=digests), max(0.0, now - self.under_way.at)
         pause = max(COSTS * took, 2 * largest_bytes / WEAR)
-        return Versions(None, stable, self.under_way.at + pause)
+        return Versions(None, stable, self.under_way.at + pause, took=took)
 
     @property
     def retry_seconds(self) -> float:
@@ -117,7 +119,7 @@ class Versions:
         """The versions once the job has another plan, with these codecs, than that of the stable one."""
         assert self.stable is not None
         stable = replace(self.stable, names=names, on=on, codecs=codecs)
-        return Versions(None, stable)
+        return Versions(None, stable, took=self.took)
 
     def interrupted(self) -> Versions:
         """The versions once the attempt has ended: one under way may never arrive, and the next is due."""

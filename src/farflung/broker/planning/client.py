@@ -6,13 +6,20 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 
 import msgspec
 
-from farflung.broker.core.events import PlanFailed, PlanLacks, PlanMade, RunPlanner
+from farflung.broker.core.events import (
+    ConsiderPlan,
+    PlanConsidered,
+    PlanFailed,
+    PlanLacks,
+    PlanMade,
+    RunPlanner,
+)
 from farflung.broker.planning.messages import (
     LENGTH_BYTES,
     Answer,
@@ -24,6 +31,7 @@ from farflung.broker.planning.messages import (
 )
 from farflung.broker.survey.topology import MeasuredTopology
 from farflung.errors import PlanError
+from farflung.plans import Topology
 from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 from farflung.transport.timeouts import Timeouts
 
@@ -73,6 +81,31 @@ async def plan(
     return PlanFailed(clock(), command.job, command.attempt, reason)
 
 
+async def consider(
+    command: ConsiderPlan, graph: bytes, measured: MeasuredTopology | None, timeouts: Timeouts, clock: Clock
+) -> PlanConsidered:
+    """Look for a better plan of a job that runs; see `plan`."""
+    if command.wishes.topology is None and measured is None:
+        reason = "the links between its workers were not measured"
+        return PlanConsidered(clock(), command.job, command.attempt, None, reason=reason)
+    found = await plan(command, graph, measured, timeouts, clock)
+    if isinstance(found, PlanMade):
+        seconds = found.result.current_seconds
+        return PlanConsidered(found.now, command.job, command.attempt, found.result, seconds)
+    reason = found.reason if isinstance(found, PlanFailed) else "too few workers can run it"
+    return PlanConsidered(found.now, command.job, command.attempt, None, reason=reason)
+
+
+def _slowed(topology: Topology | None, slow: Mapping[str, float]) -> Topology | None:
+    """The topology with slow workers as slow as they are."""
+    if topology is None or not slow:
+        return topology
+    workers = [
+        msgspec.structs.replace(one, tflops=one.tflops / slow.get(one.id, 1.0)) for one in topology.workers
+    ]
+    return msgspec.structs.replace(topology, workers=workers)
+
+
 def _question(
     command: RunPlanner, graph: bytes, measured: MeasuredTopology | None, search_seconds: float
 ) -> Question:
@@ -84,7 +117,10 @@ def _question(
         workers=list(command.workers),
         count=command.count,
         scheduler=wishes.scheduler,
-        topology=wishes.topology if measured is None or is_own else measured.topology,
+        topology=_slowed(
+            wishes.topology if measured is None or is_own else measured.topology,
+            command.slow if isinstance(command, ConsiderPlan) else {},
+        ),
         efficiency=wishes.efficiency or (DATA_SHEET_EFFICIENCY if is_own else MEASURED_EFFICIENCY),
         recompute=wishes.recompute,
         measured=not is_own,
@@ -93,6 +129,7 @@ def _question(
         abilities=dict(command.abilities),
         codecs=wishes.codecs,
         copies=command.copies,
+        current=command.current if isinstance(command, ConsiderPlan) else None,
     )
 
 

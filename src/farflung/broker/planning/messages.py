@@ -17,7 +17,8 @@ class Question(msgspec.Struct, frozen=True):
     `topology` is None if nothing is known about the workers; `measured` says that the fleet measured it, and
     `assumed` lists what was not measured. A search ends after `search_seconds` of CPU time. `abilities` say
     what each worker can compute, `codecs` which codecs the job asks for. If a plan leaves workers the memory
-    for `copies` copies of their state, that is better; if none does, one without is made.
+    for `copies` copies of their state, that is better; if none does, one without is made. A job that runs has
+    the plan `current`.
     """
 
     graph: bytes
@@ -34,15 +35,17 @@ class Question(msgspec.Struct, frozen=True):
     abilities: dict[str, Ability] = {}
     codecs: CodecWishes = ALL_DENSE
     copies: int = 0
+    current: Plan | None = None
 
 
 class PlanResult(msgspec.Struct, frozen=True, tag="Made"):
     """A plan, and what its workers and the submitter need to run it.
 
     `programs`, `owned` and `trained` have one entry per segment; `trained` are the value ids of the
-    parameters that it updates. `prediction` is the simulated step; None if nothing is known about workers and
-    links. `unable` says for each worker that lacks ops of the model which ones. `notes` are warnings for the
-    user. `steering` is the initial state of codec tuning (`broker.codecs.tuning`); empty if codecs are fixed.
+    parameters that it updates. `prediction` is the simulated step; None if nothing is known about workers
+    and links. `unable` says for each worker that lacks ops of the model which ones. `notes` are warnings
+    for the user. `current_seconds` is the simulated step of the plan that the job has. `steering` is the
+    initial state of codec tuning (`broker.codecs.tuning`); empty if codecs are fixed.
     """
 
     plan: Plan
@@ -53,6 +56,7 @@ class PlanResult(msgspec.Struct, frozen=True, tag="Made"):
     notes: list[str] = []
     steering: bytes = b""
     trained: list[list[int]] = []
+    current_seconds: float | None = None
 
 
 class Impossible(msgspec.Struct, frozen=True, tag=True):

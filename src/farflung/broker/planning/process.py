@@ -49,7 +49,7 @@ from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.state import trained_names
 from farflung.runtime.training import Training
-from farflung.simulator import Conditions
+from farflung.simulator import Conditions, simulate
 from farflung.simulator.simulation import brief_notes
 from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
@@ -145,7 +145,16 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         notes,
         _tuning_basis(question, made.plan),
         [_trained(segment, training) for segment in made.segments],
+        _current_seconds(question),
     )
+
+
+def _current_seconds(question: Question) -> float | None:
+    """The simulated step of the plan that the job has."""
+    if question.current is None or question.topology is None:
+        return None
+    net = connected_part(_topology_of(question))[0]
+    return simulate(question.current, net, Conditions(efficiency=question.efficiency)).step_seconds
 
 
 def _tuning_basis(question: Question, plan: Plan) -> bytes:

@@ -33,8 +33,9 @@ def status_lines(status: Status) -> Iterator[str]:
     for job in status.jobs:
         if job.reason:
             yield from _wrapped(f"  {job.job}: {job.reason}")
-        if job.protection:
-            yield from _wrapped(f"  {job.job}: {job.protection}")
+        for words in (job.protection, job.planning):
+            if words:
+                yield from _wrapped(f"  {job.job}: {words}")
     yield from _links(status)
 
 

@@ -26,6 +26,7 @@ from farflung.protocol.messages import (
     Accepted,
     CodecsChosen,
     Collecting,
+    Considered,
     Planned,
     RolledBack,
     UnitDone,
@@ -331,6 +332,14 @@ class Recorder:
         """The codec pairs of some links change from some unit on."""
         self.observer.codecs_chosen(message)
         await self._record("codecs", step=message.step, changes=message.changes, words=message.words)
+
+    async def considered(self, message: Considered) -> None:
+        """The broker has considered another plan."""
+        for words in [*message.slow, *([message.words] if message.moves else [])]:
+            self.observer.warned(words)
+        await self._record(
+            "replanning", step=message.step, moves=message.moves, words=message.words, slow=message.slow
+        )
 
     async def rolled_back(self, message: RolledBack) -> None:
         """The attempt has ended; the job goes on from an earlier unit."""

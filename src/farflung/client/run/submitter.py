@@ -46,6 +46,7 @@ from farflung.protocol.messages import (
     CodecsChosen,
     Collected,
     Collecting,
+    Considered,
     Denied,
     Ended,
     NotReached,
@@ -251,6 +252,8 @@ class Submitter:
                 await self._unit_done(event)
             case CodecsChosen():
                 await self.recorder.codecs_chosen(event)
+            case Considered():
+                await self.recorder.considered(event)
             case RolledBack():
                 await self._roll_back(event)
             case Collecting():

@@ -1,0 +1,187 @@
+"""Whether a job that trains should move to another plan, from figures alone. Pure.
+
+A move pays if the new step takes at most `LEAST_SPEEDUP` of the measured one, and if what it saves until the
+run ends or the next fault is likely is at least `LEAST_GAIN` times what it costs. Between two moves at least
+`LEAST_PAUSE_SECONDS` pass, and `PAUSES` times what the last one took. A worker that became slow is reported
+before the job moves on because of it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from farflung.protocol.copies import StateVersion
+from farflung.text import and_more, format_seconds
+
+if TYPE_CHECKING:
+    from farflung.broker.planning.messages import PlanResult
+
+LEAST_SPEEDUP = 0.9
+LEAST_GAIN = 3.0
+LEAST_PAUSE_SECONDS = 600.0
+PAUSES = 20.0
+
+REMEMBERED = 9
+"""The newest steps that are measured."""
+
+LEAST_STEPS = 5
+"""So many steps of an attempt must be measured before a move is considered."""
+
+SLOW = 1.5
+"""A worker that takes so many times as long as it did is slow."""
+
+CONSIDER_SECONDS = 600.0
+"""If nothing has changed, a move is considered again after so long."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a decision rests on, in seconds.
+
+    A step takes `measured`, and would take `expected` on the other plan. The move costs `cost`. `steps` are
+    left, and the time between faults is `between_faults` (infinite if there was none). The last move was
+    `since_move` ago, and took `pause`.
+    """
+
+    measured: float
+    expected: float
+    cost: float
+    steps: int
+    between_faults: float = math.inf
+    since_move: float = math.inf
+    pause: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """What a move saves until the run ends or the next fault is likely."""
+        saved = max(0.0, self.measured - self.expected)
+        return saved * min(self.steps, self.between_faults / max(self.measured, 1e-9))
+
+    @property
+    def hindrance(self) -> str:
+        """Why the job stays on its plan, in words; empty if it moves."""
+        if not self.expected <= LEAST_SPEEDUP * self.measured:
+            return f"that is not at most {LEAST_SPEEDUP:g} of it"
+        if not self.gain >= LEAST_GAIN * self.cost:
+            return f"a move must save {LEAST_GAIN:g} times its cost"
+        wait = max(LEAST_PAUSE_SECONDS, PAUSES * self.pause)
+        if self.since_move < wait:
+            ago = format_seconds(self.since_move)
+            return f"the last move was {ago} ago, the next may follow after {wait:.0f} s"
+        return ""
+
+    @property
+    def words(self) -> str:
+        """The figures and the decision, in one line."""
+        ends = (
+            "" if math.isinf(self.between_faults) else f", a fault each {format_seconds(self.between_faults)}"
+        )
+        found = (
+            f"a step takes {format_seconds(self.measured)}, on another plan {format_seconds(self.expected)};"
+            f" a move costs {format_seconds(self.cost)} and saves {format_seconds(self.gain)}"
+            f" in {self.steps} steps{ends}"
+        )
+        return f"{found}: it stays, because {self.hindrance}" if self.hindrance else f"{found}: it moves"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Another plan that pays, with all that its workers need.
+
+    The job moves right after `version`, once that is stable; None until it is taken. It was decided at `at`.
+    """
+
+    result: PlanResult
+    figures: Figures
+    at: float
+    version: StateVersion | None = None
+
+
+@dataclass(frozen=True)
+class Replanning:
+    """What is measured of an attempt, and what came of considering another plan.
+
+    `steps` are the seconds of its newest steps, `computing` those that each member computed in each of them,
+    `usual` what a member took in the first ones. The planner was last asked at `asked_at`, of the workers
+    `asked_of` and those that were slow then; while it answers, `is_busy`. `words` is the newest decision.
+    """
+
+    steps: tuple[float, ...] = ()
+    computing: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    usual: Mapping[str, float] = field(default_factory=dict)
+    asked_at: float = -math.inf
+    asked_of: frozenset[str] = frozenset()
+    is_busy: bool = False
+    proposal: Proposal | None = None
+    words: str = ""
+
+    def stepped(self, seconds: float, computing: Mapping[str, float]) -> Replanning:
+        """The same once a step took so long, in which each member computed for so long."""
+        steps = (*self.steps, seconds)[-REMEMBERED:]
+        newest = {
+            name: (*self.computing.get(name, ()), one)[-REMEMBERED:] for name, one in computing.items() if one
+        }
+        usual = self.usual
+        if len(usual) < len(newest) and len(steps) >= LEAST_STEPS:
+            usual = {name: statistics.median(found) for name, found in newest.items()}
+        return replace(self, steps=steps, computing=newest, usual=usual)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The seconds of a step; None until enough are measured."""
+        return statistics.median(self.steps) if len(self.steps) >= LEAST_STEPS else None
+
+    @property
+    def slow(self) -> dict[str, float]:
+        """The members that have become slow, with how many times as long as before they compute."""
+        found = {
+            name: statistics.median(newest[-LEAST_STEPS:]) / self.usual[name]
+            for name, newest in self.computing.items()
+            if len(newest) >= LEAST_STEPS and self.usual.get(name)
+        }
+        return {name: times for name, times in found.items() if times >= SLOW}
+
+    def slow_words(self) -> list[str]:
+        """Each slow member, with what it takes and what it took, in words."""
+        return [
+            f"{name} computes {format_seconds(self.usual[name] * times)} a step,"
+            f" {times:.1f} times the {format_seconds(self.usual[name])} of before"
+            for name, times in sorted(self.slow.items())
+        ]
+
+    def is_due(self, workers: frozenset[str], now: float) -> bool:
+        """Whether to ask the planner now for a plan on these workers."""
+        if self.is_busy or self.proposal is not None or self.step_seconds is None:
+            return False
+        return self.asked_of != self.subject(workers) or now - self.asked_at >= CONSIDER_SECONDS
+
+    def subject(self, workers: frozenset[str]) -> frozenset[str]:
+        """What a plan depends on: the workers, and which of them are slow."""
+        return workers | {f"{name} is slow" for name in self.slow}
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether no further unit is decided, because the job moves once its version is stable."""
+        return self.proposal is not None and self.proposal.version is not None
+
+    def asked(self, workers: frozenset[str], now: float) -> Replanning:
+        """The same once the planner is asked."""
+        return replace(self, asked_at=now, asked_of=self.subject(workers), is_busy=True)
+
+    def answered(self, words: str, proposal: Proposal | None = None) -> Replanning:
+        """The same once it is decided, in these words, whether the job moves."""
+        return replace(self, is_busy=False, words=words, proposal=proposal)
+
+
+def between_faults(seconds: float, faults: int) -> float:
+    """The time between two faults of a job that has had so many in these seconds."""
+    return seconds / faults if faults else math.inf
+
+
+def reason(found: Figures, workers: list[str]) -> str:
+    """Why an attempt ends that moves to these workers."""
+    return f"the job moves to another plan on {and_more(workers)}: {found.words}"

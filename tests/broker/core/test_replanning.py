@@ -1,0 +1,117 @@
+"""Whether a move to another plan pays, from figures alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farflung.broker.core.replanning import (
+    CONSIDER_SECONDS,
+    LEAST_GAIN,
+    LEAST_PAUSE_SECONDS,
+    LEAST_SPEEDUP,
+    LEAST_STEPS,
+    PAUSES,
+    SLOW,
+    Figures,
+    Replanning,
+    between_faults,
+)
+
+SECONDS = st.floats(1e-3, 1e4)
+FIGURES = st.builds(
+    Figures,
+    measured=SECONDS,
+    expected=SECONDS,
+    cost=SECONDS,
+    steps=st.integers(0, 10**6),
+    between_faults=st.just(math.inf) | SECONDS,
+    since_move=st.just(math.inf) | SECONDS,
+    pause=SECONDS,
+)
+GOOD = Figures(measured=10.0, expected=5.0, cost=20.0, steps=100)
+
+
+@given(FIGURES)
+def test_a_job_moves_only_if_it_gains_much_more_than_the_move_costs(found: Figures) -> None:
+    if found.hindrance:
+        return
+    assert found.expected <= LEAST_SPEEDUP * found.measured
+    steps = min(found.steps, found.between_faults / found.measured)
+    assert (found.measured - found.expected) * steps >= LEAST_GAIN * found.cost * (1 - 1e-9)
+    assert found.since_move >= max(LEAST_PAUSE_SECONDS, PAUSES * found.pause)
+
+
+@given(FIGURES, st.floats(0.0, 1.0), st.floats(1.0, 10.0))
+def test_what_is_better_in_one_figure_still_moves(found: Figures, less: float, more: float) -> None:
+    if found.hindrance:
+        return
+    for better in (
+        replace(found, expected=found.expected * less),
+        replace(found, cost=found.cost * less),
+        replace(found, steps=math.ceil(found.steps * more)),
+        replace(found, between_faults=found.between_faults * more),
+        replace(found, since_move=found.since_move * more),
+        replace(found, pause=found.pause * less),
+    ):
+        assert not better.hindrance
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"expected": 9.5}, "that is not at most 0.9 of it"),
+        ({"expected": math.nan}, "that is not at most 0.9 of it"),
+        ({"steps": 11}, "a move must save 3 times its cost"),
+        ({"between_faults": 50.0}, "a move must save 3 times its cost"),
+        ({"since_move": 500.0}, "the next may follow after 600 s"),
+        ({"since_move": 900.0, "pause": 50.0}, "the next may follow after 1000 s"),
+    ],
+)
+def test_each_decision_says_its_figures(changes: dict[str, float], words: str) -> None:
+    assert GOOD.words.endswith("in 100 steps: it moves")
+    found = replace(GOOD, **changes)  # type: ignore[arg-type]
+    assert found.words.startswith("a step takes 10") and ": it stays, because " in found.words
+    assert found.words.endswith(words)
+
+
+def measured(*computing: float, since: Replanning | None = None) -> Replanning:
+    found = since or Replanning()
+    for seconds in computing:
+        found = found.stepped(seconds + 1.0, {"a": 1.0, "b": seconds})
+    return found
+
+
+def test_a_worker_that_became_slow_is_named_with_what_it_takes_and_took() -> None:
+    before = measured(*[2.0] * LEAST_STEPS)
+    assert before.slow == {} and before.step_seconds == 3.0
+    after = measured(*[2.0 * SLOW] * LEAST_STEPS, since=before)
+    assert after.slow == {"b": SLOW}
+    (words,) = after.slow_words()
+    assert words.startswith("b computes 3") and "1.5 times the 2" in words
+
+
+def test_one_slow_step_is_none() -> None:
+    assert measured(*[2.0] * LEAST_STEPS, 100.0, 2.0).slow == {}
+    assert measured(2.0, 100.0, 2.0, 2.0, 2.0).step_seconds == 3.0
+
+
+def test_the_planner_is_asked_when_something_has_changed_and_else_seldom() -> None:
+    fleet = frozenset("ab")
+    assert not Replanning().is_due(fleet, 0.0)  # nothing is measured
+    known = measured(*[2.0] * LEAST_STEPS)
+    assert known.is_due(fleet, 0.0)
+    busy = known.asked(fleet, 0.0)
+    assert not busy.is_due(frozenset("abc"), 10.0)
+    known = busy.answered("it stays")
+    assert not known.is_due(fleet, CONSIDER_SECONDS - 1) and known.is_due(fleet, CONSIDER_SECONDS)
+    assert known.is_due(frozenset("abc"), 1.0)
+    assert measured(*[4.0] * LEAST_STEPS, since=known).is_due(fleet, 1.0)
+
+
+def test_faults_are_expected_as_often_as_they_were() -> None:
+    assert between_faults(3600.0, 0) == math.inf and between_faults(3600.0, 4) == 900.0

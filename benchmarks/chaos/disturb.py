@@ -83,7 +83,7 @@ def _disturbed(play: Play, run: RunFiles, most: int) -> Disturbed:
     except JobFailed as error:
         failure = str(error)
     events = run.events
-    replays = [each for each in events if each.event == "regrouping" and each.replayer]
+    replays = [each for each in events if each.event == "regrouping" and each.replayers]
     back = [each for each in events if each.event == "rolled back"]
     return Disturbed(
         codec="",

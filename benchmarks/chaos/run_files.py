@@ -31,7 +31,7 @@ class Event(msgspec.Struct, frozen=True):
     step: int = 0
     done: int = 0
     unit: int = 0
-    replayer: str | None = None
+    replayers: list[str] = []
     replay_from: int = 0
 
 

@@ -30,7 +30,7 @@ class Happened(msgspec.Struct, frozen=True):
     unit: int = 0
     step: int = 0
     done: int = 0
-    replayer: str | None = None
+    replayers: list[str] = []
     replay_from: int = 0
 
 
@@ -86,7 +86,7 @@ def way(events: Sequence[Happened]) -> str:
     for happened in events:
         if happened.event == "rolled back":
             return FROM_WORKERS if happened.step else FROM_SUBMITTER
-    if any(happened.event == "regrouping" and happened.replayer for happened in events):
+    if any(happened.event == "regrouping" and happened.replayers for happened in events):
         return REPLAYED
     return REGROUPED
 
@@ -97,8 +97,8 @@ def steps_again(events: Sequence[Happened]) -> int:
 
 
 def steps_replayed(events: Sequence[Happened]) -> int:
-    """How many steps one worker alone computed again."""
-    replays = (each for each in events if each.event == "regrouping" and each.replayer)
+    """How many steps were computed again by those alone that took over."""
+    replays = (each for each in events if each.event == "regrouping" and each.replayers)
     return sum(each.unit - each.replay_from for each in replays)
 
 
@@ -108,7 +108,7 @@ def members(events: Sequence[Happened], strikes: Sequence[Strike]) -> list[str]:
     for number, happened in enumerate(events):
         if happened.event == "planned":
             found = list(happened.workers)
-        elif happened.event == "regrouping" and happened.replayer:
+        elif happened.event == "regrouping" and (new := set(happened.replayers) - set(found)):
             lost = next(strike.victim for strike in reversed(strikes) if strike.events <= number)
-            found = [happened.replayer if name == lost else name for name in found]
+            found = [min(new) if name == lost else name for name in found]
     return found

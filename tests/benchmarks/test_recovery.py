@@ -56,7 +56,7 @@ def test_each_kill_ends_where_the_next_begins() -> None:
 
 
 def test_a_replay_is_counted_apart() -> None:
-    events = [Happened("planned", ["a", "b"]), Happened("regrouping", unit=9, replayer="c", replay_from=4)]
+    events = [Happened("planned", ["a", "b"]), Happened("regrouping", unit=9, replayers=["c"], replay_from=4)]
     strike = Strike("a", 10.0, 1, 9, 1)
     (found,) = judge([strike], rows((11.0, 10, 2)), events)
     assert (found.way, found.steps_again, found.steps_replayed) == (run_rows.REPLAYED, 1, 5)

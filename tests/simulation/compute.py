@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.model import share_of
-from tests.simulation.parcels import Chain, Given, Input, Parcel, State, Taken, Values
+from tests.simulation.parcels import Asked, Chain, Given, Input, Parcel, State, Taken, Values
 
 from farflung.protocol.messages import Load
 from farflung.worker.events import Attempt, ComputeFailed, Filled, Traffic, UnitFinished, Verified
+from farflung.worker.replay import Replay
 
 if TYPE_CHECKING:
     from tests.simulation.worker import WorkerProcess
@@ -33,6 +34,7 @@ class Compute:
 
     def _reset(self) -> None:
         self._load = None
+        self._replay: Replay | None = None
         self.chain: Chain = ()
         self.unit = 0
         self._stage = 0
@@ -161,7 +163,8 @@ class Compute:
             share_of(load.programs[0].program, self.chain, unit, part, load.plan, finite)
             for part in load.plan.segments_of(self._worker.name)
         )
-        if self._worker.random.random() < 0.2:  # the log of what it sent took too much memory
+        # The log of what was sent may take too much memory.
+        if self._worker.random.random() < self._worker.overflows:
             self._worker.logged_from = self._worker.logged_from and self.unit + 1
         traffic = Traffic(10, logged_from=self._worker.logged_from)
         self._worker.on_outcome(UnitFinished(self.attempt, self.unit, shares, traffic=traffic))
@@ -174,6 +177,7 @@ class Compute:
             self._worker.trouble, problem = "", "it needs more memory than its owner gives"
         else:
             self._load, self.unit = load, load.unit
+            self._replay = Replay(load) if load.history else None
         self._worker.on_outcome(Verified(self.attempt, problem))
 
     def _regroup(self, load: Load) -> None:
@@ -183,6 +187,7 @@ class Compute:
             return
         assert len(self.chain) == load.unit == self.unit, f"{self.chain} is not the state of {load.unit}"
         self.attempt, self._load, self._stage, self._began = attempt, load, 0, False
+        self._replay = None
         self._inputs, self._values = set(), {}
         self._worker.on_outcome(Filled(attempt))
 
@@ -190,15 +195,41 @@ class Compute:
         assert self._load is not None
         assert len(state.chain) == self._load.unit, f"{state} comes for unit {self._load.unit}"
         self.chain, self._filled = state.chain, True
+        self.ask()
         self._go_through_history()
 
+    def ask(self) -> None:
+        """Ask neighbours that run the same past units again for what is due, as far as there are links."""
+        for peer in sorted(self._partners):
+            if self._filled and self._replay is not None and self._worker.has_link(peer):
+                for unit in self._replay.due(peer):
+                    self._worker.to_peer(peer, Asked(self.attempt, unit))
+
+    @property
+    def _partners(self) -> set[str]:
+        load = self._load
+        return set() if load is None else load.plan.neighbours(self._worker.name) & set(load.replayers)
+
     def _go_through_history(self) -> None:
-        """Run the next unit of the load's history again, or say that the state is there."""
-        assert self._load is not None
-        if self.unit < self._load.unit + len(self._load.history):
-            self._post(self.attempt, self._run_again)
-        else:
+        """Run the next unit of the load's history again, or say that the state is there.
+
+        It needs the values of the neighbours that run it again, too.
+        """
+        load, replay = self._load, self._replay
+        assert load is not None
+        if replay is None or self.unit >= replay.over:
             self._worker.on_outcome(Filled(self.attempt))
+            return
+        unit = load.training.units().at(self.unit)
+        partners = self._partners if unit is not None and unit.train else set()
+        if self._stage == 0:
+            self._stage, values = 1, Values(self.attempt, self.unit)
+            for peer in sorted(partners):
+                if replay.may_send(peer, values):  # type: ignore[arg-type]
+                    self._worker.to_peer(peer, values)
+        if self._stage == 1 and self._values.get(self.unit, set()) >= partners:
+            self._stage = 2
+            self._post(self.attempt, self._run_again)
 
     def _run_again(self) -> None:
         assert self._load is not None
@@ -209,7 +240,11 @@ class Compute:
             share = share_of(load.programs[0].program, self.chain, unit, part, load.plan, True)
             assert share.digest == past.digests[part], f"unit {self.unit} has other numbers than it had"
         self.chain = (*self.chain, (self.unit, past.scale))
-        self.unit += 1
+        self._values.pop(self.unit, None)
+        self.unit, self._stage = self.unit + 1, 0
+        assert self._replay is not None
+        self._replay.advance()
+        self.ask()
         self._worker.run_again(self.attempt, self.unit - 1, past.scale)
         self._go_through_history()
 
@@ -218,12 +253,21 @@ class Compute:
         self._began = True
 
     def _receive(self, peer: str, parcel: Parcel) -> None:
+        if isinstance(parcel, Asked):
+            assert self._replay is not None, f"{peer} asks for {parcel}, which does not run again here"
+            for waiting in self._replay.asked_by(peer, parcel.unit):
+                self._worker.to_peer(peer, waiting)  # type: ignore[arg-type]
+            return
         assert isinstance(parcel, Input | Values)
         assert parcel.unit <= self.unit + 1, f"{peer} sent {parcel} while unit {self.unit} ran"
+        is_past = self._replay is not None and parcel.unit < self._replay.over
+        assert self._filled or not is_past, f"{peer} sent {parcel} before it was asked for"
         if isinstance(parcel, Input):
             self._inputs.add(parcel.unit)
         else:
             self._values.setdefault(parcel.unit, set()).add(peer)
+            if self._replay is not None and self.unit < self._replay.over and self._stage == 1:
+                self._go_through_history()
 
     def _decide(self, unit: int, scale: float) -> None:
         assert (unit, self._stage) == (self.unit, 2), f"unit {unit} is decided in the midst of {self.unit}"

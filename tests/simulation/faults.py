@@ -34,6 +34,7 @@ KINDS = (
     "full",  # a worker's disk takes no copies
     "damage",  # a worker's disk loses a copy
     "lose",  # a worker dies soon after its state is on disks, and sometimes all copies of it are lost
+    "pair",  # two neighbours die soon after their state is on disks, at once or a moment after one another
     "nan",  # a gradient is not finite
     "stop",  # a submitter's user stops the run
     "keep",  # a submitter's user wants a copy
@@ -67,12 +68,12 @@ def weather(draw: random.Random) -> Iterator[Fault]:
     """The faults of a seeded run, without end: three of ten come while the one before is being handled.
 
     Some worlds are calm and some are wild, and each world has kinds that it leaves out. In one of ten
-    only the broker dies, and in another one only workers whose state is on disks.
+    only the broker dies, in some others only workers whose state is on disks, or all leave in good order.
     """
     pause, choice = draw.choice([10, 30, 100, 300]), draw.random()
     kinds: Sequence[str] = draw.sample(KINDS, draw.randint(3, len(KINDS)))
-    if choice < 0.1:
-        kinds = ("lose",)
+    if choice < 0.15:
+        kinds = ("lose", "pair", "pair", "pair")
     elif choice < 0.2:
         kinds, pause = ("drain",), 300
     elif choice >= 0.9:
@@ -144,6 +145,8 @@ def strike(fleet: Fleet, fault: Fault) -> None:
                 world.laws.log.jobs[job].damaged = True
         case "lose":
             world.laws.log.on_stable = partial(_lose_one, fleet, fault)
+        case "pair":
+            world.laws.log.on_stable = partial(_lose_two, fleet, fault)
         case "stop":
             submitter.after(0.0, submitter.stop)
         case "keep":
@@ -182,6 +185,21 @@ def _lose_one(fleet: Fleet, fault: Fault) -> None:
         worker.die(silently=False)
         away = 5 * fault.seconds if fault.victim % 2 else 150.0
         fleet.world.schedule(away, fleet.world.weather, worker.start)
+
+
+def _lose_two(fleet: Fleet, fault: Fault) -> None:
+    jobs = [job for job in fleet.broker.state.jobs.values() if job.members and job.versions.stable]
+    if not jobs:
+        return
+    job = jobs[fault.other % len(jobs)]
+    first = fault.victim % len(job.members)
+    for number, name in enumerate(sorted({job.members[first], job.members[first - 1]})):
+        worker = fleet.workers[name]
+        delay = number * fault.seconds / 10
+        fleet.world.schedule(
+            delay, fleet.world.weather, lambda one=worker: one.alive and one.die(silently=False)
+        )
+        fleet.world.schedule(delay + 5 * fault.seconds, fleet.world.weather, worker.start)
 
 
 def _kill_one(fleet: Fleet, fault: Fault, workers: Sequence[str]) -> str:

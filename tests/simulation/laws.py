@@ -12,12 +12,25 @@ from tests.simulation.parcels import Chain
 from tests.simulation.world import World
 
 from farflung.broker.core import events
-from farflung.broker.core.facts import JobMoves, JobPlanning, WaitExplained
+from farflung.broker.core.facts import JobMoves, JobPlanning, JobRolledBack, WaitExplained
+from farflung.broker.core.protection import shares_of, who_has
 from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, State
+from farflung.broker.core.recovery import MOST_REGROUPED
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec
-from farflung.protocol.messages import Cancel, Ended, Keep, Kept, Load, Return, RolledBack, Submit, UnitDone
+from farflung.protocol.messages import (
+    Cancel,
+    Ended,
+    Keep,
+    Kept,
+    Load,
+    Refused,
+    Return,
+    RolledBack,
+    Submit,
+    UnitDone,
+)
 from farflung.worker.events import Attempt
 
 if TYPE_CHECKING:
@@ -28,6 +41,8 @@ if TYPE_CHECKING:
     from tests.simulation.worker import WorkerProcess
 
 STRANGER = "eve"
+LOSSES = (events.WorkerLeaves, events.WorkerRegisters, events.Tick)
+"""The events by which a worker may be lost."""
 
 
 class Laws:
@@ -84,6 +99,8 @@ class Laws:
         for fact in outcome.facts:
             if isinstance(fact, JobPlanning) and not any(isinstance(one, JobMoves) for one in outcome.facts):
                 self._require_turn(fact.job, outcome.state)
+            elif isinstance(fact, JobRolledBack) and fact.restores and isinstance(event, LOSSES):
+                self._require_need(fact, event, outcome.state)
         if isinstance(event, events.Tick):
             for one in outcome.state.workers.values():
                 since = event.now if one.away_since is None else one.away_since
@@ -92,6 +109,9 @@ class Laws:
                 ledger = self.log.jobs.get(job.job) if job.state == QUEUED else None
                 overdue = ledger is not None and ledger.is_overdue(event.now)
                 self._require(not overdue, f"{job.job} waits for ever: {job.words!r}")
+        said = getattr(event, "message", None)
+        if isinstance(said, Refused) and getattr(event, "worker", "") != STRANGER:
+            self._require("does not hold the state" not in said.reason, f"{said}: it was counted on")
         who = getattr(event, "worker", getattr(event, "submitter", ""))
         if who == STRANGER and isinstance(event, events.WorkerMessage | events.SubmitterMessage):
             real = [fact for fact in outcome.facts if not isinstance(fact, WaitExplained)]
@@ -105,6 +125,33 @@ class Laws:
         queued = [job for job in map(state.jobs.get, ahead) if job and job.state == QUEUED]
         passed = [job for job in queued if not (job.unable or job.held)]
         self._require(not passed, f"{begun} begins before {[job.job for job in passed]}")
+
+    def _require_need(self, fact: JobRolledBack, event: events.Event, after: State) -> None:
+        """Members that hold the state give it up only if they must, when others are lost.
+
+        So not if idle workers are there for these, and copies and logs suffice.
+        """
+        before, who = self.broker.state, getattr(event, "worker", "")
+        job = before.jobs[fact.job]
+        version, plan = job.versions.stable, job.plan
+        lost = {name for name in job.members if name == who or not after.workers[name].connected}
+        again = lost | (set(job.replayers) if job.state == LOADING else set())
+        staying = set(job.members) - again
+        has_state = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and job.keeps)
+        if version is None or plan is None or not (lost and staying and has_state):
+            return
+        idle = [name for name in before.idle_for(job) if not job.on or name in job.on]
+        able = [name for name in idle if before.workers[name].disk_bytes and after.workers[name].connected]
+        shares = [share for share, owner in shares_of(plan).items() if owner in again]
+        has_copies = all(staying & set(who_has(before, job, version, share)) for share in shares)
+        has_logs = all(job.logged.get(name, version.next_unit + 1) <= version.next_unit for name in staying)
+        can_go_on = self._world.alike and len(able) >= len(lost) and has_copies and has_logs
+        is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and job.began <= job.recovery.reached
+        is_damaged = self.log.jobs[fact.job].damaged
+        self._require(
+            not can_go_on or is_in_vain or is_damaged,
+            f"{fact}, but others could run units again",
+        )
 
     def _judge_wish(self, event: events.SubmitterMessage, outcome: Outcome) -> None:
         message: Any = event.message
@@ -148,7 +195,7 @@ class Laws:
         assert line is not None
         begins = load.unit + len(load.history)
         self._require(begins == line.begins, f"{load} leads to unit {begins}, not {line.begins}")
-        self._require(not load.history or worker.name == line.replayer, f"{load} runs units again")
+        self._require(not load.history or worker.name in line.replayers, f"{load} runs units again")
         held = self._applied.get(worker.name)
         newer = held is None or held[1] != attempt or held[0] != worker.life
         self._require(newer, f"{worker.name} loads {attempt} twice")

@@ -20,7 +20,7 @@ class Line:
     decided: dict[int, facts.UnitDecided] = field(default_factory=dict)
     codecs: dict[int, tuple[LinkCodec, ...]] = field(default_factory=dict)
     keeps: bool = False
-    replayer: str = ""
+    replayers: frozenset[str] = frozenset()
 
 
 @dataclass

@@ -15,7 +15,7 @@ from tests.simulation.world import LEASE_SECONDS, World
 from farflung.broker.core import facts
 from farflung.broker.core.draining import RECENT_UNITS
 from farflung.broker.core.facts import AnyDecision
-from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED
+from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED, MOST_REPLAYED
 from farflung.broker.core.state import State, durable, reduce_fact
 from farflung.broker.journal import Journal
 from farflung.protocol.copies import StateVersion
@@ -307,26 +307,32 @@ class LogLaws:
         ledger.interrupt_copies()
 
     def _judge_replay(self, ledger: Ledger, fact: facts.JobReplaying) -> None:
-        """One worker takes the place of another one and begins with the stable version; all others stay."""
+        """Some begin with the stable version, others in the places of lost ones; all others stay."""
         self._require(self.is_disturbed, f"{fact}, but only the broker has died")
         self._counts[f"replayed while {ledger.phase}"] += 1
         self._counts["handed over"] += "in good order" in fact.reason
         self._require_recent(ledger, fact)
         before, version = ledger.line, ledger.version
-        has_state = ledger.phase != "loading" or (before.keeps and not before.replayer)
+        has_state = ledger.phase != "loading" or before.keeps
         self._require(has_state, f"{fact} of workers without a state")
         self._require(fact.attempt == ledger.attempt + 1, f"{fact} follows attempt {ledger.attempt}")
         assert version is not None and before.plan is not None, f"{fact} without a version"
         self._require(version.unit < ledger.next_unit, f"{fact} begins after unit {version.unit}")
         places = zip(before.plan.placements, fact.plan.placements, strict=True)
         changed = {old.worker: new.worker for old, new in places if old.worker != new.worker}
-        self._require([*changed.values()] == [fact.replayer], f"{fact} changes the places {changed}")
+        replayers, members = frozenset(fact.replayers), set(fact.plan.workers())
+        self._require(replayers >= {*changed.values()}, f"{fact} changes the places {changed}")
+        self._require(bool(replayers) and replayers < members, f"{fact}, but {members} are in the plan")
+        if ledger.phase == "loading":  # as long as it is not known that they have the state again
+            self._counts["replayed again"] += bool(replayers & before.replayers)
+        self._counts["several replayed"] += len(replayers) > 1
         is_further = ledger.next_unit > ledger.furthest
         ledger.fruitless = 0 if is_further else ledger.fruitless
         ledger.regrouped = 1 if is_further else ledger.regrouped + 1
+        self._require(ledger.regrouped <= MOST_REPLAYED, f"{fact} is no. {ledger.regrouped} in a row")
         ledger.furthest = max(ledger.furthest, ledger.next_unit)
         ledger.attempt = fact.attempt
-        ledger.lines[fact.attempt] = Line(ledger.next_unit, fact.plan, keeps=True, replayer=fact.replayer)
+        ledger.lines[fact.attempt] = Line(ledger.next_unit, fact.plan, keeps=True, replayers=replayers)
         ledger.interrupt_copies()
 
     def _require_recent(self, ledger: Ledger, fact: facts.JobReplaying | facts.JobRolledBack) -> None:

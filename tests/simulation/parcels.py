@@ -48,6 +48,14 @@ class Values:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """To a neighbour that runs past units again, too: it may send what it computes in this one."""
+
+    attempt: Attempt
+    unit: int
+
+
+@dataclass(frozen=True)
 class Given:
     """To the submitter: the state right after `unit` (a copy), or the last one if `unit` is None."""
 
@@ -67,4 +75,4 @@ class Copy:
     names: frozenset[str]
 
 
-Parcel = State | Input | Taken | Values | Given | Copy
+Parcel = State | Input | Taken | Values | Asked | Given | Copy

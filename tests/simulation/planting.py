@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.simulation import faults
 
 from farflung.broker.core import reducer
 from farflung.broker.core.events import Send
@@ -26,6 +28,16 @@ def without(patch: Patch, message: type) -> None:
             honest(self, command)
 
     patch.setattr(Transition, "do", do)
+
+
+def only(patch: Patch, *kinds: str) -> None:
+    """No other faults than these come over the worlds, so that what a bug needs happens often."""
+
+    def weather(draw: random.Random) -> Iterator[faults.Fault]:
+        while True:
+            yield faults.drawn(draw, 100, kinds)
+
+    patch.setattr(faults, "weather", weather)
 
 
 def reduces(patch: Patch, kind: type, wrong: Callable[[Any, Any, Any], Any]) -> None:

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from tests.simulation.broker import BrokerProcess
 from tests.simulation.campaign import live
-from tests.simulation.planting import HONEST_STEP, Patch, hears, reduces, without
+from tests.simulation.planting import HONEST_STEP, Patch, hears, only, reduces, without
 from tests.simulation.recovery_bugs import RECOVERY_BUGS
+from tests.simulation.replay_bugs import REPLAY_BUGS
 from tests.simulation.return_bugs import RETURN_BUGS
 from tests.simulation.world import LawBroken
 
@@ -149,6 +150,7 @@ def waits_without_end(patch: Patch) -> None:
         return job
 
     patch.setattr(job_queue, "_wait", wait)
+    only(patch, "power", "kill", "leave")
 
 
 def takes_any_plan(patch: Patch) -> None:
@@ -257,6 +259,7 @@ BUGS = [
     hides_a_lost_link,
     copies_before_it_applies,
     *RECOVERY_BUGS,
+    *REPLAY_BUGS,
     *RETURN_BUGS,
 ]
 

@@ -56,6 +56,7 @@ class WorkerProcess(Process):
         super().__init__(world, name)
         self.trouble = ""
         self.disk = Disk()
+        self.overflows = world.random("logs").choice([0.0, 0.0, 0.01, 0.2])
         self._has_disk = self.random.random() < 0.95
         self.begin()
 
@@ -256,6 +257,10 @@ class WorkerProcess(Process):
         if session is not None and parcel.attempt == self.state.attempt:
             session.send(parcel)
 
+    def has_link(self, peer: str) -> bool:
+        """Whether there is a link to another member of the plan."""
+        return peer in self._sessions
+
     def run_again(self, attempt: events.Attempt, unit: int, scale: float) -> None:
         """The compute thread has run a past unit again."""
         if attempt == self.state.attempt:
@@ -268,7 +273,7 @@ class WorkerProcess(Process):
         self._dismiss(f"{load.job} goes on in attempt {load.attempt}")
         self.compute.regroup(load)
         lacks = self.logged_from is None or self.logged_from > command.replay_from
-        if command.replayer and lacks and command.replay_from < load.unit:
+        if command.serves and lacks and command.replay_from < load.unit:
             self._step(events.Verified((load.job, load.attempt), "it has no longer what it sent"))
         else:
             self._link_up(command)
@@ -424,6 +429,7 @@ class WorkerProcess(Process):
         for donor, taker, share in [] if load is None else load.gifts:
             if (donor, taker) == (self.name, peer):
                 self.after(self.random.expovariate(1), partial(self._give, load, peer, share))
+        self.compute.ask()
         self._step(events.PeerLinked(peer))
 
     def _on_data_end(self, end: End, reason: str) -> None:

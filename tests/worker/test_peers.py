@@ -278,9 +278,9 @@ def test_a_peer_that_was_given_up_is_not_awaited_any_more() -> None:
     run(work())
 
 
-def value(unit: int, source: int = 1, target: int = 0) -> Parcel[Coded]:
+def value(unit: int, source: int = 1, target: int = 0, microbatch: int = 0) -> Parcel[Coded]:
     """The gradient of value 1, which worker b sends to a."""
-    return Parcel(unit, 0, source, target, 1, True, Coded(0, memoryview(bytes(32))))
+    return Parcel(unit, microbatch, source, target, 1, True, Coded(0, memoryview(bytes(32))))
 
 
 def linked(peers: Peers, id: str, attempt: int) -> FakeLink:
@@ -309,9 +309,9 @@ def test_what_was_sent_is_sent_again_to_the_worker_that_took_a_place() -> None:
             for p in load().plan.placements
         ]
         plan = msgspec.structs.replace(load().plan, placements=placements)
-        again = msgspec.structs.replace(load(6), plan=plan, unit=2)
+        again = msgspec.structs.replace(load(6), plan=plan, unit=2, replayers=["d"])
         peers.admit("b", again, None, frozenset({"c", "d", "desk"}))
-        assert peers.replays.serve("d", 0)
+        assert peers.replays.serve(0)
         taker, other = linked(peers, "d", 6), linked(peers, "c", 6)
         peers.control(taker, pull(1, attempt=5))  # type: ignore[arg-type]
         assert not taker.posted
@@ -322,7 +322,7 @@ def test_what_was_sent_is_sent_again_to_the_worker_that_took_a_place() -> None:
             with pytest.raises(ProtocolError, match=f"asks for unit {unit} again"):
                 peers.control(link, pull(unit))  # type: ignore[arg-type]
         peers.replays.forget_sent(1)
-        assert not peers.replays.serve("d", 0) and peers.replays.serve("d", 1)
+        assert not peers.replays.serve(0) and peers.replays.serve(1)
 
     run(work())
 
@@ -352,6 +352,35 @@ def test_a_worker_that_runs_past_units_again_asks_for_them_and_sends_nothing() -
         peers.advance_replay()
         peers.send_parcel(value(2), "a")
         assert [one.unit for one in a.posted] == [2]
+
+    run(work())
+
+
+def test_neighbours_that_run_past_units_again_send_each_other_what_they_compute_once_it_is_asked_for() -> (
+    None
+):
+    async def work() -> None:
+        peers = Peers(Seen(), fresh)
+        take(peers, msgspec.structs.replace(load(6), history=[PastUnit(1.0)] * 3, replayers=["a", "b"]))
+        peers.trust()
+        peers.replays.log_sent(1)  # what waits is no part of the log
+        a, c = linked(peers, "a", 6), linked(peers, "c", 6)
+        peers.begin_replay()
+        assert decoded(a) == decoded(c) == [0, 1]
+        peers.send_parcel(value(0), "a")
+        peers.send_parcel(value(0), "c")
+        assert not a.posted  # it may not have loaded yet
+        peers.control(a, pull(0))  # type: ignore[arg-type]
+        peers.send_parcel(value(0, microbatch=1), "a")
+        peers.send_parcel(value(1), "a")
+        assert [(one.unit, one.microbatch) for one in a.posted] == [(0, 0), (0, 1)]
+        peers.advance_replay()
+        peers.control(a, pull(1))  # type: ignore[arg-type]
+        assert [one.unit for one in a.posted] == [0, 0, 1] and not c.posted
+        with pytest.raises(ProtocolError, match="asks for unit 3 again"):
+            peers.control(a, pull(3))  # type: ignore[arg-type]
+        with pytest.raises(ProtocolError, match="asks for unit 1 again"):
+            peers.control(c, pull(1))  # type: ignore[arg-type]
 
     run(work())
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.worker.loads import fresh
 from tests.worker.loads import load as small_load
-from tests.worker.test_replay import STEPS, Fleet, Member, fleet, one_pass_at_a_time
+from tests.worker.replaying_fleet import STEPS, Fleet, Member, fleet, one_pass_at_a_time
 
 from farflung.errors import CopyError
 from farflung.protocol.copies import HeldCopy, StateVersion
@@ -43,16 +43,16 @@ def recut(of: Fleet, size: int, unit: int, store: CopyStore) -> None:
     """After `unit` the job goes on with its model in `size` parts."""
     held = copies(of, unit, store)
     of.close()
-    before = of._load
+    before = of.load
     cut = of.cut(size, before.training)
     sources = {name: dict.fromkeys(_needed(before, cut, name), name) for name in cut.plan.workers()}
-    of._load = msgspec.structs.replace(
+    of.load = msgspec.structs.replace(
         cut, attempt=2, unit=unit + 1, version=StateVersion(1, unit), sources=sources
     )
-    empty = {key: bytes(len(data)) for key, data in of.owned(of._load).items()}
+    empty = {key: bytes(len(data)) for key, data in of.owned(of.load).items()}
     of.members = {}
-    for name in of._load.plan.workers():
-        of.members[name] = member = Member(of, name, of._load, empty)
+    for name in of.load.plan.workers():
+        of.members[name] = member = Member(of, name, of.load, empty)
         for share in sources[name]:
             store.read(held[share], member.receiver.place)
         assert not member.receiver.lacking

@@ -43,7 +43,10 @@ class Claim(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """Send again what you sent me in this unit: I run it again (`Load.history`)."""
+    """Send what you sent me in this unit: I run it again (`Load.history`).
+
+    One that runs it again, too, answers with what it sends in it.
+    """
 
     job: Id
     attempt: Count

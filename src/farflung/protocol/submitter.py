@@ -106,7 +106,7 @@ class Planned(Message, frozen=True):
     part to the ops of the model that they lack.
 
     The attempt begins at `unit`. If it `keeps` the state, the workers go on with what they hold, for this
-    `reason`: send none. A `replayer` runs the units from `replay_from` on again before, and asks for their
+    `reason`: send none. The `replayers` run the units from `replay_from` on again before, and ask for their
     inputs (`Pull`). After a `recut` the workers have the state from copies of their disks that were made on
     another plan, and codecs begin anew.
     """
@@ -122,7 +122,7 @@ class Planned(Message, frozen=True):
     unit: Count = 0
     keeps: bool = False
     reason: Text = ""
-    replayer: Id | None = None
+    replayers: list[Id] = msgspec.field(default_factory=list)
     replay_from: Count = 0
     recut: bool = False
 

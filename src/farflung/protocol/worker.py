@@ -169,9 +169,9 @@ class Load(Message, frozen=True):
     copied on another plan: each member reads the shares that `sources` names for it, each from its own disk
     or from the member beside the share, and takes from them by name what its segments own. Coders begin anew.
 
-    With a `history` the worker runs so many units again from `unit` on, alone: it asks neighbours and
-    submitter for what they sent then (`Pull`), and sends nothing. Then it has the state that the other
-    members hold.
+    With a `history` the worker runs so many units again from `unit` on: it asks neighbours and submitter for
+    what they sent then (`Pull`), and sends nothing but to neighbours among the `replayers`, which run the
+    same units again, when these ask. Then it has the state that the other members hold.
     """
 
     job: Id
@@ -186,6 +186,7 @@ class Load(Message, frozen=True):
     version: StateVersion | None = None
     donors: dict[Id, Id] = msgspec.field(default_factory=dict)
     history: Annotated[list[PastUnit], Meta(max_length=MOST_HISTORY)] = msgspec.field(default_factory=list)
+    replayers: list[Id] = msgspec.field(default_factory=list)
     sources: dict[Id, dict[Count, Id]] = msgspec.field(default_factory=dict)
 
     def shares_for(self, worker: str) -> dict[int, str]:
@@ -236,8 +237,8 @@ class Continue(Message, frozen=True):
     those of the last `Load`; `addresses` are as there. Link up anew and answer with `Loaded`. Then units go
     on after `Begin`, or the state is sent after `SendState`.
 
-    A `plan`, if given, has the same segments, but another worker for those of a lost one. This `replayer`
-    runs past units again, from `replay_from` on. If the worker has no longer what it sent in these, it
+    A `plan`, if given, has the same segments, but maybe other workers for those of lost ones. The `replayers`
+    run past units again, from `replay_from` on. If the worker has no longer what it sent to them in these, it
     refuses. `holders`, `donors` and the `version` that these give are as in `Load`;
     without `holders` they stay as they are.
     """
@@ -248,7 +249,7 @@ class Continue(Message, frozen=True):
     addresses: dict[Id, Addresses]
     reason: Text = ""
     plan: Plan | None = None
-    replayer: Id | None = None
+    replayers: list[Id] = msgspec.field(default_factory=list)
     replay_from: Count = 0
     holders: dict[Id, Id] | None = None
     donors: dict[Id, Id] = msgspec.field(default_factory=dict)

@@ -165,13 +165,13 @@ class Prepare:
 class Regroup:
     """Keep the state, drop the unit in flight and the links, and dial the peers in `dial`.
 
-    Answered by `Filled`. `load` is that of the job with what is new in the attempt. The `replayer`, if there
-    is one, runs the units from `replay_from` on again, with what this worker sent then.
+    Answered by `Filled`. `load` is that of the job with what is new in the attempt. If it `serves`,
+    neighbours run the units from `replay_from` on again, with what this worker sent then.
     """
 
     load: Load
     dial: tuple[str, ...]
-    replayer: str = ""
+    serves: bool = False
     replay_from: int = 0
 
 

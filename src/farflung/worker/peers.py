@@ -218,7 +218,7 @@ class Peers:
 
     def send_parcel(self, parcel: Parcel[Coded], peer: str) -> None:
         """Queue a value or gradient for a peer; it is only logged if the peer is lost (already reported)."""
-        if self._load is not None and self.replays.sends(parcel):
+        if self._load is not None and self.replays.sends(parcel, peer):
             self._post(parcel, peer)
 
     def _post(self, parcel: Parcel[Coded], peer: str) -> None:

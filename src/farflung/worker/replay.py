@@ -1,7 +1,8 @@
-"""Both sides of a replay: a log of what was sent, and what the worker that runs past units again asks for.
+"""Both sides of a replay: a log of what was sent, and what a worker that runs past units again asks for.
 
 Payloads are logged as they were encoded: what they were encoded with has learned since. SWIFT (Zhong et al.,
-2022) logs the tensors at the boundaries of stages for the same purpose. Pure.
+2022) logs the tensors at the boundaries of stages for the same purpose. Neighbours that run the same units
+again send each other what they compute. Pure.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class BoundaryLog:
 class Replay:
     """The units that this worker runs again: from `load.unit` on, one for each entry of `load.history`.
 
-    `over` is the first unit that it does not run again, `current` the one that it runs now.
+    `over` is the first unit that it does not run again, `current` the one that it runs now. Nothing is sent
+    but to a neighbour among the replayers, in the units that it has asked for: before, it may not be ready.
     """
 
     def __init__(self, load: Load) -> None:
@@ -70,6 +72,9 @@ class Replay:
         self.current = load.unit
         self.over = load.unit + len(load.history)
         self._asked: dict[str, int] = {}
+        self._replayers = frozenset(load.replayers)
+        self._open: set[tuple[str, int]] = set()
+        self._waiting: dict[tuple[str, int], list[Parcel[Coded]]] = {}
 
     def due(self, peer: str) -> list[int]:
         """The units that `peer` is to be asked for now, each of them once; evaluations need nothing."""
@@ -77,6 +82,19 @@ class Replay:
         last = min(self.current + AHEAD, self.over - 1)
         self._asked[peer] = max(first, last + 1)
         return [unit for unit in range(first, last + 1) if (found := self._units.at(unit)) and found.train]
+
+    def asked_by(self, peer: str, unit: int) -> list[Parcel[Coded]]:
+        """What waits for a replayer that asks for a unit; the rest of it may be sent as it comes."""
+        self._open.add((peer, unit))
+        return self._waiting.pop((peer, unit), [])
+
+    def may_send(self, peer: str, parcel: Parcel[Coded]) -> bool:
+        """Whether to send a parcel now; else it waits until `peer` asks for its unit, if it ever does."""
+        if parcel.unit >= self.over or (peer, parcel.unit) in self._open:
+            return True
+        if peer in self._replayers:
+            self._waiting.setdefault((peer, parcel.unit), []).append(parcel)
+        return False
 
     def advance(self) -> None:
         """The current unit is applied again."""

@@ -14,8 +14,8 @@ from farflung.worker.replay import BoundaryLog, Replay
 class ReplaySides:
     """Both sides of a replay at one worker, of which an attempt has at most one.
 
-    What is sent to other workers is logged, so that one of them may run past units again. If this worker does
-    so, it pulls what others sent then, and sends nothing.
+    What is sent to other workers is logged, so that they may run past units again. If this worker does so, it
+    pulls what others sent then, and sends nothing but to those that do so, too.
     """
 
     def __init__(self) -> None:
@@ -23,14 +23,14 @@ class ReplaySides:
         self._log = BoundaryLog(0, 0)
         self._replay: Replay | None = None
         self._may_pull = False
-        self._replayer, self._replay_from = "", 0
+        self._replay_from: int | None = None
 
     def begin(self, load: Load, keeps: bool) -> None:
         """Begin an attempt, in which this worker goes on with the state that it has if it `keeps` it."""
         self._load = load
         self._replay = Replay(load) if load.history else None
         self._may_pull = False
-        self._replayer = ""
+        self._replay_from = None
         if keeps:
             self._log.drop_from(load.unit)
         else:
@@ -57,16 +57,16 @@ class ReplaySides:
         """The first unit in which everything that was sent is logged; None if nothing is."""
         return self._log.since if self._log.most_bytes else None
 
-    def sends(self, parcel: Parcel[Coded]) -> bool:
-        """Log a parcel that is ready to be sent; says whether it is to be sent now."""
+    def sends(self, parcel: Parcel[Coded], peer: str) -> bool:
+        """Log a parcel that is ready to be sent to `peer`; says whether it is to be sent now."""
         assert self._load is not None
         if parcel.target != FEEDER and self._log.most_bytes and _is_step(self._load, parcel.unit):
             self._log.add(parcel)
-        return self._replay is None or parcel.unit >= self._replay.over
+        return self._replay is None or self._replay.may_send(peer, parcel)
 
-    def serve(self, replayer: str, first: int) -> bool:
-        """Let `replayer` pull what was sent to it from unit `first` on; false if that is no longer there."""
-        self._replayer, self._replay_from = replayer, first
+    def serve(self, first: int) -> bool:
+        """Let replayers pull what was sent from unit `first` on; false if that is no longer there."""
+        self._replay_from = first
         return self.logged_from is not None and self.logged_from <= first
 
     def served(self, peer: str, pull: Pull) -> list[Parcel[Coded]]:
@@ -80,8 +80,13 @@ class ReplaySides:
         load = self._load
         if load is None or (pull.job, pull.attempt) != (load.job, load.attempt):
             return []
-        if peer != self._replayer or not self._replay_from <= pull.unit < load.unit:
+        replay, first, over = self._replay, self._replay_from, load.unit
+        if replay is not None:
+            first, over = load.unit, replay.over
+        if first is None or peer not in load.replayers or not first <= pull.unit < over:
             raise ProtocolError(f"{peer} asks for unit {pull.unit} again, which it does not run again")
+        if replay is not None:
+            return replay.asked_by(peer, pull.unit)
         return self._log.of(pull.unit, load.plan.segments_of(peer))
 
     def restored(self) -> None:

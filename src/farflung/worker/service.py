@@ -378,7 +378,7 @@ class WorkerService:
         self._copying.begin(load)
         self._peers.admit(self._identity.id, load, None, self._state.admitted)
         self._peers.trust()
-        if command.replayer and not self._peers.replays.serve(command.replayer, command.replay_from):
+        if command.serves and not self._peers.replays.serve(command.replay_from):
             problem = f"it has no longer what it sent in unit {command.replay_from}"
             self._step(events.Verified((load.job, load.attempt), problem))
             return

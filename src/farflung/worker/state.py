@@ -276,6 +276,7 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
         donors=message.donors,
         history=[],
         sources={},
+        replayers=message.replayers,
     )
     fresh = replace(
         state.idle,
@@ -289,7 +290,8 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
     )
     dial = _dialled(fresh)
     note = Note(f"job {load.job}: linking up again, the state stays ({message.reason})")
-    return fresh, [Regroup(load, dial, message.replayer or "", message.replay_from), note]
+    serves = not fresh.neighbours.isdisjoint(message.replayers)
+    return fresh, [Regroup(load, dial, serves, message.replay_from), note]
 
 
 def _dialled(state: State) -> tuple[str, ...]:

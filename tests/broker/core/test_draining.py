@@ -88,13 +88,15 @@ def test_a_share_goes_to_an_idle_worker_between_two_units_and_nobody_runs_a_unit
     story.ready("c", unit + 1)
     story.ready("b", unit + 1)
     job = job_of(story)
-    assert (job.state, job.attempt, job.replayer, job.members) == ("loading", 2, "d", ("a", "d", "c"))
+    assert (job.state, job.attempt, job.replayers, job.members) == ("loading", 2, ("d",), ("a", "d", "c"))
     (load,) = loads(story)
     assert (load.unit, len(load.history)) == (unit + 1, 1)  # only what was decided while copies were made
     assert {name: one.unit for name, one in continues(story).items()} == {"a": unit + 2, "c": unit + 2}
     assert [one.attempt for one in sent(story.commands, "b") if isinstance(one, Stop)] == [1]
     planned = [one for one in told(story.commands) if isinstance(one, Planned)][-1]
-    assert planned.reason == "worker b leaves in good order (its owner stops it)" and planned.replayer == "d"
+    assert planned.reason == "worker b leaves in good order (its owner stops it)" and planned.replayers == [
+        "d"
+    ]
     assert not rollbacks(story) and not released(story, "b")
     assert words(story, "b") == "until its copies of job-1's state lie with two others"
     load_all(story)
@@ -154,7 +156,7 @@ def test_a_worker_that_leaves_at_once_costs_what_a_lost_one_does() -> None:
     story = place()
     leave(story, "b", within=0)
     assert released(story, "b") == ["it left with its share of job-1, which nobody took"]
-    assert (job_of(story).replayer, job_of(story).attempt) == ("d", 2)
+    assert (job_of(story).replayers, job_of(story).attempt) == (("d",), 2)
 
 
 def test_a_recent_version_serves_as_a_fresh_one() -> None:
@@ -162,7 +164,7 @@ def test_a_recent_version_serves_as_a_fresh_one() -> None:
     leave(story, "b")
     assert words(story, "b") == "for the end of a step of job-1"
     decide_unit(story)
-    assert job_of(story).replayer == "d" and len(loads(story)[0].history) == 3
+    assert job_of(story).replayers == ("d",) and len(loads(story)[0].history) == 3
 
 
 def test_two_that_leave_at_once_go_one_after_the_other() -> None:
@@ -219,7 +221,7 @@ def test_a_worker_that_was_lost_in_between_and_returns_still_leaves() -> None:
     story = place()
     leave(story, "b")
     story.leave("b")
-    assert job_of(story).replayer == "d"
+    assert job_of(story).replayers == ("d",)
     story.join("b", device=KERNELS, disk_bytes=10**9)
     assert released(story, "b")
 
@@ -289,7 +291,7 @@ def test_a_replay_is_awaited() -> None:
     story = place()
     story.join("e", device=KERNELS, disk_bytes=10**9)
     story.leave("c")
-    assert job_of(story).replayer == "d"
+    assert job_of(story).replayers == ("d",)
     leave(story, "b")
     assert words(story, "b") == "until job-1 runs"
     load_all(story)
@@ -354,4 +356,4 @@ def test_a_version_that_fails_is_not_awaited(trouble: str) -> None:
     unit = decide_unit(story)
     story.copied("a", unit, 0, trouble=trouble)
     decide_unit(story)
-    assert job_of(story).replayer == "d" and len(loads(story)[0].history) == unit + 1
+    assert job_of(story).replayers == ("d",) and len(loads(story)[0].history) == unit + 1

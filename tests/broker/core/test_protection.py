@@ -49,7 +49,9 @@ def is_copied(story: Scenario, unit: int) -> bool:
 
 def spread(story: Scenario, unit: int) -> None:
     """Every share of a version arrives on both disks."""
-    for share, owner in enumerate("abc"):
+    plan = job_of(story).plan
+    assert plan is not None
+    for share, owner in enumerate(plan.workers()):
         story.copied(owner, unit, share)
         story.copied(job_of(story).holders[owner], unit, share)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from farflung.broker.core import facts, job_queue, jobs, protection, recovery, recutting, replaying, restoring
 from farflung.broker.core.events import Reply, Send
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, RUNNING, Job, State, Worker
+from farflung.broker.core.replaying import Takeover
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
 from farflung.protocol.membership import Draining, Released
@@ -110,10 +111,10 @@ def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
     elif job.state == RUNNING and not job.held and _is_between_units(turn, job):
         if _awaits_version(job, worker.leaving.since):
             return
-        found = replaying.takeover(turn.state, job, name)
-        if found is not None:
+        found = replaying.takeover(turn.state, job, {name})
+        if isinstance(found, Takeover):
             recovery.take_over(turn, job, found, why)
-            words = f"{replaying.taker_of(job, found.plan)} takes its share"
+            words = f"{replaying.taker_of(job, found)} takes its share"
             turn.do(Send(name, Stop(job.job, job.attempt, words)))
         elif _can_restore_without(turn.state, job):
             _begin_without(turn, job, why)
@@ -146,7 +147,8 @@ def _awaits_version(job: Job, since: float) -> bool:
 
 
 def _successor(state: State, job: Job, name: str) -> bool:
-    return replaying.takeover(state, job, name) is not None or _can_restore_without(state, job)
+    found = replaying.takeover(state, job, {name})
+    return isinstance(found, Takeover) or _can_restore_without(state, job)
 
 
 def _can_restore_without(state: State, job: Job) -> bool:

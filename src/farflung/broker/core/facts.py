@@ -317,9 +317,9 @@ class JobRegrouped(Decision, frozen=True):
 
 
 class JobReplaying(Decision, frozen=True):
-    """A member is lost, and `replayer` has its place in `plan`; all other members keep their state.
+    """Members are lost, and others have their places in `plan`. All but the `replayers` keep their state.
 
-    It loads the newest stable version and runs the units since again, alone. The unit in flight is dropped.
+    These load the newest stable version and run the units since again. The unit in flight is dropped.
     `holders` and `donors` are as in `JobRestoring`.
     """
 
@@ -328,7 +328,7 @@ class JobReplaying(Decision, frozen=True):
     plan: Plan
     holders: dict[str, str]
     donors: dict[str, str]
-    replayer: str
+    replayers: list[str]
     reason: str
 
 

@@ -79,7 +79,7 @@ def worker_loaded(
         return
     turn.emit(facts.WorkerLoaded(job.job, worker, one_line(unprotected), needs_bytes))
     job = turn.state.jobs[job.job]
-    if job.restores or worker == job.replayer:
+    if job.restores or worker in job.replayers:
         protection.on_restored(turn, job, worker)
     if not job.loaded >= set(job.members):
         return

@@ -71,10 +71,15 @@ def load_of(state: State, job: Job, worker: str) -> SendLoad:
         donors=dict(job.donors),
         sources={taker: dict(read) for taker, read in job.sources.items()},
     )
-    if (job.restores or worker == job.replayer) and (version := job.versions.stable) is not None:
+    if (job.restores or worker in job.replayers) and (version := job.versions.stable) is not None:
         load = msgspec.structs.replace(load, version=version.name)
-    if worker == job.replayer:
-        load = msgspec.structs.replace(load, unit=replay_from(job), history=job.history.part_of(mine))
+    if worker in job.replayers:
+        load = msgspec.structs.replace(
+            load,
+            unit=replay_from(job),
+            history=job.history.part_of(mine),
+            replayers=list(job.replayers),
+        )
     programs = tuple(digest for segment, digest in job.blobs.programs.items() if segment in mine)
     return SendLoad(worker, load, programs)
 
@@ -91,7 +96,7 @@ def planned_of(state: State, job: Job) -> Planned:
         unit=job.next_unit,
         keeps=job.keeps or job.restores,
         reason=why_kept(job) if job.keeps else "",
-        replayer=job.replayer or None,
+        replayers=list(job.replayers),
         replay_from=replay_from(job),
         recut=bool(job.sources),
     )
@@ -106,9 +111,9 @@ def why_kept(job: Job) -> str:
 
 
 def replay_from(job: Job) -> int:
-    """The first unit that the job's replayer runs again; 0 if there is none."""
+    """The first unit that the job's replayers run again; 0 if there are none."""
     version = job.versions.stable
-    return version.next_unit if job.replayer and version is not None else 0
+    return version.next_unit if job.replayers and version is not None else 0
 
 
 def worker_moved(turn: Transition, job: Job, worker: str) -> None:

@@ -117,10 +117,8 @@ def _describe_job_regrouped(fact: facts.JobRegrouped) -> str:
 
 @log_line.register
 def _describe_job_replaying(fact: facts.JobReplaying) -> str:
-    return (
-        f"{fact.replayer} takes a place in {fact.job} and runs past units again (attempt {fact.attempt}):"
-        f" {fact.reason}"
-    )
+    names = ", ".join(fact.replayers)
+    return f"past units of {fact.job} run again on {names} alone (attempt {fact.attempt}): {fact.reason}"
 
 
 @log_line.register

@@ -36,7 +36,7 @@ def _expected_seconds(job: Job) -> float:
     if job.state == RUNNING:
         return copy + _unit_seconds(job)
     is_whole = job.checkpoint_end if job.state == COLLECTING else job.step > 0
-    again = len(job.history.units) * _unit_seconds(job) if job.state == LOADING and job.replayer else 0.0
+    again = len(job.history.units) * _unit_seconds(job) if job.state == LOADING and job.replayers else 0.0
     return copy + again + (whole if is_whole else weights)
 
 

@@ -154,9 +154,8 @@ class Job:
     are on their disks. An attempt that `restores` begins with the newest stable one; members that lack their
     share get it from `donors`. If the plan is another one than that of the version, `sources` name the shares
     that each member reads, with those that have them. A queued job that has a plan waits for workers with
-    that version; if it `recuts`, on any plan. A `replayer`
-    begins with that version, too, and runs the units of the `history` again, while the others keep their
-    state.
+    that version; if it `recuts`, on any plan. The `replayers` begin with that version, too, and run the units
+    of the `history` again, while the others keep their state.
 
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
     and it last moved to a better plan at `moved_at` (0: never).
@@ -206,7 +205,7 @@ class Job:
     donors: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     recuts: bool = False
-    replayer: str = ""
+    replayers: tuple[str, ...] = ()
     history: History = field(default_factory=History)
     logged: Mapping[str, int] = field(default_factory=dict)
     unprotected: str = ""

@@ -1,16 +1,16 @@
 """What follows when an attempt of a job cannot go on.
 
-If all its workers are there, they *regroup*: the next attempt goes on with the state that they hold. Else the
-job *rolls back*: the next one begins with the newest version on workers' disks, or at the newest unit whose
-state the submitter has, whichever is later.
+If all its workers are there, they *regroup*: the next attempt goes on with the state that they hold. If some
+are lost, others *replay* their shares. Else the job *rolls back*: the next attempt begins with the newest
+version on workers' disks, or at the newest unit whose state the submitter has, whichever is later.
 """
 
 from __future__ import annotations
 
 from farflung.broker.core import facts, job_queue, jobs, loads, protection, recutting, replaying, restoring
 from farflung.broker.core.events import ReadTuning, Send
-from farflung.broker.core.records import COLLECTING, DONE, FAILED, LOADING, PLANNING, RUNNING, Job, State
-from farflung.broker.core.restoring import Seating
+from farflung.broker.core.records import DONE, FAILED, LOADING, PLANNING, Job, State
+from farflung.broker.core.replaying import Obstacle, Takeover
 from farflung.broker.core.transition import Transition
 from farflung.broker.planning.messages import PlanResult
 from farflung.protocol.fields import one_line
@@ -21,23 +21,27 @@ MOST_FRUITLESS = 5
 """After so many attempts in a row that got no further the job ends: others would fail in the same way."""
 
 MOST_REGROUPED = 2
-"""After so many attempts in a row that only regrouped and got no further, the job rolls back: it may get
-other workers then.
+"""After so many attempts in a row in which members kept their state and that got no further, a lost link
+makes the job roll back: it may get other workers then.
 """
+
+MOST_REPLAYED = 5
+"""As `MOST_REGROUPED`, if a worker is lost: each may be lost by what it replays."""
 
 
 def link_lost(turn: Transition, job: Job, reason: str) -> None:
     """Two members of an attempt, or one and the submitter, lost the link between them for good."""
-    if not may_regroup(turn, job):
-        give_up(turn, job, reason)
+    if may_link_up(turn, job):
+        link_up(turn, job, reason)
     else:
-        regroup(turn, job, reason)
+        give_up(turn, job, reason)
 
 
-def may_regroup(turn: Transition, job: Job) -> bool:
-    """Whether the job can regroup, and has not done so in vain too often."""
+def may_link_up(turn: Transition, job: Job) -> bool:
+    """Whether members can keep their state and link up anew, and have not done so in vain too often."""
     is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and not _got_further(job)
-    return not is_in_vain and can_regroup(turn, job)
+    can = can_regroup(turn, job) or isinstance(replaying.takeover(turn.state, job), Takeover)
+    return can and not is_in_vain
 
 
 def can_regroup(turn: Transition, job: Job) -> bool:
@@ -45,14 +49,22 @@ def can_regroup(turn: Transition, job: Job) -> bool:
 
     One that is away hears of the new attempt when it returns.
     """
-    is_whole = job.keeps and not job.replayer
-    has_state = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and is_whole)
     members = [turn.state.workers[name] for name in job.members]
-    return has_state and all(member.connected or member.away for member in members)
+    is_there = all(member.connected or member.away for member in members)
+    return is_there and job.plan is not None and not replaying.without_state(job)
 
 
-def regroup(turn: Transition, job: Job, reason: str) -> None:
-    """Begin an attempt in which all members keep their state; the unit in flight runs again."""
+def link_up(turn: Transition, job: Job, reason: str) -> None:
+    """Begin an attempt in which all members that hold the state keep it; the unit in flight runs again."""
+    if can_regroup(turn, job):
+        _regroup(turn, job, reason)
+        return
+    found = replaying.takeover(turn.state, job)
+    assert isinstance(found, Takeover)
+    take_over(turn, job, found, reason)
+
+
+def _regroup(turn: Transition, job: Job, reason: str) -> None:
     turn.emit(facts.JobRegrouped(turn.now, job.job, job.attempt + 1, one_line(reason)))
     job = turn.state.jobs[job.job]
     for name in job.members:
@@ -61,31 +73,37 @@ def regroup(turn: Transition, job: Job, reason: str) -> None:
 
 
 def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
-    """A member is lost. If another worker can take over its share, the others keep their state."""
-    found = replaying.takeover(turn.state, job, worker)
-    if found is None:
-        give_up(turn, job, reason)
-    else:
+    """A member is lost. If workers can run its past units again, the others keep their state."""
+    found = replaying.takeover(turn.state, job, {worker})
+    is_in_vain = job.recovery.regrouped >= MOST_REPLAYED and not _got_further(job)
+    if isinstance(found, Takeover) and not is_in_vain:
         take_over(turn, job, found, reason)
+    elif isinstance(found, Obstacle) and protection.version_to_restore(job) is not None:
+        give_up(turn, job, f"{reason}; all members go back, as {found.reason}")
+    else:
+        give_up(turn, job, reason)
 
 
-def take_over(turn: Transition, job: Job, found: Seating, reason: str) -> None:
-    """Begin an attempt in which one worker takes over a share, and the other members keep their state."""
-    taker = replaying.taker_of(job, found.plan)
+def take_over(turn: Transition, job: Job, found: Takeover, reason: str) -> None:
+    """Begin an attempt in which some members run past units again, and the others keep their state."""
+    before = job
     holders = protection.holders_for(turn.state, job, found.plan)
-    attempt = job.attempt + 1
+    attempt, replayers = job.attempt + 1, list(found.replayers)
     turn.emit(
         facts.JobReplaying(
-            turn.now, job.job, attempt, found.plan, holders, found.donors, taker, one_line(reason)
+            turn.now, job.job, attempt, found.plan, holders, found.donors, replayers, one_line(reason)
         )
     )
     job = turn.state.jobs[job.job]
+    for name in before.members:
+        worker = turn.state.workers[name]
+        is_replaced = name not in job.members and worker.leaving is None
+        if worker.connected and (name in replayers or is_replaced):
+            turn.do(Send(name, Stop(job.job, before.attempt, job.reason)))
     for name in job.members:
-        is_taker = name == taker
+        is_new = name in replayers
         turn.do(
-            loads.load_of(turn.state, job, name)
-            if is_taker
-            else Send(name, continue_of(turn.state, job, name))
+            loads.load_of(turn.state, job, name) if is_new else Send(name, continue_of(turn.state, job, name))
         )
     turn.tell(job.job, loads.planned_of(turn.state, job))
     if job.blobs.steering is not None:
@@ -104,7 +122,7 @@ def continue_of(state: State, job: Job, worker: str) -> Continue:
         addresses,
         loads.why_kept(job),
         job.plan,
-        job.replayer or None,
+        list(job.replayers),
         loads.replay_from(job),
         dict(job.holders),
         dict(job.donors),
@@ -132,7 +150,7 @@ def give_up(turn: Transition, job: Job, reason: str) -> None:
 def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
     """Note that a worker lacks a copy that was counted on; a job that loads from it does that again."""
     protection.on_copy_lost(turn, job, worker, message)
-    if job.state == LOADING and (job.restores or job.replayer):
+    if job.state == LOADING and (job.restores or job.replayers):
         give_up(turn, job, f"the copy of share {message.share} on worker {worker} is lost: {message.reason}")
 
 

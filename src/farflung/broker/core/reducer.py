@@ -164,7 +164,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         versions=Versions(),
         history=History(),
         restores=False,
-        replayer="",
+        replayers=(),
         donors={},
         sources={},
         recuts=False,

@@ -1,54 +1,98 @@
-"""Who takes over a lost worker's share while all other members keep their state. Pure.
+"""Which members run past units again, while all others keep their state. Pure.
 
-The one that takes over loads the share from the newest stable version, and runs the units since again,
-alone: its neighbours still have what they sent then. SWIFT (Zhong et al., 2022) and MoEvement (2024) replay
-like this in one cluster. Unless that has the same bits, the others could not go on, so it must compute on the
-same kernels.
+A lost share is loaded from the newest stable version by the worker that takes over, which runs the units
+since again: its neighbours still have what they sent then. SWIFT (Zhong et al., 2022) and MoEvement (2024)
+replay like this in one cluster. A neighbour that has not gives up its own state and runs them again, too; so
+the *lost set* grows, and if it is everybody, that is a rollback. Unless the units have the same bits, the
+others could not go on, so those that take over must compute on the same kernels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 from farflung.broker.core import restoring
 from farflung.broker.core.records import COLLECTING, LOADING, RUNNING, Job, State
-from farflung.broker.core.restoring import Seating
 from farflung.plans import Plan
 
 
-def takeover(state: State, job: Job, lost: str) -> Seating | None:
-    """The job's plan with the `lost` member replaced; None if some other member would have to go back."""
+@dataclass(frozen=True)
+class Takeover:
+    """`plan` is that of the job with all places taken. Its `replayers` begin with the newest stable version.
+
+    Those that lack their share of it get it from `donors`. All other members keep their state.
+    """
+
+    plan: Plan
+    donors: dict[str, str]
+    replayers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why no member can keep its state."""
+
+    reason: str
+
+
+def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | Obstacle:
+    """How the job goes on once the members `lost` are lost, if some others can keep their state."""
     version, plan = job.versions.stable, job.plan
-    if version is None or plan is None or lost not in plan.workers():
-        return None
-    staying = [name for name in plan.workers() if name != lost]
+    if version is None or plan is None:
+        return Obstacle("no version of the state is on workers' disks yet")
     first, units = version.next_unit, job.history.since(version.next_unit)
-    is_known = units.first == first and first + len(units.units) == job.next_unit
-    if not is_known or not _hold_state(state, job, staying) or not _have_sent(job, plan, lost, first):
-        return None
-    found = restoring.seating(state, job, staying)
-    return found if found is not None and _computes_alike(state, found, lost, staying) else None
+    if units.first != first or first + len(units.units) != job.next_unit:
+        return Obstacle(f"the log no longer holds all decisions since step {version.step}")
+    again = lost_set(job, plan, {*lost, *without_state(job)})
+    staying = [name for name in plan.workers() if name not in again]
+    if not staying:
+        return Obstacle("no worker has kept what it sent")
+    if not all(state.workers[name].connected or state.workers[name].away for name in staying):
+        return Obstacle("others are lost, too")
+    found = restoring.seating(state, job, staying, _present(state, job, again - set(lost)))
+    if found is None:
+        return Obstacle("no idle worker computes just like the lost one")
+    places = zip(plan.placements, found.plan.placements, strict=True)
+    takers = {after.worker for before, after in places if before.worker in again}
+    replayers = tuple(name for name in found.plan.workers() if name in takers)
+    return Takeover(found.plan, found.donors, replayers)
 
 
-def taker_of(job: Job, plan: Plan) -> str:
-    """The worker of `plan` that is no member of the job's own plan."""
+def taker_of(job: Job, found: Takeover) -> str:
+    """A worker that takes a place in the plan, and was no member before."""
     assert job.plan is not None
-    return next(name for name in plan.workers() if name not in job.plan.workers())
+    return next(name for name in found.replayers if name not in job.plan.workers())
 
 
-def _hold_state(state: State, job: Job, staying: list[str]) -> bool:
-    """Whether the members that stay hold the state of the first undecided unit."""
-    is_whole = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and job.keeps and not job.replayer)
-    return is_whole and all(state.workers[name].connected for name in staying)
+def without_state(job: Job) -> set[str]:
+    """The members that do not hold the state of the first undecided unit, as far as is known."""
+    if job.plan is None or job.state in (RUNNING, COLLECTING):
+        return set()
+    if job.state == LOADING and job.keeps:
+        return set(job.replayers) - job.loaded
+    return set(job.plan.workers())
 
 
-def _have_sent(job: Job, plan: Plan, lost: str, first: int) -> bool:
-    """Whether the neighbours have what they sent to the lost member from unit `first` on."""
-    if first == job.next_unit:
-        return True
-    return all(job.logged.get(name, first + 1) <= first for name in plan.neighbours(lost))
+def lost_set(job: Job, plan: Plan, lost: Collection[str]) -> set[str]:
+    """The members that run past units again if these do: with them the neighbours that have not kept all
+    that they sent, and so on.
+    """
+    version, found, added = job.versions.stable, set(lost), set(lost)
+    assert version is not None
+    while added and version.next_unit < job.next_unit:
+        near = set().union(*(plan.neighbours(name) for name in added)) - found
+        added = {name for name in near if not _has_kept(job, name, version.next_unit)}
+        found |= added
+    return found
 
 
-def _computes_alike(state: State, found: Seating, lost: str, staying: list[str]) -> bool:
-    """Whether the worker that takes over is known to compute as the lost one did."""
-    taker = next(name for name in found.plan.workers() if name not in staying)
-    own, other = state.workers[taker].device.kernels, state.workers[lost].device.kernels
-    return bool(own) and own == other
+def _has_kept(job: Job, name: str, first: int) -> bool:
+    """Whether a member has what it sent from unit `first` on."""
+    return job.logged.get(name, first + 1) <= first
+
+
+def _present(state: State, job: Job, again: Collection[str]) -> list[str]:
+    """The members that run past units again themselves: they are there."""
+    found = (state.workers[name] for name in again)
+    return [worker.worker for worker in found if worker.connected and worker.job == job.job]

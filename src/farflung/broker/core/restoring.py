@@ -30,23 +30,26 @@ class Seating:
     sources: dict[str, dict[int, str]] = field(default_factory=dict)
 
 
-def seating(state: State, job: Job, staying: Collection[str] = ()) -> Seating | None:
+def seating(
+    state: State, job: Job, staying: Collection[str] = (), again: Collection[str] = ()
+) -> Seating | None:
     """The job's plan with lost workers replaced; None if a place stays empty or a share has no copy there.
 
-    Members that are `staying` are not idle, and keep their state and so need no copy.
+    Members that are `staying` keep their state, and so need no copy; those in `again` are there, too, and
+    load theirs. If any stay, the others are replaced only by workers that are known to compute just alike.
     """
     version, plan = job.versions.stable, job.plan
     if version is None or plan is None or version.names:
         return None
     idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
-    present = [member for member in plan.workers() if member in idle or member in staying]
+    present = [member for member in plan.workers() if {member} & {*idle, *staying, *again}]
     free, names = [name for name in idle if name not in present], dict[str, str]()
     for share, member in shares_of(plan).items():
         having = who_has(state, job, version, share)
         if member in staying or (member in present and not set(present).isdisjoint(having)):
             names[member] = member
             continue
-        fit = [name for name in free if fits(state.workers[name], state.workers[member], job)]
+        fit = [name for name in free if fits(state.workers[name], state.workers[member], job, bool(staying))]
         fit += [member] if member in present else []
         if not fit:
             return None
@@ -83,8 +86,8 @@ def preference(state: State, worker: str, lost: str, having: list[str]) -> tuple
     return worker not in having, worker != lost, is_elsewhere, worker
 
 
-def fits(worker: Worker, lost: Worker, job: Job) -> bool:
-    """Whether a worker can compute a lost worker's part, and may repeat its bits."""
+def fits(worker: Worker, lost: Worker, job: Job, is_alike: bool = False) -> bool:
+    """Whether a worker can compute a lost worker's part, and may repeat its bits; if `is_alike`, surely."""
     own, other = worker.device, lost.device
     needed = min(other.memory_bytes, job.needs.get(lost.worker, other.memory_bytes))
     knows_kernels = bool(own.kernels and other.kernels)
@@ -94,7 +97,7 @@ def fits(worker: Worker, lost: Worker, job: Job) -> bool:
         and own.memory_bytes >= needed
         and set(own.lacks) <= set(other.lacks)
         and own.opset.version >= other.opset.version
-        and (own.kernels == other.kernels or not knows_kernels)
+        and (own.kernels == other.kernels if knows_kernels else not is_alike)
     )
 
 
@@ -106,7 +109,8 @@ def _donors(
     for share, member in shares_of(plan).items():
         if member in staying:
             continue
-        having = [name for name in who_has(state, job, version, share) if name in members]
+        owners = who_has(state, job, version, share)
+        having = [name for name in owners if name in members and state.workers[name].connected]
         if not having:
             return None
         if member not in having:

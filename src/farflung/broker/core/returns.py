@@ -40,9 +40,11 @@ def trouble(state: State, worker: Worker, standing: Standing | None) -> str:
     if worker.job is None:
         return ""
     job = state.jobs[worker.job]
-    if not _is_of(standing, job) and not job.keeps:
+    if not _is_of(standing, job) and not _keeps(job, worker.worker):
         had_nothing = job.state in (PLANNING, LOADING) and worker.worker not in job.loaded
         return "" if had_nothing else "it came back without its part of the job"
+    if standing is not None and standing.phase == "loading" and worker.worker in job.replayers:
+        return "" if job.state == LOADING else "it came back without its part of the job"
     if standing is None or standing.job != job.job or standing.attempt > job.attempt:
         return "it came back without its part of the job"
     if standing.phase == "loading" and not (job.state == LOADING and _is_of(standing, job)):
@@ -72,7 +74,11 @@ def stop_foreign(turn: Transition, worker: str, standing: Standing | None) -> No
     if standing is None:
         return
     job = turn.state.jobs.get(standing.job)
-    if job is not None and turn.state.workers[worker].job == job.job and (_is_of(standing, job) or job.keeps):
+    if (
+        job is not None
+        and turn.state.workers[worker].job == job.job
+        and (_is_of(standing, job) or _keeps(job, worker))
+    ):
         return
     if job is None:
         why = f"this broker has no {standing.job}"
@@ -90,7 +96,7 @@ def take_up(turn: Transition, name: str, standing: Standing | None) -> None:
     if worker.job is None:
         return
     job = turn.state.jobs[worker.job]
-    if standing is None or not (job.keeps or _is_of(standing, job)):
+    if standing is None or not (_keeps(job, name) or _is_of(standing, job)):
         if job.state == LOADING:
             turn.do(loads.load_of(turn.state, job, name))
         return
@@ -146,6 +152,11 @@ def words_of(state: State, job: Job) -> str:
     if away:
         return one_line(f"{waiting_for(and_more(away, job_queue.NAMED))} to return")
     return job_queue.held_words(job) if job.held else ""
+
+
+def _keeps(job: Job, worker: str) -> bool:
+    """Whether a member goes on in the current attempt with what it held in the one before."""
+    return job.keeps and worker not in job.replayers
 
 
 def _is_of(standing: Standing | None, job: Job) -> bool:

@@ -87,7 +87,7 @@ def take_place(turn: Transition, job: Job, message: Return, event: SubmitterMess
     for missed in _missed(turn.state, job, message):
         turn.tell(job.job, missed)
     if _needs_links(job, message):
-        recovery.regroup(turn, job, LINKLESS)
+        recovery.link_up(turn, job, LINKLESS)
 
 
 def on_tick(turn: Transition, hold_seconds: float) -> None:
@@ -120,7 +120,7 @@ def _trouble(turn: Transition, job: Job, message: Return) -> str:
             f"the submitter has recorded unit {message.unit - 1} of attempt {message.attempt}, and the "
             "broker's log less: the broker was restored from a backup, or its disk lost what was written last"
         )
-    return LINKLESS if _needs_links(job, message) and not recovery.may_regroup(turn, job) else ""
+    return LINKLESS if _needs_links(job, message) and not recovery.may_link_up(turn, job) else ""
 
 
 def _needs_links(job: Job, message: Return) -> bool:

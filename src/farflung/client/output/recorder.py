@@ -34,7 +34,7 @@ from farflung.protocol.messages import (
 from farflung.protocol.worker import LinkTraffic
 from farflung.runtime.optimizer import learning_rate
 from farflung.schedule import Unit
-from farflung.text import count_of, duration_words
+from farflung.text import and_more, count_of, duration_words
 
 TYPICAL_OF = 1000  # steps
 
@@ -285,16 +285,17 @@ class Recorder:
         """Another attempt begins, in which the workers keep their state."""
         self.metrics.regrouping()
         how = "The workers keep their state and link up again"
-        if message.replayer is not None:
+        if message.replayers:
             units = count_of(message.unit - message.replay_from, "unit")
-            how = f"{message.replayer} takes its place and runs {units} again; the others keep their state"
+            verb = "runs" if len(message.replayers) == 1 else "run"
+            how = f"{and_more(message.replayers)} {verb} {units} again; the others keep their state"
         self.observer.warned(f"{message.reason}. {how}")
         await self._record(
             "regrouping",
             attempt=message.attempt,
             unit=message.unit,
             reason=message.reason,
-            replayer=message.replayer,
+            replayers=message.replayers,
             replay_from=message.replay_from,
         )
 

@@ -88,7 +88,7 @@ class Attempt:
             await self._feeder.run(stream)
 
     def _feed_again(self, worker: str, unit: int) -> None:
-        """Send the inputs of a past unit again to the one worker that runs it again.
+        """Send the inputs of a past unit again to a worker that runs it again.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Attempt:
             That worker does not run that unit again.
         """
         planned = self.planned
-        if worker != planned.replayer or not planned.replay_from <= unit < planned.unit:
+        if worker not in planned.replayers or not planned.replay_from <= unit < planned.unit:
             raise ProtocolError(
                 f"worker {worker} asks for the inputs of unit {unit}, which it does not run again"
             )

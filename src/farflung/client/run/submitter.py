@@ -363,7 +363,7 @@ class Submitter:
         if planned.unit != self.recorder.metrics.next_unit:
             await self.recorder.goes_on_at(planned.unit)
         is_same, self._plan = planned.plan == self._plan, planned.plan
-        if planned.keeps and (is_same or planned.replayer is not None):
+        if planned.keeps and (is_same or planned.replayers):
             await self.recorder.regrouping(planned)
         if not (planned.keeps and is_same):
             await self.recorder.planned(planned)

@@ -15,6 +15,7 @@ from benchmarks.chaos.run_files import RunFiles, copies_at
 LOADING, RUNNING, COLLECTING, VERSION, RECOVERY = "loading", "running", "collecting", "version", "recovery"
 LONGEST_SECONDS = 120.0
 LOOK_SECONDS = 0.02
+NO_BROKER = "refused the connection"
 
 
 class JobFailed(Exception):
@@ -160,13 +161,19 @@ class Play:
             fault.counted = True
 
     def _note_deaths(self) -> None:
-        """Start a process again that ended by itself; the submitter's end is that of the job."""
+        """Start a process again that ended by itself; the submitter's end is that of the job.
+
+        A submitter that was started while there was no broker ends with a line, and is started again.
+        """
         for name in (*self._fleet.workers, BROKER, SUBMITTER):
             code = self._fleet.exit_code(name)
             if code is None or self._striker.is_out_of_order(name) or (name == SUBMITTER and code == 0):
                 continue
             if name == SUBMITTER:
                 log = self._run.folder.with_suffix(".log").read_text().splitlines()
+                if log and NO_BROKER in log[-1]:
+                    self._resume()
+                    continue
                 raise JobFailed(f"the submitter ended with {code}: {' '.join(log[-3:])}")
             self.died.append(f"{name} ended with {code} after {self.faults[-1:]}")
             again = (

@@ -122,6 +122,15 @@ def test_a_worker_that_is_lost_while_the_weights_are_sent_is_replaced_too() -> N
     assert sent[-3:] == ["a", "d", "c"] and job_of(story).state == "collecting"
 
 
+def test_a_worker_that_returns_before_it_heard_that_it_takes_over_hears_it_again() -> None:
+    story = place()
+    story.leave("b")
+    before = len(loads(story))
+    story.join("d", silent_seconds=3.0, device=KERNELS, disk_bytes=10**9)
+    assert (job_of(story).state, job_of(story).replayers) == ("loading", ("d",))
+    assert len(loads(story)) == before + 1 and not rollbacks(story)
+
+
 def nothing_logged(story: Scenario) -> None:
     story.logged_from = None
     story.all_ready(4)

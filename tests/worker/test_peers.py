@@ -27,7 +27,7 @@ CLAIM = encode(Claim("job-1", 5))
 class FakeLink:
     """What `Peers` needs of a link."""
 
-    bytes_sent = 0
+    bytes_sent = state_bytes_sent = 0
     receipt = Receipt()
     parts: tuple[Part, ...] = ()
     reason: str | None = None
@@ -46,6 +46,9 @@ class FakeLink:
 
     def post(self, header: DataHeader, buffer: memoryview, *callbacks: object) -> None:
         self.posted.append(header)
+
+    def govern(self, governor: object) -> None:
+        pass
 
     def resume_from(self, kept: Parts) -> None:
         pass

@@ -11,6 +11,7 @@ class Counters:
     def __init__(self) -> None:
         self.sent = {"b": 100, "c": 30, "desk": 7}
         self.rates = {"b": 1e6}
+        self.state_bytes_sent = 1000
 
     @property
     def bytes_sent(self) -> int:
@@ -30,7 +31,8 @@ def test_each_unit_has_what_left_since_the_one_before() -> None:
     counters.sent = {"b": 120, "c": 35, "desk": 10}
     assert meter.read(["b", "c"]) == Traffic(28, {"b": 20, "c": 5}, (LinkRate("b", 1e6),))
     counters.sent["b"] += 3
-    assert meter.read(["b", "c"]) == Traffic(3, {"b": 3, "c": 0})
+    counters.state_bytes_sent += 50
+    assert meter.read(["b", "c"]) == Traffic(3, {"b": 3, "c": 0}, copied=50)
 
 
 def test_a_rate_is_reported_once_until_it_changes() -> None:

@@ -137,8 +137,9 @@ class Running(Message, frozen=True):
 class UnitDone(Message, frozen=True):
     """A unit was decided. `loss` sums the shares in segment order, `gradient_norm` is before clipping.
 
-    `links` is the traffic between workers in this unit. With `keep` every worker now sends a copy of its
-    state right after this unit, which the submitter answers with `Kept`.
+    `links` is the traffic between workers in this unit; `bytes_copied`, what they sent of state meanwhile, is
+    counted apart. With `keep` every worker now sends a copy of its state right after this unit, which the
+    submitter answers with `Kept`.
     """
 
     job: Id
@@ -149,6 +150,7 @@ class UnitDone(Message, frozen=True):
     bytes_sent: Count
     links: list[LinkTraffic] = msgspec.field(default_factory=list)
     keep: bool = False
+    bytes_copied: Count = 0
 
 
 class Keep(Message, frozen=True):

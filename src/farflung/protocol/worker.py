@@ -332,9 +332,10 @@ class LinkRate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class UnitReady(Message, frozen=True):
     """All microbatches of the unit have run here.
 
-    `bytes_sent` were sent over data links since the last `UnitReady`. `links` are the links to other workers,
-    `rates` the rates of links from them. Tasks of the unit took `computing_seconds`, not counting codecs.
-    The worker still has what it sent in the units from `logged_from` on (None: in none).
+    `bytes_sent` were sent over data links since the last `UnitReady`, and `bytes_copied` of state besides.
+    `links` are the links to other workers, `rates` the rates of links from them. Tasks of the unit took
+    `computing_seconds`, not counting codecs. The worker still has what it sent in the units from
+    `logged_from` on (None: in none).
     """
 
     job: Id
@@ -346,6 +347,7 @@ class UnitReady(Message, frozen=True):
     rates: Annotated[list[LinkRate], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     computing_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     logged_from: Count | None = None
+    bytes_copied: Count = 0
 
 
 class Decide(Message, frozen=True):

@@ -90,12 +90,16 @@ class PeerLost:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What data links carried since the last unit, as in `UnitReady`; `wire_bytes` are by target."""
+    """What data links carried since the last unit, as in `UnitReady`; `wire_bytes` are by target.
+
+    `copied` are the bytes of state, which the others leave out.
+    """
 
     bytes_sent: int = 0
     wire_bytes: Mapping[str, int] = field(default_factory=dict)
     rates: tuple[LinkRate, ...] = ()
     logged_from: int | None = None
+    copied: int = 0
 
 
 @dataclass(frozen=True)

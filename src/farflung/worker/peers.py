@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -15,6 +16,7 @@ from farflung.protocol import messages
 from farflung.protocol.messages import Claim, Load, Pull, Welcome
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.state import StateKey
+from farflung.transport.link.governor import Governor
 from farflung.transport.link.link import Link
 from farflung.transport.link.session import Session
 from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader, slices
@@ -76,7 +78,9 @@ class Peers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._load: Load | None = None
         self._admitted: frozenset[str] = frozenset()
+        self._governor = Governor(time.monotonic)
         self._sent_by_closed: Counter[str] = Counter()
+        self._state_by_closed = 0
         self._closing: set[asyncio.Task[None]] = set()
 
     def admit(self, worker: str, load: Load, receiver: StateReceiver | None, peers: frozenset[str]) -> None:
@@ -144,13 +148,18 @@ class Peers:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent over data links since the worker started, including framing."""
-        return self._sent_by_closed.total() + sum(link.bytes_sent for link in self._links.values())
+        """Bytes sent over data links since the worker started, including framing, without state."""
+        return self._sent_by_closed.total() + sum(map(_values_sent, self._links.values()))
+
+    @property
+    def state_bytes_sent(self) -> int:
+        """Bytes of copies and other state sent since the worker started, including framing."""
+        return self._state_by_closed + sum(link.state_bytes_sent for link in self._links.values())
 
     def bytes_sent_to(self, peer: str) -> int:
-        """Bytes sent to one peer since the worker started, including framing."""
+        """Bytes sent to one peer since the worker started, including framing, without state."""
         link = self._links.get(peer)
-        return self._sent_by_closed[peer] + (0 if link is None else link.bytes_sent)
+        return self._sent_by_closed[peer] + (0 if link is None else _values_sent(link))
 
     def rate_from(self, peer: str) -> float | None:
         """Rate of the link from a peer in bytes per second, as seen in recent traffic; None if unknown."""
@@ -327,6 +336,7 @@ class Peers:
         peer = link.peer.id
         self._drop_older(peer)
         self._links[peer] = link
+        link.govern(self._governor)
         session.carry(link, number)
         self._pull()
         self._events.peer_linked(peer)
@@ -347,15 +357,23 @@ class Peers:
     def _detach(self, link: Link) -> None:
         """Detach the link from its session; unfinished messages will arrive over another link."""
         del self._links[link.peer.id]
-        self._sent_by_closed[link.peer.id] += link.bytes_sent
+        self._count(link)
         self._sessions[link.peer.id].on_link_lost()
         self._intake.retract(link.peer.id, link.unfinished)
 
+    def _count(self, link: Link) -> None:
+        self._sent_by_closed[link.peer.id] += _values_sent(link)
+        self._state_by_closed += link.state_bytes_sent
+
     def _close(self, link: Link, reason: str) -> None:
-        self._sent_by_closed[link.peer.id] += link.bytes_sent
+        self._count(link)
         self._spawn(link.close(reason))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _values_sent(link: Link) -> int:
+    return link.bytes_sent - link.state_bytes_sent

@@ -349,6 +349,7 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
         list(traffic.rates),
         event.computing_seconds,
         traffic.logged_from,
+        traffic.copied,
     )
     unfit = [sent.target for sent in event.sent if sent.not_finite]
     if not unfit or state.warned:

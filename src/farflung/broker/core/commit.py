@@ -35,6 +35,7 @@ class Verdict:
     bytes_sent: int
     trouble: str
     links: tuple[LinkTraffic, ...] = ()
+    bytes_copied: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class CommitGroup:
     bytes_sent: int = 0
     links: tuple[LinkTraffic, ...] = ()
     ready_messages: tuple[tuple[str, UnitReady], ...] = ()
+    bytes_copied: int = 0
 
     @classmethod
     def for_plan(
@@ -103,6 +105,7 @@ class CommitGroup:
             self,
             shares={**self.shares, **added},
             bytes_sent=min(MOST_COUNT, self.bytes_sent + ready.bytes_sent),
+            bytes_copied=min(MOST_COUNT, self.bytes_copied + ready.bytes_copied),
             links=(*self.links, *self._links(worker, ready)),
             ready_messages=(*self.ready_messages, (worker, ready)),
         )
@@ -115,12 +118,12 @@ class CommitGroup:
         shares = [self.shares[segment] for segment in sorted(self.shares)]
         loss = added_in_order(share.loss for share in shares)
         if not self.unit.train:
-            return Verdict(1.0, loss, 0.0, self.bytes_sent, "", self.links)
+            return Verdict(1.0, loss, 0.0, self.bytes_sent, "", self.links, self.bytes_copied)
         norm = gradient_norm(share.squares for share in shares)
         finite = all(share.finite for share in shares) and math.isfinite(norm)
         scale = clip_scale(clip, norm) if finite else 1.0
         trouble = "" if finite and math.isfinite(loss) else _trouble(loss)
-        return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links)
+        return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links, self.bytes_copied)
 
     def _check_squares(self, worker: str, shares: Iterable[Share]) -> None:
         for share in shares:

@@ -82,6 +82,7 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             verdict.bytes_sent,
             list(verdict.links),
             keep,
+            verdict.bytes_copied,
         ),
     )
     job = turn.state.jobs[job.job]

@@ -150,6 +150,7 @@ class RunMetrics:
             gradient_norm=None if self._emulated else done.gradient_norm,
             emulated=self._emulated,
             links=[_row(link) for link in done.links],
+            bytes_copied=None if sent_bytes is None else done.bytes_copied,
         )
 
     def is_looped(self, unit: Unit) -> bool:

@@ -25,8 +25,9 @@ class StepRow(msgspec.Struct, frozen=True):
     """One applied training step in `metrics.jsonl`.
 
     `step` counts from 1. `seconds` is from the end of the unit before to the end of this one,
-    `bytes_on_wire` what all links carried meanwhile, framing included. They are None where this process was
-    away at one of these ends, and so cannot know them. `gradient_norm` is before clipping.
+    `bytes_on_wire` what all links carried meanwhile, framing included; `bytes_copied`, what workers sent of
+    their state, comes on top. They are None where this process was away at one of these ends, and so cannot
+    know them. `gradient_norm` is before clipping.
     Of two rows for a step the one with the higher `attempt` counts. On `emulated` devices nothing is
     computed, so `loss` and `gradient_norm` are None. `links` are those between workers: what is still queued
     when a worker is through with a step counts for the next one.
@@ -43,6 +44,7 @@ class StepRow(msgspec.Struct, frozen=True):
     gradient_norm: float | None
     emulated: bool = False
     links: list[LinkRow] = []
+    bytes_copied: int | None = 0
 
 
 class CorpusRecord(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.text import printable
 from farflung.transport.failures import Cause, reason_and_cause, why_never_greeted, why_silent
 from farflung.transport.handler import Handler
+from farflung.transport.link.governor import Governor
 from farflung.transport.link.heartbeat import Heartbeat
 from farflung.transport.link.inbox import FrameDispatch, Inbox
 from farflung.transport.link.outbox import Done, OnPartial
@@ -164,6 +165,10 @@ class Link(LinkStats):
             )
         if self.reason is None:
             self._sender.post_control(message, on_ack)
+
+    def govern(self, governor: Governor) -> None:
+        """Send state only when the governor of all links of this holder says so."""
+        self._sender.govern(governor, lambda: self.least_round_trip_seconds)
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
         """Drop the data messages that match and are not completely sent."""

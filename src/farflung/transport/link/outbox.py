@@ -49,6 +49,7 @@ class Batch:
 
     Attributes
     ----------
+    state_bytes : How many are of state, with their framing.
     messages : Number of messages that these bytes complete.
     """
 
@@ -56,6 +57,7 @@ class Batch:
     pieces: list[_Message] = field(default_factory=list)
     size: int = 0
     data_bytes: int = 0
+    state_bytes: int = 0
     messages: int = 0
 
     def left(self) -> None:
@@ -84,6 +86,7 @@ class Outbox:
         self._sequence = 0
         self._next_stream = 0
         self._credit = WINDOW_BYTES
+        self._sent_bytes = self._values_end = 0  # of data, and up to the last byte of a value
         self._controls: deque[Done] = deque()
         self._controls_acked = 0
         self._begun: dict[int, _Message] = {}
@@ -92,6 +95,22 @@ class Outbox:
     def __len__(self) -> int:
         """Number of messages that are not completely handed out."""
         return len(self._control) + len(self._queue)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Payload bytes of data that the receiver has not confirmed."""
+        return WINDOW_BYTES - self._credit
+
+    @property
+    def has_values(self) -> bool:
+        """Whether gradients or activations wait here, or are on their way and not confirmed."""
+        waits = bool(self._queue) and self._queue[0].priority < _STATE
+        return waits or self._sent_bytes - self.in_flight_bytes < self._values_end
+
+    @property
+    def has_state(self) -> bool:
+        """Whether state is what comes next."""
+        return bool(self._queue) and self._queue[0].priority == _STATE
 
     def post_control(self, payload: memoryview, on_ack: Done | None = None) -> None:
         """Queue a control message; `on_ack` is called when the receiver confirms its arrival."""
@@ -192,7 +211,7 @@ class Outbox:
         for message in dropped:
             message.done()
 
-    def batch(self, chunk_bytes: int, takes_control: bool = True) -> Batch:
+    def batch(self, chunk_bytes: int, takes_control: bool = True, takes_state: bool = True) -> Batch:
         """The next chunks, in order, up to the size of one chunk or the available credit."""
         batch = Batch()
         while takes_control and self._control and batch.size < chunk_bytes:
@@ -202,6 +221,8 @@ class Outbox:
                 self._control.popleft()
         while self._queue and batch.size < chunk_bytes:
             message = self._queue[0]
+            if message.priority == _STATE and not takes_state:
+                break
             size = min(chunk_bytes, len(message.payload) - message.sent)
             if size > self._credit or (message.stream is None and self._must_wait):
                 break
@@ -226,6 +247,12 @@ class Outbox:
         message.leaving += 1
         batch.pieces.append(message)
         batch.size += len(head) + size
+        if message.header is not None:
+            self._sent_bytes += size
+        if message.priority == _STATE:
+            batch.state_bytes += len(head) + size
+        elif message.header is not None:
+            self._values_end = self._sent_bytes
         batch.messages += message.is_sent
 
     def _frame(self, message: _Message) -> Control | Open | Chunk:

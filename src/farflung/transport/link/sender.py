@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from farflung.errors import ProtocolError
+from farflung.transport.link.governor import Governor
 from farflung.transport.link.outbox import WINDOW_BYTES, Done, OnPartial, Outbox
 from farflung.transport.link.rate_estimator import SendRate
 from farflung.transport.striping.controller import StripeController
@@ -41,6 +42,10 @@ class Sender:
         self.send_rate = SendRate()
         self.bytes_sent = 0
         self.messages_sent = 0
+        self.state_bytes_sent = 0
+        self._governor: Governor | None = None
+        self._round_trip: Callable[[], float | None] = lambda: None
+        self._look_again: asyncio.TimerHandle | None = None
         self._stripes = [primary]
         self._controller = controller
         self._on_width = on_stripe_count
@@ -50,6 +55,7 @@ class Sender:
         self._is_over = False
         self._owed = 0
         self._credited_at = 0.0
+        self._owes: asyncio.TimerHandle | None = None
         self._ping: float | None = None
         self._pong: float | None = None
         self._cancelled: list[Cancel] = []
@@ -81,11 +87,25 @@ class Sender:
     ) -> None:
         """Queue a data message; `done` is called once, when it has left or never will. See `Outbox.post`."""
         self._outbox.post(header, payload, done, on_ack, on_partial, start)
+        self._note()
+        self._schedule()
+
+    def govern(self, governor: Governor, round_trip: Callable[[], float | None]) -> None:
+        """Send state only when the governor says so; `round_trip` gives the path's seconds, once known."""
+        self._governor, self._round_trip = governor, round_trip
+        self._note()
+
+    def wake(self) -> None:
+        """State may be sent now, perhaps."""
+        if self._look_again is not None:
+            self._look_again.cancel()
+            self._look_again = None
         self._schedule()
 
     def withdraw(self, matches: Callable[[DataHeader], bool]) -> None:
         """Drop the data messages that match, and tell the peer about those that have begun."""
         self._cancelled += self._outbox.withdraw(matches)
+        self._note()
         self._schedule()
 
     def ping(self, stamp: float) -> None:
@@ -107,11 +127,19 @@ class Sender:
             raise ProtocolError(f"expected at most {WINDOW_BYTES} bytes without credit, found {self._owed}")
         if self._owed >= _CREDIT_BYTES or time.monotonic() - self._credited_at >= CREDIT_SECONDS:
             self._schedule()
+        elif self._owes is None:
+            self._owes = self._loop.call_later(CREDIT_SECONDS, self._pay)
+
+    def _pay(self) -> None:
+        self._owes = None
+        if self._owed:
+            self._schedule()
 
     def credit(self, count: int) -> None:
         """The peer has read `count` bytes; ProtocolError if they were never sent."""
         now = time.monotonic()
         self._outbox.credit(count)
+        self._note()
         self.send_rate.on_ack(count, now)
         if not self._controller.is_fixed and self._controller.on_ack(count, now):
             self._on_width()
@@ -138,6 +166,11 @@ class Sender:
         """Write nothing more; bytes that are being written may still leave."""
         self._is_over = True
         self._outbox.clear()
+        if self._governor is not None:
+            self._governor.forget(self)
+        for timer in (self._look_again, self._owes):
+            if timer is not None:
+                timer.cancel()
 
     @property
     def _active(self) -> list[Stripe]:
@@ -168,14 +201,41 @@ class Sender:
         is_primary = stripe is self._stripes[0]
         urgent = self._urgent() if is_primary else []
         share = len(self._active)
-        batch = self._outbox.batch(self.send_rate.chunk_bytes(share), is_primary)
+        batch = self._outbox.batch(self.send_rate.chunk_bytes(share), is_primary, self._may_send_state())
+        self._note()
         if not urgent and not batch.buffers:
             return
         self.bytes_sent += sum(map(len, urgent)) + batch.size
         self.messages_sent += batch.messages
+        self.state_bytes_sent += batch.state_bytes
+        if batch.state_bytes and self._governor is not None:
+            self._governor.sent()
         if batch.data_bytes:
             self.send_rate.on_sent(time.monotonic())
         stripe.write(urgent, batch, self.send_rate.unsent_bytes(share))
+
+    def _may_send_state(self) -> bool:
+        """Whether state may leave with what is written now; if not, it is tried again in time."""
+        if self._governor is None:
+            return True
+        if not self._outbox.has_state:  # what is written now has values, or nothing
+            return False
+        if self._outbox.in_flight_bytes > self._on_the_way():
+            self.send_rate.on_idle()  # it is held back here: what follows says nothing of the path
+            return False
+        seconds = self._governor.wait_seconds(self)
+        if seconds and self._look_again is None:
+            self._look_again = self._loop.call_later(seconds, self.wake)
+        return not seconds
+
+    def _on_the_way(self) -> int:
+        """The bytes that the path holds: more than this and a chunk would wait in front of values."""
+        rate, round_trip = self.send_rate.bytes_per_second, self._round_trip()
+        return 0 if rate is None or round_trip is None else int(rate * round_trip)
+
+    def _note(self) -> None:
+        if self._governor is not None and not self._is_over:
+            self._governor.note(self, self._outbox.has_values)
 
     def _urgent(self) -> list[bytes]:
         frames: list[Frame] = [*self._cancelled]

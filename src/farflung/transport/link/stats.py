@@ -88,6 +88,11 @@ class LinkStats:
         return self._stripes.sender.bytes_sent
 
     @property
+    def state_bytes_sent(self) -> int:
+        """The part of `bytes_sent` that was state, with its framing."""
+        return self._stripes.sender.state_bytes_sent
+
+    @property
     def timeouts(self) -> Timeouts:
         """The limits of this link: the listener's, if its hello contained them."""
         return self._timeouts

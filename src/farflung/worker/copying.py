@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,8 +22,9 @@ from farflung.protocol.copies import Copied, CopyLost, HeldCopy, Retain, StateVe
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Load, Message
 from farflung.runtime.state import StateKey
+from farflung.transport.link.governor import ANY_PACE, Pace
 from farflung.transport.timeouts import Timeouts
-from farflung.transport.wire.headers import SliceHeader, slices
+from farflung.transport.wire.headers import SLICE_BYTES, SliceHeader, slices
 from farflung.worker.copy_store import CopyStore, IncomingCopy
 from farflung.worker.outcomes import StateCopied
 from farflung.worker.state_receiver import StateReceiver
@@ -33,6 +35,11 @@ _Result = TypeVar("_Result")
 
 COPY = StateKey("", "copy")
 """The key of the slices of a copy's file."""
+
+MOST_UNWRITTEN_BYTES = 16 * SLICE_BYTES
+"""A copy that comes faster than the disk takes it is given up, before it fills the memory."""
+
+TOO_SLOW = "the disk here is slower than the line (`farflung join --standby-mbps` at the sender)"
 
 NO_DISK = "it holds no copies (`farflung join --disk`)"
 
@@ -51,18 +58,28 @@ class Sending(Protocol):
 
 @dataclass
 class _Arriving:
-    """A copy that another worker sends; `failure` says why its slices are dropped."""
+    """A copy that another worker sends; `failure` says why its slices are dropped.
+
+    Of the bytes that were `taken` so many are `written`: on disk, or dropped. `told`: the broker has heard of
+    the failure.
+    """
 
     copy: HeldCopy
     sender: str
     left: int
     opened: set[int] = field(default_factory=set)
+    taken: int = 0  # counted by the event loop
+    written: int = 0  # counted by the thread for files
+    told: bool = False
     file: IncomingCopy | None = None
     failure: str = ""
 
 
 class Copying:
-    """See the module. `store` is None if the owner of this machine lets copies take no disk."""
+    """See the module. `store` is None if the owner of this machine lets copies take no disk.
+
+    Copies for protection leave at `pace`.
+    """
 
     def __init__(
         self,
@@ -71,9 +88,10 @@ class Copying:
         links: Sending,
         tell: Callable[[Message], None],
         limits: Callable[[], Timeouts],
+        pace: Pace = ANY_PACE,
     ) -> None:
         self._worker, self._store, self._links, self._tell = worker, store, links, tell
-        self._limits = limits
+        self._limits, self._pace = limits, pace
         self._files = ThreadPoolExecutor(1, thread_name_prefix="farflung-copies")
         self._load: Load | None = None
         self._linked: dict[str, asyncio.Event] = {}
@@ -149,18 +167,19 @@ class Copying:
             copy = await self._on_files(partial(self._disk().write, load.job, version, share, pieces))
             pieces.clear()  # frees the memory that is not on its way to the submitter
             self._tell(_copied(load, copy))
-            await self._send(load, load.holders[self._worker], copy)
+            await self._send(load, load.holders[self._worker], copy, self._pace)
         except FarflungError as error:
             self._trouble(load, version, share, str(error))
 
-    async def _send(self, load: Load, peer: str, copy: HeldCopy) -> None:
+    async def _send(self, load: Load, peer: str, copy: HeldCopy, pace: Pace) -> None:
         """Send a copy's file to another worker, as soon as there is a link to it."""
         try:
             async with asyncio.timeout(self._limits().link_seconds):
                 await self._link_to(peer).wait()
         except TimeoutError:
             raise CopyError(f"it could not be sent to {peer}: there is no link") from None
-        for offset, size in slices(copy.bytes):
+        for offset, size in slices(copy.bytes, pace.piece_bytes):
+            await asyncio.sleep(pace.wait_seconds(size, time.monotonic()))
             data = await self._on_files(partial(self._disk().read_slice, copy, offset, size))
             header = SliceHeader(
                 load.job, load.attempt, copy.share, COPY.name, offset, size, copy.bytes, copy.sha256,
@@ -193,8 +212,12 @@ class Copying:
         end = header.offset + header.bytes
         if arriving.copy != copy or end > copy.bytes or header.offset in arriving.opened or not header.bytes:
             raise ProtocolError(f"{peer} sent a slice that does not fit its copy")
+        if arriving.taken - arriving.written + header.bytes > MOST_UNWRITTEN_BYTES:
+            arriving.failure = arriving.failure or TOO_SLOW
         if arriving.failure:
+            self._tell_failure(key, arriving, arriving.failure)
             return None
+        arriving.taken += header.bytes
         arriving.opened.add(header.offset)
         return memoryview(bytearray(header.bytes))
 
@@ -205,6 +228,7 @@ class Copying:
             copy = self._expected(load, peer, header)
             if arriving := self._arriving.get((copy.version, copy.share)):
                 arriving.opened.discard(header.offset)
+                arriving.taken -= header.bytes
 
     def complete(self, peer: str, header: SliceHeader, buffer: memoryview) -> None:
         """Keep a slice that was received completely; the last one completes the copy."""
@@ -236,11 +260,17 @@ class Copying:
 
     def _drop(self, key: tuple[StateVersion, int], reason: str) -> None:
         """Give up a copy that was on its way here, and say so."""
-        arriving, load = self._arriving.pop(key), self._load
+        arriving = self._arriving.pop(key)
         if arriving.file is not None:
             self._files.submit(arriving.file.close)
-        if load is None:
+        self._tell_failure(key, arriving, reason)
+
+    def _tell_failure(self, key: tuple[StateVersion, int], arriving: _Arriving, reason: str) -> None:
+        """Say once that a copy does not get here; what still comes of it is dropped."""
+        load = self._load
+        if load is None or arriving.told:
             return
+        arriving.told = True
         if key[0] != load.version:
             self._trouble(load, *key, reason)
         elif (given := self._given.get(key[1])) is not None and not given.done():
@@ -298,7 +328,7 @@ class Copying:
             self._lose(load, share, str(error))
             return
         try:
-            await self._send(load, taker, copy)
+            await self._send(load, taker, copy, ANY_PACE)
         except CopyError as error:  # the taker notices by its link
             log.warning("a copy of %s did not reach %s: %s", load.job, taker, error)
 
@@ -352,11 +382,13 @@ def _sha256(data: memoryview) -> bytes:
 
 def _write(arriving: _Arriving, offset: int, data: memoryview) -> None:
     if arriving.file is None or arriving.failure:
+        arriving.written += len(data)
         return
     try:
         arriving.file.write(offset, data)
     except CopyError as error:
         arriving.failure = str(error)
+    arriving.written += len(data)
 
 
 def _finish(arriving: _Arriving) -> None:

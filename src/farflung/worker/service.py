@@ -22,6 +22,7 @@ from farflung.protocol.messages import Load, Message, Register
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.transport.endpoint import Hello, Listener, listen
+from farflung.transport.link.governor import Pace
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import boot
@@ -51,7 +52,8 @@ class WorkerOptions:
     machine, and the one that the broker sees). `memory_bytes` is the limit for jobs, `backend` computes them.
     `relay_mbps` is the rate to relay for peers that cannot reach each other, in Mbit/s; `line` is the access
     line as its owner describes it. Copies of jobs' state may take `disk_bytes` in the identity's folder (0:
-    none are made or held; None: a fifth of what is free there).
+    none are made or held; None: a fifth of what is free there), and leave for other workers at `standby_mbps`
+    at most, in Mbit/s (0: any rate).
     """
 
     identity: Identity
@@ -63,6 +65,7 @@ class WorkerOptions:
     relay_mbps: float = 0.0
     line: HomeLine = field(default_factory=HomeLine)
     disk_bytes: int | None = 0
+    standby_mbps: float = 0.0
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -137,7 +140,10 @@ class WorkerService:
         )
         self._peers.deliver_to(self._compute.receive)
         store = CopyStore(self._identity.folder, options.disk_bytes) if options.disk_bytes != 0 else None
-        self._copying = Copying(options.identity.id, store, self._peers, self._send, lambda: self._timeouts)
+        pace = Pace(options.standby_mbps * 1e6 / 8)
+        self._copying = Copying(
+            options.identity.id, store, self._peers, self._send, lambda: self._timeouts, pace
+        )
         self._peers.copies_to(self._copying)
         client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_newcomers=False)

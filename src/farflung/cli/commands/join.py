@@ -57,6 +57,15 @@ DiskOption = Annotated[
         " [default: a fifth of what is free]"
     ),
 ]
+StandbyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--standby-mbps",
+        metavar="MBPS",
+        help="The rate at which this worker sends copies of its state to other workers."
+        " [default: what training leaves of the line]",
+    ),
+]
 BackendOption = Annotated[
     str,
     typer.Option(
@@ -88,6 +97,7 @@ def join(
     ] = None,
     memory: MemoryOption = None,
     disk: DiskOption = None,
+    standby_mbps: StandbyOption = None,
     backend: BackendOption = "auto",
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
@@ -104,7 +114,7 @@ def join(
     heed_parent(exit_with_parent)
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
-    _check_line(up, down)
+    _check_line(up, down, standby_mbps)
     from farflung.runtime.frameworks import checked
 
     framework = checked(backend, tflops)
@@ -126,6 +136,7 @@ def join(
         relay_mbps=relay,
         line=HomeLine(up, down, probe),
         disk_bytes=_disk_bytes(disk),
+        standby_mbps=standby_mbps or 0.0,
     )
     departure = Departure()
     # The workers of a local fleet end with it: nobody is left who could take their shares.
@@ -148,10 +159,10 @@ def _imported(framework: str, tflops: float | None) -> AnyBackend:
         return backend_called(framework)
 
 
-def _check_line(up: float | None, down: float | None) -> None:
+def _check_line(up: float | None, down: float | None, standby: float | None) -> None:
     from farflung.plans.topology import LEAST_MBPS, MOST_MBPS
 
-    for option, rate in (("--up-mbps", up), ("--down-mbps", down)):
+    for option, rate in (("--up-mbps", up), ("--down-mbps", down), ("--standby-mbps", standby)):
         if rate is not None and not LEAST_MBPS <= rate <= MOST_MBPS:
             raise JobError(f"{option} must be {LEAST_MBPS:g} to {MOST_MBPS:g} Mbit/s, found {rate:g}")
 

@@ -1,16 +1,21 @@
-"""State yields to values on all links of a holder, because they share its access line."""
+"""What state may take of a holder's access line: what values on all its links leave, and its owner allows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
+from farflung.transport.relay.relay import TokenBucket
 from farflung.transport.timeouts import CHUNK_SECONDS
+from farflung.transport.wire.headers import SLICE_BYTES
 
 STATE_SHARE = 0.02
 """The part of the line that state takes at least, so that it arrives even where values fill the line."""
 
 LONGEST_WAIT_SECONDS = CHUNK_SECONDS / STATE_SHARE
+
+PIECE_SECONDS, LEAST_PIECE_BYTES = 0.25, 2**14
+"""At a limited rate a slice carries what that rate would in so long, but at least so much."""
 
 
 class Governed(Protocol):
@@ -64,3 +69,22 @@ class Governor:
         """The link is over."""
         self._waiting.discard(sender)
         self.note(sender, False)
+
+
+class Pace:
+    """How fast copies for protection may leave: `bytes_per_second`, 0 for any rate. Pure.
+
+    A share that a replacement waits for is no such copy.
+    """
+
+    def __init__(self, bytes_per_second: float = 0.0) -> None:
+        self._bucket = TokenBucket(bytes_per_second) if bytes_per_second else None
+        most = round(bytes_per_second * PIECE_SECONDS)
+        self.piece_bytes = min(SLICE_BYTES, max(LEAST_PIECE_BYTES, most)) if most else SLICE_BYTES
+
+    def wait_seconds(self, size: int, now: float) -> float:
+        """Seconds to wait at `now` before a piece of `size` bytes may leave."""
+        return 0.0 if self._bucket is None else self._bucket.take(size, now)
+
+
+ANY_PACE = Pace()

@@ -62,10 +62,10 @@ class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, for
 SLICE_BYTES = 4 * 2**20
 
 
-def slices(total: int) -> Iterator[tuple[int, int]]:
-    """Offset and size of each slice of `total` bytes; an empty tensor has none."""
-    for offset in range(0, total, SLICE_BYTES):
-        yield offset, min(SLICE_BYTES, total - offset)
+def slices(total: int, most: int = SLICE_BYTES) -> Iterator[tuple[int, int]]:
+    """Offset and size of each slice of `total` bytes, none larger than `most`; an empty tensor has none."""
+    for offset in range(0, total, most):
+        yield offset, min(most, total - offset)
 
 
 class ProbeHeader(msgspec.Struct, frozen=True, tag="probe", array_like=True, forbid_unknown_fields=True):

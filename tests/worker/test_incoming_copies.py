@@ -1,0 +1,90 @@
+"""Copies that come in faster than the disk takes them, or on a full disk, are given up, and that is said."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.worker.loads import load
+
+from farflung.protocol.copies import Copied
+from farflung.transport.timeouts import Timeouts
+from farflung.transport.wire.headers import SliceHeader
+from farflung.worker import copying
+from farflung.worker.copy_store import CopyStore
+from farflung.worker.copying import Copying
+
+SLICE, COUNT = 100, 10
+
+
+def header(number: int) -> SliceHeader:
+    """A slice of the copy that worker a sends to b."""
+    return SliceHeader("job-1", 5, 0, "", number * SLICE, SLICE, COUNT * SLICE, bytes(32), "copy", 2)
+
+
+def receiving(folder: Path, limit: int, told: list[Any]) -> Copying:
+    """Worker b, which holds the copies of a."""
+    found = Copying("b", CopyStore(folder, limit), object(), told.append, Timeouts)  # type: ignore[arg-type]
+    found.begin(msgspec.structs.replace(load(), holders={"a": "b", "b": "c"}))
+    return found
+
+
+def test_a_copy_that_comes_faster_than_the_disk_takes_it_fills_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "MOST_UNWRITTEN_BYTES", 3 * SLICE)
+    told: list[Any] = []
+
+    async def scene() -> None:
+        one, released = receiving(tmp_path, 10**6, told), threading.Event()
+        one._files.submit(released.wait)  # a slow disk
+        taken = [one.opening("a", header(number)) for number in range(COUNT)]
+        assert [slice is not None for slice in taken] == [True] * 3 + [False] * 7
+        released.set()
+        await one.close()
+
+    asyncio.run(scene())
+    (said,) = told
+    assert isinstance(said, Copied) and "slower than the line" in said.trouble
+
+
+def test_memory_is_free_again_once_a_slice_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "MOST_UNWRITTEN_BYTES", 3 * SLICE)
+    told: list[Any] = []
+
+    async def scene() -> None:
+        one = receiving(tmp_path, 10**6, told)
+        for number in range(COUNT - 1):
+            memory = one.opening("a", header(number))
+            assert memory is not None
+            one.complete("a", header(number), memory)
+            await one._on_files(lambda: None)
+        await one.close()
+
+    asyncio.run(scene())
+    assert not told
+
+
+def test_a_full_disk_is_reported_before_the_last_slice(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    async def scene() -> None:
+        one, released = receiving(tmp_path, SLICE, told), threading.Event()
+        one._files.submit(released.wait)
+        memory = one.opening("a", header(0))
+        assert memory is not None
+        released.set()
+        await one._on_files(lambda: None)  # no room for it: that is known only now
+        one.complete("a", header(0), memory)
+        assert [one.opening("a", header(number)) for number in range(1, COUNT)] == [None] * (COUNT - 1)
+        await one.close()
+
+    asyncio.run(scene())
+    (said,) = told
+    assert isinstance(said, Copied) and said.trouble

@@ -161,3 +161,12 @@ def test_a_local_run_does_not_go_on_in_the_background(
 ) -> None:
     assert run(["train", "chain.py", *arguments, "--detach"]) == 2
     assert "--detach needs a broker" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_run_that_goes_on_locally_says_that_its_job_may_still_stand(
+    jobs: list[JobStatus], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resume("--local", "1")
+    said = capsys.readouterr().err
+    assert "job-1 of this run may still stand at the broker hub:7700" in said
+    assert "`farflung train chain.py --resume run --broker hub:7700` takes its place instead" in said

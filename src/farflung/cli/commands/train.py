@@ -50,7 +50,13 @@ from farflung.cli.options.waiting import DetachOption, PatienceOption, parse_pat
 from farflung.cli.process.background import Background, ReportToOption, go_on_in_background, require_broker
 from farflung.cli.process.capture import capture_model
 from farflung.cli.process.identity import TokenText, folder_of
-from farflung.cli.process.run_start import RunStart, find_earlier, find_standing, standing_options
+from farflung.cli.process.run_start import (
+    RunStart,
+    find_earlier,
+    find_standing,
+    note_left_job,
+    standing_options,
+)
 from farflung.cli.process.training import Training
 from farflung.cli.process.worker_check import join_broker
 from farflung.cli.render.run_report import report_run, warn_if_disk_is_short
@@ -130,6 +136,8 @@ def train(
         require_broker(bool(asked.target.local))
         go_on_in_background(context.obj, folder, as_json)
         return
+    if asked.target.local and earlier is not None and resume is not None:
+        note_left_job(earlier, job, resume)
     if not asked.target.local:
         identity_folder = folder_of("submitter", _path(options.folder))
         identity, status = join_broker(identity_folder, options.broker, token, asked.target, wait)

@@ -67,6 +67,23 @@ def find_standing(earlier: RunRecord, status: Status, broker: str) -> SubmittedJ
     return None
 
 
+def note_left_job(earlier: RunRecord, job: Path, resume: Path) -> None:
+    """Say that a job of the run that goes on locally may still stand at a broker, and hold its workers there.
+
+    A run that has ended has a summary, and a job that has ended holds nothing.
+    """
+    from farflung.client.output.run_folder import SUMMARY
+
+    left = earlier.submitted
+    if left is None or (resume / SUMMARY).exists():
+        return
+    command = shlex.join(["farflung", "train", str(job), "--resume", str(resume), "--broker", left.broker])
+    note(
+        f"{left.job} of this run may still stand at the broker {left.broker}, which then holds it beside this"
+        f" run until its patience is over; `{command}` takes its place instead"
+    )
+
+
 def standing_options(given: RunOptions, earlier: RunRecord, job: str) -> RunOptions:
     """The options of a run that takes its place at `job`: those with which it was submitted.
 

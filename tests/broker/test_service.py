@@ -214,7 +214,10 @@ def test_a_worker_whose_link_drops_mid_run_ends_the_attempt(tmp_path: Path) -> N
         assert back.unit == 0 and "worker lab-2 was lost at step 1" in back.reason
         assert (await first.hear(Stop)).reason == back.reason
         found = await status(service, folder)
-        assert {worker.worker: worker.state for worker in found.workers} == {"lab-1": "idle", "lab-2": "lost"}
+        assert {worker.worker: worker.label for worker in found.workers} == {
+            "lab-1": "ready",
+            "lab-2": "lost",
+        }
         assert back.reason in found.jobs[0].reason and "waiting for 1 more worker" in found.jobs[0].reason
         # The survivor serves again, and so does the lost worker's next process.
         again = await PretendedWorker.join(service, folder, "lab-2", "boot-2")
@@ -362,8 +365,8 @@ def test_a_broker_restarted_on_its_folder_knows_its_workers_and_jobs(tmp_path: P
         async with broker(folder) as service:
             found = await status(service, folder)
             assert [(worker.worker, worker.state) for worker in found.workers] == [
-                ("lab-1", "away"),
-                ("lab-2", "away"),
+                ("lab-1", "suspect"),
+                ("lab-2", "suspect"),
             ]
             assert [(each.job, each.state, each.step) for each in found.jobs] == [("job-1", "running", 1)]
             assert found.jobs[0].reason == "waiting for lab-1, lab-2 to return"

@@ -13,7 +13,8 @@ from farflung.protocol.messages import FromViewer, Status, ToViewer, decode, enc
 
 def status(story: Scenario) -> Status:
     sightings = {"a": Sighting("192.0.2.1:50000", 0.5)}
-    return status_of(story.state, sightings, [], "0.1.0", 12.0, {"lease_seconds": 10.0}, 0.0)
+    timeouts = {"lease_seconds": 10.0, "suspect_seconds": 3.0}
+    return status_of(story.state, sightings, [], "0.1.0", 12.0, timeouts, 0.0, story.now)
 
 
 def test_every_state_of_a_worker_is_shown() -> None:
@@ -22,14 +23,14 @@ def test_every_state_of_a_worker_is_shown() -> None:
     story.submit(2)
     story.planned()
     found = {worker.worker: worker for worker in status(story).workers}
-    assert [found[name].state for name in "abcd"] == ["loading", "loading", "idle", "lost"]
+    assert [found[name].state for name in "abcd"] == ["training", "training", "ready", "left"]
     assert (found["a"].address, found["a"].last_seen_seconds) == ("192.0.2.1:50000", 0.5)
     assert (found["b"].address, found["b"].last_seen_seconds) == ("b.example:7000", -1.0)
     assert found["a"].job == "job-1" and found["c"].job == ""
     assert status(story).backup_pool == ["c"]
     for worker in "ab":
         story.loaded(worker)
-    assert [worker.state for worker in status(story).workers] == ["running", "running", "idle", "lost"]
+    assert [worker.state for worker in status(story).workers] == ["training", "training", "ready", "left"]
 
 
 def test_what_a_device_says_of_itself_is_shown() -> None:
@@ -42,7 +43,9 @@ def test_a_worker_that_was_told_to_stop_has_left_and_was_not_lost() -> None:
     story = Scenario("a", "b")
     story.running(2)
     story.leave("b", f"worker b closed the link: {shutting_down('b')}")
-    assert [worker.state for worker in status(story).workers] == ["idle", "left"]
+    assert [worker.state for worker in status(story).workers] == ["ready", "left"] and not status(
+        story
+    ).workers[1].is_lost
     lines = [log_lines.log_line(fact) for fact in story.facts]
     assert lines[-3] == "worker b left" and "job-1 goes back to unit 0: worker b left at step 1" in lines[-2]
 

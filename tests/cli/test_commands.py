@@ -141,8 +141,8 @@ def test_several_machines_train_together(machine: Start, tmp_path: Path) -> None
 
     status = document(machine("v", "status", "--broker", address, "--token", tokens["viewer"], "--json"))
     assert [(worker["worker"], worker["state"]) for worker in status["workers"]] == [
-        ("w0", "idle"),
-        ("w1", "idle"),
+        ("w0", "ready"),
+        ("w1", "ready"),
     ]
     assert [job["state"] for job in status["jobs"]] == ["done", "done"]
     assert status["backup_pool"] == ["w0", "w1"]

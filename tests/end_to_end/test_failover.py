@@ -74,7 +74,7 @@ def database_is_away(
         broker.says("nothing is decided until the database is back")
         assert "the broker's store does not answer now: try again" in on.fails("viewer", *joining)
         time.sleep(1)
-        assert on.status()["workers"][0]["state"] == "running"
+        assert on.status()["workers"][0]["state"] == "training"
     finally:
         postgres.start()
     broker.says("is back, after")

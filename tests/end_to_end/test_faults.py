@@ -322,3 +322,14 @@ def test_a_killed_local_broker_ends_the_run(tmp_path: Path) -> None:
         assert "the broker at 127.0.0.1:" in run.fails()
         events = [json.loads(line)["event"] for line in (run.folder / "events.jsonl").open()]
         assert events[-1] == "ended"
+
+
+def test_an_operator_lets_a_worker_leave(place: Place) -> None:
+    token = place.on.token("operator")
+    drain = place.on.start("desk", "drain", "b", "--broker", place.on.address, "--token", token)
+    assert drain.code() == 0, drain.err
+    assert "b has left: it left in good order: operator " in drain.out
+    assert place.workers["b"].code() == 0
+    left = {one["worker"]: one for one in place.on.status()["workers"]}["b"]
+    assert (left["state"], left["is_lost"], left["connected"]) == ("left", False, False)
+    rejoin(place, "b")

@@ -4,8 +4,11 @@ from farflung.local.findings import lost_findings, opset_findings
 from farflung.protocol.viewer import WorkerStatus
 
 
-def worker(name: str, opset: int = 2, lacks: tuple[str, ...] = (), state: str = "idle") -> WorkerStatus:
-    return WorkerStatus(name, state, "cpu", "", "", 0.0, "", 0.0, "torch", opset, list(lacks))
+def worker(name: str, opset: int = 2, lacks: tuple[str, ...] = (), state: str = "ready") -> WorkerStatus:
+    is_lost, there = state == "lost", state not in ("lost", "left")
+    shown = "left" if is_lost else state
+    common = ("cpu", "", "", 0.0, "", 0.0, "torch", opset, list(lacks))
+    return WorkerStatus(name, shown, *common, connected=there, is_lost=is_lost)
 
 
 def test_equal_workers_give_no_findings() -> None:

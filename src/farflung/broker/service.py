@@ -315,6 +315,8 @@ class BrokerService:
             now - self._started,
             self._timeouts.listed(),
             self._relay_mbps,
+            self._clock(),
+            self._surveys.joining,
         )
 
     def _survey(self, session: HolderSession, message: Probed | PathQuestion) -> None:

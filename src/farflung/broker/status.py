@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from farflung.broker.core.membership import Membership, listed, membership
 from farflung.broker.core.protection import protection
-from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, RUNNING, Job, State, Worker
-from farflung.protocol.fields import has_left
+from farflung.broker.core.records import COLLECTING, RUNNING, Job, State, Worker
 from farflung.protocol.messages import Status
-from farflung.protocol.viewer import JobStatus, LinkView, WorkerStatus
+from farflung.protocol.viewer import LEFT, JobStatus, LinkView, WorkerStatus
 
 RECENT_JOBS = 100
 
@@ -30,16 +30,27 @@ def status_of(
     uptime_seconds: float,
     timeouts: Mapping[str, float],
     relay_mbps: float,
+    now: float,
+    joining: Collection[str] = (),
 ) -> Status:
     """All workers, the latest jobs in order of submission, the backup pool and all timeouts.
 
     A worker without a sighting has not been seen since the broker started: its `last_seen_seconds` is -1.
+    The links of those that are `joining` are being measured. `now` is in seconds since 1970.
     """
-    workers = sorted(state.workers.values(), key=lambda worker: worker.worker)
+    suspect_seconds = timeouts["suspect_seconds"]
+
+    def shown(worker: Worker) -> WorkerStatus:
+        sighting = sightings.get(worker.worker)
+        silent = None if sighting is None else sighting.seconds
+        what = membership(state, worker, silent, suspect_seconds, joining)
+        gone = 0.0 if what.state != LEFT or worker.gone_at is None else max(0.0, now - worker.gone_at)
+        return _worker_status(worker, sighting, what, gone)
+
     return Status(
         version=version,
         uptime_seconds=uptime_seconds,
-        workers=[_worker_status(state, worker, sightings.get(worker.worker)) for worker in workers],
+        workers=[shown(worker) for worker in listed(state, now)],
         jobs=[_job_status(state, job) for job in list(state.jobs.values())[-RECENT_JOBS:]],
         backup_pool=state.backup_pool(),
         timeouts=dict(timeouts),
@@ -48,10 +59,12 @@ def status_of(
     )
 
 
-def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> WorkerStatus:
+def _worker_status(
+    worker: Worker, sighting: Sighting | None, what: Membership, gone_seconds: float
+) -> WorkerStatus:
     return WorkerStatus(
         worker=worker.worker,
-        state=_worker_state(state, worker),
+        state=what.state,
         device=worker.device.name,
         site=worker.site,
         address=sighting.address
@@ -64,17 +77,11 @@ def _worker_status(state: State, worker: Worker, sighting: Sighting | None) -> W
         opset=worker.device.opset.version,
         lacks=list(worker.device.lacks),
         kernels=worker.device.kernels,
+        reason=what.reason,
+        connected=worker.connected,
+        is_lost=what.is_lost,
+        gone_seconds=gone_seconds,
     )
-
-
-def _worker_state(state: State, worker: Worker) -> str:
-    if worker.away:
-        return "away"
-    if not worker.connected:
-        return "left" if has_left(worker.worker, worker.trouble) else "lost"
-    if worker.job is None:
-        return "idle"
-    return "loading" if state.jobs[worker.job].state in (PLANNING, LOADING) else "running"
 
 
 def _job_status(state: State, job: Job) -> JobStatus:

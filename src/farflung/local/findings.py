@@ -30,7 +30,7 @@ NAMED = 5
 def lost_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:
     """One finding for each worker whose connection was lost; one that left by itself is in order."""
     for worker in workers:
-        if worker.state == "lost":
+        if worker.is_lost:
             found = f"{worker.worker} was lost"
             if worker.last_seen_seconds >= 0:
                 found += f", last seen {format_clock(worker.last_seen_seconds)} ago"

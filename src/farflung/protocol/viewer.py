@@ -14,7 +14,10 @@ from farflung.protocol.reachability import LinkReport
 from farflung.protocol.worker import LinkTraffic
 from farflung.text import count_of
 
-AWAY = ("lost", "left", "away")
+JOINING, READY, STANDBY, TRAINING = "joining", "ready", "standby", "training"
+DRAINING, SUSPECT, LEFT = "draining", "suspect", "left"
+"""States of a worker."""
+
 OVER = ("done", "failed", "cancelled")
 """States of a job that has ended."""
 
@@ -24,9 +27,13 @@ class Ask(Message, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """One worker as `farflung status` shows it; `state` is idle, loading, running, away, lost or left.
+    """One worker as `farflung status` shows it.
 
-    One that is away is expected to return, because its broker was restarted.
+    Its `state` is joining while its links are measured, then ready, standby if it holds copies of a job's
+    state, training if it has a share of a job, draining if it is to leave, suspect if three heartbeats are
+    missing or it is expected back, or left. `reason` says more, such as what one that drains waits for, or
+    why one has left, `gone_seconds` ago; it `is_lost` if nobody wanted that. It is `connected` if it has a
+    session.
 
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
     that it knows, `lacks` the ops of it that its backend refuses, `kernels` the digest of what its kernels
@@ -45,11 +52,20 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     opset: int = 0
     lacks: list[str] = []
     kernels: str = ""
+    reason: str = ""
+    connected: bool = True
+    is_lost: bool = False
+    gone_seconds: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """The state in one word: of those that have left, some are lost."""
+        return "lost" if self.is_lost else self.state
 
     @property
     def is_away(self) -> bool:
         """Whether the worker has joined but is not connected now."""
-        return self.state in AWAY
+        return not self.connected
 
 
 class JobStatus(msgspec.Struct, frozen=True):
@@ -99,7 +115,7 @@ class Status(Message, frozen=True):
     def workers_counted(self) -> str:
         """The number of workers in each state: "2 workers connected, 1 lost, 2 idle"."""
         connected = count_of(sum(not worker.is_away for worker in self.workers), "worker")
-        states = Counter(worker.state for worker in self.workers if worker.is_away)
+        states = Counter(worker.label for worker in self.workers if worker.is_away)
         away = "".join(f", {count} {state}" for state, count in sorted(states.items(), reverse=True))
         return f"{connected} connected{away}, {len(self.backup_pool)} idle"
 

@@ -12,6 +12,7 @@ from tests.broker.scenario import DEVICE, Scenario, sent, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.draining import waits_for
+from farflung.broker.core.events import Reply
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.protocol.membership import Draining, Released
 from farflung.protocol.messages import Denied, Planned, Stop
@@ -29,6 +30,10 @@ def spread(story: Scenario, unit: int) -> None:
 
 def leave(story: Scenario, worker: str, within: float = 600.0, operator: str = "") -> Outcome:
     return story.feed(events.LeaveAsked(story.now, worker, within, operator))
+
+
+def answers_to(outcome: Outcome) -> list[object]:
+    return [one.message for one in outcome.commands if isinstance(one, Reply)]
 
 
 def released(story: Scenario, worker: str) -> list[str]:
@@ -331,12 +336,12 @@ def test_a_worker_of_other_kernels_takes_the_share_with_all_going_back_to_the_fr
 
 def test_an_operator_hears_what_a_worker_waits_for() -> None:
     story = place(units=8)
-    answers = [one.message for one in leave(story, "b", operator="olga").commands if hasattr(one, "message")]
-    assert answers == [Draining("b", "for copies of job-1's state")]
-    (denied,) = [
-        one.message for one in leave(story, "x", operator="olga").commands if hasattr(one, "message")
-    ]
+    assert answers_to(leave(story, "b", operator="olga")) == [Draining("b", "for copies of job-1's state")]
+    (denied,) = answers_to(leave(story, "x", operator="olga"))
     assert isinstance(denied, Denied) and denied.reason.startswith("no worker x has joined")
+    story.leave("d")
+    (denied,) = answers_to(leave(story, "d", operator="olga"))
+    assert denied == Denied("worker d is not connected: connection reset")
 
 
 def test_asked_again_a_deadline_only_comes_closer() -> None:

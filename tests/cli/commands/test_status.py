@@ -15,18 +15,29 @@ from farflung.transport.link.stats import LinkStatus
 def status_of(*states: str) -> Status:
     """What a broker says whose workers w0, w1, ... are in these states."""
     workers = [
-        WorkerStatus(f"w{number}", state, "cpu", "", "127.0.0.1:1", 0.0, "", 0.0)
+        WorkerStatus(
+            f"w{number}",
+            "left" if state == "lost" else state,
+            "cpu",
+            "",
+            "127.0.0.1:1",
+            0.0,
+            "",
+            0.0,
+            connected=state not in ("lost", "left"),
+            is_lost=state == "lost",
+        )
         for number, state in enumerate(states)
     ]
-    idle = [worker.worker for worker in workers if worker.state == "idle"]
+    idle = [worker.worker for worker in workers if worker.state == "ready"]
     return Status("0", 1.0, workers, [], idle, {}, [], 0.0)
 
 
 @pytest.mark.parametrize(
     ("states", "words"),
     [
-        (("idle", "running"), "2 workers connected, 1 idle"),
-        (("idle", "lost", "left"), "1 worker connected, 1 lost, 1 left, 1 idle"),
+        (("ready", "training"), "2 workers connected, 1 idle"),
+        (("ready", "lost", "left"), "1 worker connected, 1 lost, 1 left, 1 idle"),
         (("lost",), "0 workers connected, 1 lost, 0 idle"),
         ((), "0 workers connected, 0 idle"),
     ],
@@ -39,8 +50,8 @@ def wide_status() -> Status:
     """Two workers on a job with coded links, and one whose name and address are long."""
     names = ("vm-desk-2", "lab-gpu-17", "a-machine-with-a-long-host-name-x7k3")
     workers = [
-        WorkerStatus(name, "running", "x86_64", "", "[2001:db8:85a3::8a2e:370:7334]:41470", 1.0, "job-1", 0.0,
-                     "torch 2.13.0+cpu")
+        WorkerStatus(name, "training", "x86_64", "", "[2001:db8:85a3::8a2e:370:7334]:41470", 1.0, "job-1",
+                     0.0, "torch 2.13.0+cpu")
         for name in names
     ]  # fmt: skip
     job = JobStatus("job-1", "gpt", "running", "", 20, 450, 4.25, 30912.3, list(names))
@@ -74,4 +85,4 @@ def test_a_terminals_width_is_kept_to(monkeypatch: pytest.MonkeyPatch, width: in
 def test_in_a_pipe_a_row_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     (row,) = [line for line in status_lines(wide_status()) if "a-machine-with-a-long-host-name-x7k3" in line]
-    assert "running" in row and "[2001:db8:85a3::8a2e:370:7334]:41470" in row and row.endswith("job-1")
+    assert "training" in row and "[2001:db8:85a3::8a2e:370:7334]:41470" in row and row.endswith("job-1")

@@ -23,7 +23,7 @@ BROKER = "broker.example:7700"
 
 
 def test_who_never_joined_is_refused_with_those_there_are() -> None:
-    status = status_of("idle", "lost")
+    status = status_of("ready", "lost")
     with pytest.raises(JobError) as raised:
         list(check_workers(status, ["home-0", "w0", "home-1"], BROKER, wait=False))
     words = str(raised.value)
@@ -38,7 +38,7 @@ def test_an_empty_fleet_is_named_as_such() -> None:
 
 
 def test_who_is_away_or_to_come_is_waited_for_in_so_many_words() -> None:
-    status = status_of("idle", "left")
+    status = status_of("ready", "left")
     assert list(check_workers(status, ["w0"], BROKER, wait=False)) == []
     (away,) = check_workers(status, ["w0", "w1"], BROKER, wait=False)
     assert away == "not connected: w1; the run waits for it to come back"
@@ -48,10 +48,10 @@ def test_who_is_away_or_to_come_is_waited_for_in_so_many_words() -> None:
 
 def test_a_codec_is_for_workers_who_are_there() -> None:
     codecs = CodecWishes(links=(LinkWish("w0", "w1", "int8/int8"),))
-    require_codec_ends(status_of("idle", "running"), codecs)
+    require_codec_ends(status_of("ready", "running"), codecs)
     require_codec_ends(status_of("lost"), codecs)  # then any worker that joins will do
     with pytest.raises(PlanError, match=r"there is no worker w1: the workers are w0$"):
-        require_codec_ends(status_of("idle", "lost"), codecs)
+        require_codec_ends(status_of("ready", "lost"), codecs)
 
 
 @contextmanager

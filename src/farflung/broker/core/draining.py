@@ -44,6 +44,9 @@ def ask(turn: Transition, name: str, within_seconds: float, operator: str) -> No
     if worker is None:
         turn.do(Reply(Denied(f"no worker {name} has joined this broker: `farflung status` lists them")))
         return
+    if not (worker.connected or worker.away):
+        turn.do(Reply(Denied(f"worker {name} is not connected: {worker.trouble}")))
+        return
     begin(turn, name, within_seconds, f"operator {operator} asks for it")
     turn.do(Reply(Draining(name, waits_for(turn.state, turn.state.workers[name]))))
 

@@ -175,6 +175,14 @@ class SurveyService:
         self._begin(everything)
         self._is_requested = True
 
+    @property
+    def joining(self) -> set[str]:
+        """The workers of the survey under way of which no link is known yet."""
+        if self.survey is None:
+            return set()
+        known = {name for pair in self._dispatcher.measurements.pairs for name in pair}
+        return self.survey.members.keys() - self.survey.gone.keys() - known
+
     def on_answer(self, worker: str, probed: Probed) -> None:
         """Handle a worker's answer to a probe."""
         if self.survey is not None:

@@ -17,13 +17,16 @@ from farflung.text import and_more, count_of
 if TYPE_CHECKING:
     from farflung.broker.security.tokens import KnownToken
 
-app = typer.Typer(help="Tokens that let workers, submitters and viewers join.", rich_markup_mode=None)
+app = typer.Typer(
+    help="Tokens that let workers, submitters, viewers and operators join.", rich_markup_mode=None
+)
 
 FolderOption = Annotated[Path | None, typer.Option(help="The broker's folder. [default: ~/.farflung/broker]")]
 COMMANDS = {
     "worker": "farflung join {broker} --token TOKEN",
     "submitter": "farflung train JOB --broker {broker} --token TOKEN",
     "viewer": "farflung status --broker {broker} --token TOKEN",
+    "operator": "farflung drain WORKER --broker {broker} --token TOKEN",
 }
 
 
@@ -33,6 +36,7 @@ class TokenRole(StrEnum):
     WORKER = "worker"
     SUBMITTER = "submitter"
     VIEWER = "viewer"
+    OPERATOR = "operator"
 
 
 @app.command()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from farflung.cli.render.tables import fitting, own_width
-from farflung.protocol.viewer import OVER
+from farflung.protocol.viewer import LEFT, OVER
 from farflung.text import count_of, format_clock, format_number, format_rate
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ def status_lines(status: Status) -> Iterator[str]:
     yield f"broker {status.version}, up {format_clock(status.uptime_seconds)}"
     yield status.workers_counted()
     yield from fitting(WORKER, [_worker(worker) for worker in status.workers])
+    for worker in status.workers:
+        if worker.reason:
+            since = f" {format_clock(worker.gone_seconds)} ago" if worker.state == LEFT else ""
+            yield from _wrapped(f"  {worker.worker}: {worker.state}{since}: {worker.reason}")
     for finding in opset_findings(status.workers):
         yield from _wrapped(finding.found)
     yield count_of(len(status.jobs), "job")

@@ -15,6 +15,7 @@ from typing import Literal
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol import broker_session
 from farflung.protocol.broker_session import BrokerSession, dial_broker
+from farflung.protocol.membership import Drain, Draining
 from farflung.protocol.messages import (
     Ask,
     Denied,
@@ -22,8 +23,8 @@ from farflung.protocol.messages import (
     Renew,
     Renewed,
     Status,
+    ToOperator,
     ToSubmitter,
-    ToViewer,
     decode,
     encode,
 )
@@ -66,6 +67,20 @@ async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopolog
     return answer
 
 
+async def ask_to_drain(identity: Identity, worker: str, within_seconds: int) -> Draining:
+    """Ask the broker to let a worker leave in good order, as an operator.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    answer = await _ask(identity, Drain(worker, within_seconds))
+    if not isinstance(answer, Draining):
+        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected what the worker waits for")
+    return answer
+
+
 async def renew(identity: Identity) -> Identity:
     """Renew the holder's certificate and store it in its folder.
 
@@ -105,7 +120,7 @@ class _BrokerQuery:
         self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def control(self, link: Link, message: bytes) -> None:
-        reply = decode(message, ToViewer)
+        reply = decode(message, ToOperator)
         if isinstance(reply, Denied):
             self._fail(f"the broker refused: {reply.reason}")
         elif not self.answer.done():

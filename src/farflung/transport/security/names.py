@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from farflung.errors import IdentityError
 
-Role = Literal["broker", "worker", "submitter", "viewer"]
+Role = Literal["broker", "worker", "submitter", "viewer", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 BROKER_ID = "broker"

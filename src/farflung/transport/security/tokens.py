@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 from farflung.errors import IdentityError
 
-TokenRole = Literal["worker", "submitter", "viewer"]
+TokenRole = Literal["worker", "submitter", "viewer", "operator"]
 TOKEN_ROLES: tuple[TokenRole, ...] = get_args(TokenRole)
 
 SECRET_BYTES = 16

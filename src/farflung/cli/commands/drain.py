@@ -1,0 +1,89 @@
+"""`farflung drain`: let a worker leave the fleet in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farflung.cli.process.identity import (
+    BrokerOption,
+    FolderOption,
+    TokenText,
+    folder_of,
+    home_folder,
+    obtain_identity,
+)
+from farflung.cli.render.output import JsonOption, note, print_json, print_text
+from farflung.errors import ConnectionFailed, IdentityError
+from farflung.protocol.membership import MOST_WITHIN_SECONDS, WITHIN_SECONDS
+
+if TYPE_CHECKING:
+    from farflung.protocol.viewer import WorkerStatus
+    from farflung.transport.security.identity import Identity
+
+PAUSE_SECONDS = 0.5
+
+
+def drain(
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="Id of the worker, as `farflung status` has it.")
+    ],
+    within: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_WITHIN_SECONDS,
+            metavar="SECONDS",
+            help="How long its share of a job may take to go to others; 0: it leaves at once.",
+        ),
+    ] = WITHIN_SECONDS,
+    broker: BrokerOption = None,
+    token: TokenText = None,
+    folder: FolderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a worker leave in good order: its share of a job goes to others first.
+
+    It waits until the worker has left, and says what that waits for. Ctrl-C ends only this command.
+    """
+    left = asyncio.run(_drain(worker, within, broker, token, folder_of("operator", folder)))
+    if as_json:
+        print_json(left)
+    else:
+        print_text(f"{worker} has left: {left.reason}")
+
+
+async def _drain(
+    worker: str, within: int, broker: str | None, token: str | None, folder: Path
+) -> WorkerStatus:
+    from farflung.client.run.broker_client import ask_status, ask_to_drain
+
+    identity = await _identity(broker, token, folder)
+    await ask_to_drain(identity, worker, within)
+    said, until = "", None
+    while True:
+        status = await ask_status(identity)
+        if until is None:
+            until = time.monotonic() + within + 2 * status.timeouts["lease_seconds"]
+        (found,) = [one for one in status.workers if one.worker == worker]
+        if found.is_away and found.state == "left":
+            return found
+        if found.reason and found.reason != said:
+            said = found.reason
+            note(f"{worker}: {found.state}: {said}")
+        if time.monotonic() > until:
+            raise ConnectionFailed(f"{worker} is {found.state} after {within} s: `farflung status` says more")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _identity(broker: str | None, token: str | None, folder: Path) -> Identity:
+    if token is None and not (folder / "identity.json").exists():
+        raise IdentityError(
+            f"no identity of an operator in {home_folder()}: run `farflung token create --role operator` on"
+            " the broker's machine, then here `farflung drain WORKER --broker HOST:PORT --token T`"
+        )
+    return await obtain_identity(folder, "operator", broker, token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,9 +30,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 class Rows:
-    """What a run says of its steps, and the weights at its end."""
+    """What a run says of its steps and of other cuts of the model, and the weights at its end."""
 
-    def __init__(self, rows: list[dict[str, float]], weights: dict[str, Tensor]) -> None:
+    def __init__(self, rows: list[dict[str, float]], weights: dict[str, Tensor], folder: Path) -> None:
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        self.cuts = [(one["step"], one["another_run"]) for one in events if one["event"] == "another cut"]
         self.losses = {int(row["step"]): row["loss"] for row in rows}
         self.attempts = {int(row["step"]): row["attempt"] for row in rows}
         self.weights = weights
@@ -42,7 +45,7 @@ def run(fleet: Fleet, job: farflung.Job, workers: int, checkpointing: Checkpoint
     assert (summary.state, summary.reason) == ("done", "")
     if checkpointing is not None:
         assert summary.checkpoint_step == job.steps
-    return Rows(rows, trained_state(folder, copy.deepcopy(job.model)))
+    return Rows(rows, trained_state(folder, copy.deepcopy(job.model)), folder)
 
 
 def stopped_and_resumed(fleet: Fleet, job: farflung.Job, place: Path, first: int, then: int) -> Rows:
@@ -91,8 +94,15 @@ def test_a_run_resumes_on_another_number_of_workers(fleet: Fleet, tmp_path: Path
     job = job_of("gpt", STEPS, OPTIMIZERS["adamw"])
     whole = run(fleet, job, 4)
     resumed = stopped_and_resumed(fleet, job, tmp_path / "checkpoints", 4, workers)
+    assert (whole.cuts, resumed.cuts) == ([], [(STOPPED + 1, False)])
     assert resumed.losses == {step: whole.losses[step] for step in resumed.losses}
     assert same(resumed.weights, whole.weights)
+
+
+def test_a_coded_run_says_from_which_step_it_is_another_one(fleet: Fleet, tmp_path: Path) -> None:
+    job = job_of("gpt", STEPS, OPTIMIZERS["adamw"], codec="int8")
+    assert stopped_and_resumed(fleet, job, tmp_path / "a", 2, 3).cuts == [(STOPPED + 1, True)]
+    assert stopped_and_resumed(fleet, job, tmp_path / "b", 2, 2).cuts == []
 
 
 def test_copies_are_saved_while_training_goes_on_and_change_nothing(fleet: Fleet, tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ class Dispatcher:
         self._journal = journal
         self.measurements = Measurements()
         self._planner_lock = FairLock()  # one planner at a time
+        self._consider_lock = asyncio.Lock()  # and one that looks for better plans of jobs that run
         self._tuning_thread = ThreadPoolExecutor(1, "farflung-codec-tuning")  # not a thread that stores
         self._circuits = circuits
         self.sessions = SessionRegistry()
@@ -252,7 +253,8 @@ class Dispatcher:
         try:
             graph = (await asyncio.to_thread(self._store.blobs, [command.graph]))[command.graph]
             measured = await asyncio.to_thread(self._measured_topology, command.workers)
-            found = await consider(command, graph, measured, self._timeouts, self._clock)
+            async with self._consider_lock:
+                found = await consider(command, graph, measured, self._timeouts, self._clock)
         except Exception:  # without an answer no other plan would ever be considered
             _log.exception("no other plan for %s could be considered", command.job)
             reason = "the broker could not plan it: see its log"

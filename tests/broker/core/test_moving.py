@@ -10,11 +10,12 @@ from tests.broker.scenario import Scenario, plan_over, sent, told
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import ConsiderPlan
 from farflung.broker.core.records import LOADING, RUNNING
+from farflung.broker.core.replanning import LEAST_CONSIDER_SECONDS
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Prediction
 from farflung.protocol.copies import StateVersion
-from farflung.protocol.messages import Considered, Decide, Planned, RolledBack, Stop
+from farflung.protocol.messages import Broken, Considered, Decide, Planned, RolledBack, Stop
 from farflung.protocol.worker import SegmentProgram
 
 FIRST = 3  # `place` has decided the units before
@@ -84,7 +85,7 @@ def test_the_planner_is_asked_with_newcomers_and_not_again_before_something_chan
     story.tick(1)
     assert len(asks(story)) == 1
     story.join("d", disk_bytes=10**9)
-    story.tick(1)
+    story.tick(LEAST_CONSIDER_SECONDS)
     assert asks(story)[-1].workers == ("a", "b", "c", "d")
 
 
@@ -198,3 +199,13 @@ def test_a_broker_that_is_restarted_forgets_a_move() -> None:
     story = moving("a", "b", "d")
     story.restart()
     assert job_of(story).replanning.proposal is None and job_of(story).state == RUNNING
+
+
+def test_a_lost_newcomer_of_the_new_plan_does_not_end_the_job() -> None:
+    story = moving("a", "b", "d")
+    story.all_ready(MOVE + 1)
+    spread(story, MOVE)
+    lost = Broken("job-1", 2, "lost the link to worker d: it was killed", "d")
+    story.feed(events.WorkerMessage(story.now, "a", lost))
+    job = job_of(story)
+    assert not job.over and job.next_unit == MOVE + 1

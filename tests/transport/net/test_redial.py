@@ -144,6 +144,9 @@ def test_sessions_that_end_as_soon_as_they_begin_are_made_at_growing_intervals()
         found.session_over(0.1, LIMITS)
         firsts.append(found.next(LIMITS, True))
     assert firsts == [2.0, 4.0, 8.0, 10.0, 10.0]
+    for _ in range(2000):  # some hours of that
+        found.session_over(0.1, LIMITS)
+    assert found.next(LIMITS, True) == 10.0
     found.session_over(LIMITS.suspect_seconds, LIMITS)
     assert pauses(1, True, found) == [0.25]
 

@@ -56,6 +56,8 @@ def on_considered(turn: Transition, job: Job, event: PlanConsidered) -> None:
     is_same = job.plan is not None and result.plan.placements == job.plan.placements
     if is_same or predicted.brief or found.hindrance:
         words = "the plan is still the best one" if is_same else found.words
+        if predicted.brief and not is_same:
+            words = "tasks are too brief to predict what another plan would gain"
         _say(turn, job, known.answered(one_line(words)))
     elif not _can_switch(turn.state, job, Proposal(result, found, turn.now)):
         _say(turn, job, known.answered("a better plan would cost copies that the job needs"))

@@ -118,7 +118,8 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
         _fail(turn, job, version, f"{worker}: {message.trouble}", job.versions.retry_seconds)
         return
     copy = HeldCopy(job.job, name, message.share, message.sha256, message.bytes)
-    _holds(turn, worker, [*turn.state.workers[worker].held, copy])
+    others = [one for one in turn.state.workers[worker].held if not _is_same(one, copy)]
+    _holds(turn, worker, [*others, copy])
     _settle(turn, job, version, plan)
 
 
@@ -203,6 +204,11 @@ def _fail(turn: Transition, job: Job, version: Version, reason: str, pause_secon
     turn.emit(facts.VersionFailed(turn.now, job.job, version.name, one_line(reason), pause_seconds))
     stable = turn.state.jobs[job.job].versions.stable
     retain(turn, job, [] if stable is None else [stable.name], version.name)
+
+
+def _is_same(one: HeldCopy, other: HeldCopy) -> bool:
+    """Whether two copies are of the same share of the same version; a worker has only one."""
+    return (one.job, one.version, one.share) == (other.job, other.version, other.share)
 
 
 def _complete(state: State, job: Job, version: Version, plan: Plan) -> dict[int, HeldCopy]:

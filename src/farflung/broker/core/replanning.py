@@ -34,6 +34,9 @@ LEAST_STEPS = 5
 SLOW = 1.5
 """A worker that takes so many times as long as it did is slow."""
 
+LEAST_CONSIDER_SECONDS = 10.0
+"""The planner is not asked more often than that, however often workers come and go."""
+
 CONSIDER_SECONDS = 600.0
 """If nothing has changed, a move is considered again after so long."""
 
@@ -157,7 +160,9 @@ class Replanning:
         """Whether to ask the planner now for a plan on these workers."""
         if self.is_busy or self.proposal is not None or self.step_seconds is None:
             return False
-        return self.asked_of != self.subject(workers) or now - self.asked_at >= CONSIDER_SECONDS
+        since = now - self.asked_at
+        is_changed = self.asked_of != self.subject(workers)
+        return since >= (LEAST_CONSIDER_SECONDS if is_changed else CONSIDER_SECONDS)
 
     def subject(self, workers: frozenset[str]) -> frozenset[str]:
         """What a plan depends on: the workers, and which of them are slow."""

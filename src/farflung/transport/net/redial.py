@@ -81,7 +81,7 @@ class Pauses:
     def _next(self, timeouts: Timeouts, job_waits: bool) -> float:
         heartbeat, longest = timeouts.heartbeat_seconds, timeouts.reconnect_seconds
         if self.short and not self._waited:
-            return min(heartbeat * 2**self.short, longest)
+            return min(heartbeat * 2 ** min(self.short, 16), longest)
         if job_waits and self._waited < timeouts.lease_seconds:
             return heartbeat / self.QUICK
         if job_waits and self._waited < timeouts.orphan_seconds:

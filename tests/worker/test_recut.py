@@ -5,6 +5,7 @@ Real compute threads and real files of workers in one process.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from tests.worker.loads import load as small_load
 from tests.worker.replaying_fleet import STEPS, Fleet, Member, fleet, one_pass_at_a_time
 
 from farflung.errors import CopyError
-from farflung.protocol.copies import HeldCopy, StateVersion
-from farflung.protocol.messages import Load
+from farflung.protocol.copies import CopyLost, HeldCopy, StateVersion
+from farflung.protocol.messages import Load, Message
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.state import CODERS, StateKey
+from farflung.transport.timeouts import Timeouts
 from farflung.worker.copy_store import CopyStore, Piece, Pieces
+from farflung.worker.copying import Copying
 from farflung.worker.events import Filled
 from farflung.worker.outcomes import StateCopied
 from farflung.worker.state_receiver import StateReceiver
@@ -89,6 +92,8 @@ CASES = [
     ("batch-norm", SGD(0.1, momentum=0.9), "", 3, 2),
     ("batch-norm", SGD(0.1, momentum=0.9), "", 2, 3),
     ("gpt-dropout", AdamW(0.01), "", 3, 1),
+    ("shared-buffer", AdamW(0.01), "", 3, 2),
+    ("shared-buffer", AdamW(0.01), "", 2, 3),
 ]
 
 
@@ -129,10 +134,17 @@ def piece(segment: int, name: str, size: int, slot: str = "") -> Pieces:
     return {Piece(segment, StateKey(name, slot)): memoryview(bytearray(b"x" * size))}
 
 
-def receiver() -> StateReceiver:
-    """Of worker b, whose segment owns `weight` with 12 bytes and `bias` with 4."""
-    load = msgspec.structs.replace(small_load(), unit=0, version=VERSION, sources={"b": {0: "a", 4: "c"}})
-    return StateReceiver(load, [1], 10**6, fresh)
+def recut_load() -> Load:
+    """Segments own `weight` with 12 bytes, which is trained, and the buffer `bias` with 4."""
+    load = small_load()
+    programs = [msgspec.structs.replace(one, trained=["weight"]) for one in load.programs]
+    sources = {"b": {0: "b", 1: "b"}}
+    return msgspec.structs.replace(load, programs=programs, unit=0, version=VERSION, sources=sources)
+
+
+def receiver(*segments: int) -> StateReceiver:
+    """Of worker b, which has segment 1 if no others are named."""
+    return StateReceiver(recut_load(), list(segments or (1,)), 10**6, fresh)
 
 
 def reading(folder: Path, *shares: Pieces) -> Callable[[StateReceiver], None]:
@@ -168,9 +180,68 @@ def test_what_no_copy_has_is_named(tmp_path: Path) -> None:
     ("foreign", "words"),
     [
         (piece(7, "weight", 8), "it has 8 bytes of 'weight', which does not fit the program"),
-        (piece(7, "bias", 4), "another copy had 'bias' before"),
+        (piece(7, "bias", 5), "it has 5 bytes of 'bias', which does not fit the program"),
+        (piece(7, "weight", 12), "another copy had 'weight' before"),
     ],
 )
 def test_a_piece_that_does_not_fit_is_refused(tmp_path: Path, foreign: Pieces, words: str) -> None:
     with pytest.raises(CopyError, match=words):
-        reading(tmp_path, piece(9, "bias", 4), foreign)(receiver())
+        reading(tmp_path, piece(9, "bias", 4) | piece(9, "weight", 12), foreign)(receiver())
+
+
+def test_each_segment_gets_a_buffer_that_several_segments_read(tmp_path: Path) -> None:
+    load = recut_load()
+    load.programs[2].owned.pop("weight")
+    one = StateReceiver(load, [1, 2], 10**6, fresh)
+    first = piece(7, "weight", 12) | piece(7, "bias", 4)
+    reading(tmp_path, first | piece(8, "bias", 4), piece(9, "bias", 4))(one)
+    one.trust()
+    assert one.lacking == ""
+    assert [bytes(one.buffers[segment, "bias"]) for segment in (1, 2)] == [b"xxxx"] * 2
+
+
+def restored(store: CopyStore) -> tuple[bool | str, list[Message]]:
+    """Whether worker b could read its copies, or why they do not fit, and what it said to the broker."""
+    said: list[Message] = []
+
+    async def scene() -> bool | str:
+        one = Copying("b", store, object(), said.append, Timeouts)  # type: ignore[arg-type]
+        load = recut_load()
+        one.begin(load)
+        try:
+            return await one.restore(load, receiver())
+        except CopyError as error:
+            return str(error)
+        finally:
+            await one.close()
+
+    return asyncio.run(scene()), said
+
+
+def test_an_intact_copy_that_does_not_fit_is_kept_and_the_job_refused(tmp_path: Path) -> None:
+    store = CopyStore(tmp_path, 10**6)
+    held = store.write("job-1", VERSION, 0, piece(7, "weight", 8))
+    words = (
+        "share 0 of the job's state: the copy cannot be read: it has 8 bytes of 'weight', which does not fit"
+    )
+    found, said = restored(store)
+    assert isinstance(found, str) and found.startswith(words)
+    assert not said and store.held() == [held]
+
+
+def test_a_damaged_copy_is_lost_and_deleted(tmp_path: Path) -> None:
+    store = CopyStore(tmp_path, 10**6)
+    whole = store.write("job-1", VERSION, 0, piece(7, "weight", 12))
+    damaged = store.write("job-1", VERSION, 1, piece(9, "bias", 4))
+    path = store.path_of(damaged)
+    path.write_bytes(path.read_bytes()[:-1] + b"y")
+    found, said = restored(store)
+    reason = "the copy is damaged: its SHA-256 differs"
+    assert found is False and said == [CopyLost("job-1", 5, VERSION, 1, reason)]
+    assert store.held() == [whole]
+
+
+def test_a_copy_that_is_gone_is_lost(tmp_path: Path) -> None:
+    found, said = restored(CopyStore(tmp_path, 10**6))
+    reason = "the copy is no longer on the disk"
+    assert found is False and said == [CopyLost("job-1", 5, VERSION, 0, reason)]

@@ -129,6 +129,21 @@ class CopyStore:
         if digest.digest() != copy.sha256:
             raise CopyError("the copy is damaged: its SHA-256 differs")
 
+    def read_fitting(self, copy: HeldCopy, place: Place) -> str:
+        """Read a copy as `read` does; says why an intact one is not what `place` expects, empty if it is.
+
+        Raises
+        ------
+        CopyError
+            The copy is missing or damaged.
+        """
+        try:
+            self.read(copy, place)
+        except CopyError as error:
+            self.verify(copy)
+            return str(error)
+        return ""
+
     def verify(self, copy: HeldCopy) -> None:
         """Raise CopyError if the copy is missing or damaged."""
         try:

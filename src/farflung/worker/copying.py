@@ -303,7 +303,7 @@ class Copying:
     async def restore(self, load: Load, receiver: StateReceiver) -> bool:
         """Fill `receiver` from this worker's copies of the version; says whether it could.
 
-        If another worker gives a copy, wait for that.
+        If another worker gives a copy, wait for that. Raises CopyError if an intact copy does not fit.
         """
         assert load.version is not None
         for share in sorted(load.shares_for(self._worker)):
@@ -311,10 +311,12 @@ class Copying:
                 if (given := self._given.get(share)) is not None:
                     await given
                 copy = await self._on_files(partial(self._disk().find, load.job, load.version, share))
-                await self._on_files(partial(self._disk().read, copy, receiver.place))
+                misfit = await self._on_files(partial(self._disk().read_fitting, copy, receiver.place))
             except CopyError as error:
                 self._lose(load, share, str(error))
                 return False
+            if misfit:
+                raise CopyError(one_line(f"share {share} of the job's state: {misfit}"))
         receiver.trust()
         return True
 

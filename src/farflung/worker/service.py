@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from farflung.errors import DeviceHeld, GraphError
+from farflung.errors import CopyError, DeviceHeld, GraphError
 from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_session import BrokerSession
@@ -369,9 +369,13 @@ class WorkerService:
             self._spawn(self._dialling.dial(peer, load))
 
     async def _restore(self, load: Load, receiver: StateReceiver) -> None:
-        if not await self._copying.restore(load, receiver) or self._state.load is not load:
+        try:
+            is_read, problem = await self._copying.restore(load, receiver), receiver.lacking
+        except CopyError as error:
+            is_read, problem = True, str(error)
+        if not is_read or self._state.load is not load:
             return
-        if problem := receiver.lacking:
+        if problem:
             self._step(machine.Verified((load.job, load.attempt), problem))
         else:
             self.state_arrived()

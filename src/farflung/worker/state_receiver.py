@@ -6,7 +6,7 @@ The state is every owned parameter and buffer and, after the first step, the slo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from farflung.errors import CopyError, GraphError, ProtocolError
@@ -42,6 +42,14 @@ def _sizes(load: Load, segments: list[int]) -> dict[_Place, int]:
     return found
 
 
+def _by_name(sizes: Iterable[_Place]) -> dict[StateKey, list[_Place]]:
+    """All places of each key; a buffer that several segments read has several."""
+    found: dict[StateKey, list[_Place]] = {}
+    for place in sizes:
+        found.setdefault(place.key, []).append(place)
+    return found
+
+
 class StateReceiver:
     """Memory for everything that this worker's segments own, filled by slices.
 
@@ -69,7 +77,8 @@ class StateReceiver:
         self._missing = {place: size for place, size in sizes.items() if size}
         learns_on = load.training.codecs and load.unit and not load.sources
         self._coders = _Place(min(segments), CODERS) if learns_on else None
-        self._by_name = {place.key: place for place in sizes} if load.sources else None
+        self._by_name = _by_name(sizes) if load.sources else None
+        self._trained = {name for program in load.programs for name in program.trained}
         self._digests: dict[_Place, bytes] = {}
         self._is_verified = False
         self.size = total
@@ -136,24 +145,29 @@ class StateReceiver:
 
         In a copy that was made on another plan, segments have other numbers. Then a piece goes to the segment
         that owns its name now; None if that is another worker's, or if the piece is the state of coders.
+        Several segments may own a buffer that nothing changes: the first of them gets it, the others when
+        `trust` is called, and later ones are passed over.
 
         Raises
         ------
         CopyError
             The worker's share has no such piece, or has it already.
         """
-        place = _Place(*piece) if self._by_name is None else self._by_name.get(piece.key)
-        if place is None:
+        places = [_Place(*piece)] if self._by_name is None else self._by_name.get(piece.key, [])
+        if not places:
             return None
-        if place == self._coders and 0 < size <= self._room:
-            self._expect_coders(place, size)
-        buffer = self._memory.get(place)
-        if buffer is None or len(buffer) != size:
-            raise CopyError(f"it has {size} bytes of {place.key}, which does not fit the program")
-        if self._by_name is not None and size and place not in self._missing:
-            raise CopyError(f"another copy had {place.key} before")
-        self._missing.pop(place, None)
-        return buffer
+        if places[0] == self._coders and 0 < size <= self._room:
+            self._expect_coders(places[0], size)
+        buffers = [self._memory[place] for place in places if place in self._memory]
+        if not buffers or any(len(buffer) != size for buffer in buffers):
+            raise CopyError(f"it has {size} bytes of {piece.key}, which does not fit the program")
+        if self._by_name is not None and size and places[0] not in self._missing:
+            if piece.key.name in self._trained:
+                raise CopyError(f"another copy had {piece.key} before")
+            return None
+        for place in places:
+            self._missing.pop(place, None)
+        return buffers[0]
 
     @property
     def lacking(self) -> str:
@@ -166,6 +180,9 @@ class StateReceiver:
     def trust(self) -> None:
         """Take what `place` gave memory for as verified: the copy that it was read from is."""
         self._is_verified = True
+        for first, *others in (self._by_name or {}).values():
+            for other in others:
+                self._memory[other][:] = self._memory[first]
 
     def verify(self) -> str | None:
         """Compare each tensor with its digest; returns the problem as text, or None. Blocks for seconds."""

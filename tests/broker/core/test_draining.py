@@ -125,7 +125,7 @@ def test_a_worker_that_nobody_can_replace_stays_and_says_so_until_its_deadline()
     assert job_of(story).members == ("a", "b") and not released(story, "b")
     story.tick(60)
     (reason,) = released(story, "b")
-    assert reason == "it left with its share of job-1, which nobody took within 2 minutes"
+    assert reason == "it left with its share of job-1, which no worker took within 2 minutes"
     (back,) = rollbacks(story)
     assert "worker b left at step 2: it handed over no share within 2 minutes" in back.reason
     assert is_whole(story)
@@ -160,7 +160,7 @@ def test_a_worker_that_comes_while_one_waits_to_leave_takes_its_share() -> None:
 def test_a_worker_that_leaves_at_once_costs_what_a_lost_one_does() -> None:
     story = place()
     leave(story, "b", within=0)
-    assert released(story, "b") == ["it left with its share of job-1, which nobody took"]
+    assert released(story, "b") == ["it left with its share of job-1, which no worker took"]
     assert (job_of(story).replayers, job_of(story).attempt) == (("d",), 2)
 
 
@@ -362,3 +362,61 @@ def test_a_version_that_fails_is_not_awaited(trouble: str) -> None:
     story.copied("a", unit, 0, trouble=trouble)
     decide_unit(story)
     assert job_of(story).replayers == ("d",) and len(loads(story)[0].history) == unit + 1
+
+
+def alone(units: int) -> Scenario:
+    """As `place`, but no idle worker is there: the job can go on without b only by going back."""
+    story = place(units=units, steps=300)
+    story.leave("d")
+    return story
+
+
+def steps_lost(story: Scenario) -> int:
+    (back,) = rollbacks(story)
+    decided = [fact.unit for fact in story.facts if isinstance(fact, facts.UnitDecided)]
+    return decided[-1] + 1 - back.unit
+
+
+def test_a_version_decided_before_a_worker_asks_to_leave_serves_no_rollback() -> None:
+    story = alone(units=1)
+    under_way = decide_unit(story)
+    while job_of(story).versions.under_way is None:
+        under_way = decide_unit(story)
+    for _ in range(40):
+        decide_unit(story)
+    leave(story, "b")
+    spread(story, under_way)
+    stable = job_of(story).versions.stable
+    assert stable is not None and stable.name.unit == under_way
+    assert words(story, "b") == "for copies of job-1's state"
+    unit = decide_unit(story)
+    assert not rollbacks(story) and job_of(story).versions.under_way is not None
+    spread(story, unit)
+    assert words(story, "b") == "for the end of a step of job-1"
+    decide_unit(story)
+    assert steps_lost(story) == 1 and is_whole(story)
+
+
+def test_a_failed_version_is_tried_again_soon_and_the_job_does_not_go_back_further() -> None:
+    story = alone(units=8)
+    leave(story, "b")
+    story.copied("a", decide_unit(story), 0, trouble="the disk is full")
+    failed_at = story.now
+    assert words(story, "b") == "for copies of job-1's state (a: the disk is full)"
+    unit = decide_unit(story)
+    while job_of(story).versions.under_way is None:
+        assert not rollbacks(story) and story.now < failed_at + 20
+        unit = decide_unit(story)
+    spread(story, unit)
+    decide_unit(story)
+    assert steps_lost(story) == 1 and is_whole(story)
+
+
+def test_at_its_deadline_a_worker_leaves_although_no_version_could_be_made() -> None:
+    story = alone(units=8)
+    leave(story, "b", within=120)
+    story.copied("a", decide_unit(story), 0, trouble="the disk is full")
+    decide_unit(story)
+    assert not rollbacks(story)
+    story.tick(120)
+    assert released(story, "b") and [message.unit for message in rollbacks(story)] == [1]

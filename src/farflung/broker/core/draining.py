@@ -3,7 +3,8 @@
 A worker that is to leave takes no job. Its share of a job that runs goes to an idle worker as a lost one's
 would (`replaying`), but from a copy that is made for it, and between two units: so the other members lose
 nothing, not even the unit in flight. It may go once each copy on its disk that a job needs lies on two
-others. If nobody can take its share it stays, and at its deadline it leaves all the same.
+others. If no worker can take its share it stays, and at its deadline it leaves all the same. Until then the
+job goes back only to a version that was decided after it asked: no step before that is lost.
 """
 
 from __future__ import annotations
@@ -92,8 +93,13 @@ def waits_for(state: State, worker: Worker) -> str:
         return f"until {job.job} runs"
     if _awaits_version(job, worker.leaving.since):
         return f"for copies of {job.job}'s state"
-    if _successor(state, job, worker.worker):
+    can_restore = _can_restore_without(state, job)
+    is_taken = isinstance(replaying.takeover(state, job, {worker.worker}), Takeover)
+    if is_taken or (can_restore and _is_fresh(job, worker.leaving.since)):
         return f"for the end of a step of {job.job}"
+    if can_restore:
+        trouble = job.unprotected or job.versions.trouble
+        return f"for copies of {job.job}'s state{trouble and f' ({trouble})'}"
     return f"for a worker that can take its share of {job.job}"
 
 
@@ -119,7 +125,7 @@ def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
             recovery.take_over(turn, job, found, why)
             words = f"{replaying.taker_of(job, found)} takes its share"
             turn.do(Send(name, Stop(job.job, job.attempt, words)))
-        elif _can_restore_without(turn.state, job):
+        elif _is_fresh(job, worker.leaving.since) and _can_restore_without(turn.state, job):
             _begin_without(turn, job, why)
 
 
@@ -145,13 +151,14 @@ def _awaits_version(job: Job, since: float) -> bool:
         return False
     if versions.under_way is not None:
         return True
-    is_fresh = stable is not None and stable.at >= since
-    return bool(job.holders) and not job.unprotected and not is_fresh and versions.not_before <= since
+    is_due = not _is_fresh(job, since) and versions.not_before <= since
+    return bool(job.holders) and not job.unprotected and is_due
 
 
-def _successor(state: State, job: Job, name: str) -> bool:
-    found = replaying.takeover(state, job, {name})
-    return isinstance(found, Takeover) or _can_restore_without(state, job)
+def _is_fresh(job: Job, since: float) -> bool:
+    """Whether the newest stable version was decided at `since` or later."""
+    stable = job.versions.stable
+    return stable is not None and stable.at >= since
 
 
 def _can_restore_without(state: State, job: Job) -> bool:
@@ -206,7 +213,7 @@ def _leave_at_last(turn: Transition, worker: Worker) -> None:
         return
     job_left = turn.state.jobs[worker.job]
     why = f"worker {worker.worker} left {jobs.moment(job_left)}: it handed over no share{within}"
-    _release(turn, worker.worker, f"it left with its share of {worker.job}, which nobody took{within}")
+    _release(turn, worker.worker, f"it left with its share of {worker.job}, which no worker took{within}")
     recovery.worker_lost(turn, job_left, worker.worker, why)
 
 

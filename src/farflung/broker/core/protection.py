@@ -115,7 +115,9 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
     if worker not in (owner, job.holders.get(owner)):
         raise ProtocolError(f"worker {worker} has a copy of share {message.share}, which is not for it")
     if message.trouble:
-        _fail(turn, job, version, f"{worker}: {message.trouble}", job.versions.retry_seconds)
+        is_urgent = any(turn.state.workers[name].leaving for name in job.members)
+        pause = job.versions.retry_seconds(is_urgent)
+        _fail(turn, job, version, f"{worker}: {message.trouble}", pause)
         return
     copy = HeldCopy(job.job, name, message.share, message.sha256, message.bytes)
     others = [one for one in turn.state.workers[worker].held if not _is_same(one, copy)]

@@ -5,7 +5,8 @@ attempt, and the next one as soon as the one before is stable. Between two decis
 the seconds pass that the last version took from its decision until it was stable. So copies are on their way
 in at most a tenth of the time, however slow lines and disks are. And so many seconds pass that no disk, which
 gets two copies of each version, is written at more than `WEAR` bytes a second: disks wear. After a version
-that could not be made, `RETRY_SECONDS` pass, or `FIRST_RETRY_SECONDS` as long as there is no stable one.
+that could not be made, `RETRY_SECONDS` pass, or `FIRST_RETRY_SECONDS` as long as there is no stable one or a
+member that is to leave waits for one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Versions:
     """The versions of one job's state: the one under way and the newest stable one, if any.
 
     No other is taken before `not_before` (seconds since 1970). The stable one `took` so many seconds.
-    `trouble` says why the last one failed.
+    `trouble` says why the last one failed. A member that is to leave wants one that is decided at
+    `wanted_from` or later; 0 if none does.
     """
 
     under_way: Version | None = None
@@ -74,6 +76,7 @@ class Versions:
     not_before: float = 0.0
     trouble: str = ""
     took: float = 0.0
+    wanted_from: float = 0.0
 
     def takes(self, unit: Unit, now: float) -> bool:
         """Whether a version is to be taken right after `unit`."""
@@ -81,7 +84,7 @@ class Versions:
 
     def wanted(self, now: float) -> Versions:
         """The versions once the next one is wanted soon, because a member is to leave."""
-        return replace(self, not_before=min(self.not_before, now))
+        return replace(self, not_before=min(self.not_before, now), wanted_from=now)
 
     def decided(self, version: Version) -> Versions:
         """The versions once this one is under way."""
@@ -98,12 +101,13 @@ class Versions:
         assert self.under_way is not None
         stable, took = replace(self.under_way, digests=digests), max(0.0, now - self.under_way.at)
         pause = max(COSTS * took, 2 * largest_bytes / WEAR)
-        return Versions(None, stable, self.under_way.at + pause, took=took)
+        if stable.at < self.wanted_from:
+            return Versions(None, stable, took=took, wanted_from=self.wanted_from)
+        return Versions(None, stable, stable.at + pause, took=took)
 
-    @property
-    def retry_seconds(self) -> float:
-        """The pause after a version that cannot be made."""
-        return FIRST_RETRY_SECONDS if self.stable is None else RETRY_SECONDS
+    def retry_seconds(self, is_urgent: bool) -> float:
+        """The pause after a version that cannot be made; it `is_urgent` if a member waits for one."""
+        return FIRST_RETRY_SECONDS if self.stable is None or is_urgent else RETRY_SECONDS
 
     def failed(self, reason: str, not_before: float) -> Versions:
         """The versions once the one under way cannot be made."""
@@ -119,7 +123,7 @@ class Versions:
         """The versions once the job has another plan, with these codecs, than that of the stable one."""
         assert self.stable is not None
         stable = replace(self.stable, names=names, on=on, codecs=codecs)
-        return Versions(None, stable, took=self.took)
+        return Versions(None, stable, took=self.took, wanted_from=self.wanted_from)
 
     def interrupted(self) -> Versions:
         """The versions once the attempt has ended: one under way may never arrive, and the next is due."""

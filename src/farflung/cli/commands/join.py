@@ -139,7 +139,7 @@ def join(
         standby_mbps=standby_mbps or 0.0,
     )
     departure = Departure()
-    # The workers of a local fleet end with it: nobody is left who could take their shares.
+    # The workers of a local fleet end with it: no worker is left that could take their shares.
     ask = departure.ask if exit_with_parent is None else lambda: False
     gc.freeze()  # or each collection would scan every object of a framework and block all threads
     try:

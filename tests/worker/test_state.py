@@ -216,6 +216,11 @@ def test_a_refusal_frees_the_worker() -> None:
     ]
 
 
+def test_a_refusal_says_that_copies_lack_a_part_of_the_state() -> None:
+    _, done = run(FromBroker(load()), Verified(KEY, "the copies lack 'bias'", lacks=True))
+    assert Tell(Refused(JOB, ATTEMPT, "the copies lack 'bias'", lacks=True)) in done
+
+
 def test_a_lost_link_breaks_the_attempt_once() -> None:
     lost = PeerLost("a", "connection reset")
     state, done = run(*READY, FromBroker(Begin(JOB, ATTEMPT)), lost, PeerLost("c", "too"))

@@ -216,11 +216,15 @@ class Loaded(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The worker will not run this job; `reason` is one line for the user."""
+    """The worker will not run this job; `reason` is one line for the user.
+
+    It `lacks` a part of its state if the copies from which it was to read that do not have it.
+    """
 
     job: Id
     attempt: Count
     reason: Text
+    lacks: bool = False
 
 
 class Begin(Message, frozen=True):

@@ -57,13 +57,14 @@ class Verified:
     """The programs of the attempt are verified (`problem` is None) or refused.
 
     `unprotected` says why the worker can make no copies of its state; empty if it can. Its part needs
-    `needs_bytes` of memory.
+    `needs_bytes` of memory. It `lacks` a part of its state if copies on disk do not have it.
     """
 
     attempt: Attempt
     problem: str | None
     unprotected: str = ""
     needs_bytes: int = 0
+    lacks: bool = False
 
 
 @dataclass(frozen=True)

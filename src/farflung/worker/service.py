@@ -376,7 +376,7 @@ class WorkerService:
         if not is_read or self._state.load is not load:
             return
         if problem:
-            self._step(machine.Verified((load.job, load.attempt), problem))
+            self._step(machine.Verified((load.job, load.attempt), problem, lacks=True))
         else:
             self.state_arrived()
 

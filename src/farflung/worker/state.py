@@ -181,7 +181,7 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
         return state, []  # of an attempt that is over
     if isinstance(event, Verified):
         if event.problem is not None:
-            return _refuse(state, event.problem)
+            return _refuse(state, event.problem, event.lacks)
         state = replace(state, verified=True, unprotected=event.unprotected, needs_bytes=event.needs_bytes)
         return _progress(state)
     if isinstance(event, Filled):
@@ -361,9 +361,9 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
     return replace(state, ready=ready, warned=True), [Tell(ready), note]
 
 
-def _refuse(state: State, problem: str) -> tuple[State, list[Command]]:
+def _refuse(state: State, problem: str, lacks: bool = False) -> tuple[State, list[Command]]:
     assert state.load is not None
-    refused = Refused(state.load.job, state.load.attempt, problem)
+    refused = Refused(state.load.job, state.load.attempt, problem, lacks)
     note = Note(f"job {state.load.job} refused: {problem}")
     return state.idle, [Tell(refused), Drop(problem), note]
 

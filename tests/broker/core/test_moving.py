@@ -15,7 +15,7 @@ from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Prediction
 from farflung.protocol.copies import StateVersion
-from farflung.protocol.messages import Broken, Considered, Decide, Planned, RolledBack, Stop
+from farflung.protocol.messages import Broken, Considered, Decide, Planned, Refused, RolledBack, Stop
 from farflung.protocol.worker import SegmentProgram
 
 FIRST = 3  # `place` has decided the units before
@@ -172,6 +172,16 @@ def test_until_the_switch_a_move_ends_for_free(fault: str) -> None:
     assert "the job stays on its plan after all" in job.replanning.words
     decisions = [one for one in sent(story.commands, "a") if isinstance(one, Decide)]
     assert decisions[-1].unit == MOVE + 1
+
+
+def test_a_newcomer_that_refuses_after_a_move_costs_no_step() -> None:
+    story = moving("a", "b", "d")
+    spread(story, MOVE)
+    refused = Refused("job-1", 2, "compiled segments take 2 GB")
+    story.feed(events.WorkerMessage(story.now, "d", refused))
+    job = job_of(story)
+    assert (job.state, job.next_unit, job.members) == (LOADING, MOVE + 1, ("a", "b", "c"))
+    assert job.versions.stable is not None and "d" in job.unable
 
 
 def test_a_lost_member_ends_a_move_and_is_replaced_at_once() -> None:

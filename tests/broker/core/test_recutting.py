@@ -160,9 +160,18 @@ def test_a_copy_that_turns_out_to_be_damaged_is_read_from_another_worker() -> No
     assert job_of(story).state == QUEUED  # b may have it
 
 
+def test_a_member_that_refuses_for_another_reason_is_awaited_like_a_lost_one() -> None:
+    story, _ = smaller()
+    story.feed(events.WorkerMessage(story.now, "c", Refused("job-1", 2, "it needs more memory")))
+    job = job_of(story)
+    assert (job.state, job.step, list(job.unable)) == (QUEUED, 1, ["c"])
+    assert job.versions.stable is not None and job.versions.stable.name == FIRST
+
+
 def test_who_refuses_the_copies_makes_the_job_begin_again() -> None:
     story, _ = smaller()
-    story.feed(events.WorkerMessage(story.now, "c", Refused("job-1", 2, "the copies lack 'weight-1'")))
+    refused = Refused("job-1", 2, "the copies lack 'weight-1'", lacks=True)
+    story.feed(events.WorkerMessage(story.now, "c", refused))
     assert (job_of(story).step, job_of(story).plan, job_of(story).recuts) == (0, None, False)
 
 

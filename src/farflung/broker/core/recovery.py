@@ -154,17 +154,17 @@ def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> Non
         give_up(turn, job, f"the copy of share {message.share} on worker {worker} is lost: {message.reason}")
 
 
-def cannot_restore(turn: Transition, job: Job, worker: str, reason: str) -> None:
+def cannot_restore(turn: Transition, job: Job, worker: str, reason: str, lacks: bool) -> None:
     """End an attempt that a worker refuses. The next one does without it, and has another plan.
 
-    If the state was to be read from copies that were made on another plan, these may be to blame: then the
-    job begins again with the submitter's.
+    If the copies of the version lack a part of the state (`lacks`), no other worker finds it there, too: then
+    the job begins again with the submitter's.
     """
     _roll_back(turn, job, one_line(reason))
     queued = turn.state.jobs[job.job]
     if not job_queue.waits_for_version(queued):
         return
-    if job.sources:
+    if lacks:
         job_queue.give_version_up(turn, queued, reason)
     else:
         job_queue.give_plan_up(turn, queued, reason, worker)

@@ -267,7 +267,7 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         case Refused():
             why = f"worker {event.worker} refused the job {jobs.moment(job)}: {message.reason}"
             if job.restores and job.state == LOADING:
-                recovery.cannot_restore(turn, job, event.worker, why)
+                recovery.cannot_restore(turn, job, event.worker, why, message.lacks)
             else:
                 (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
         case Broken():

@@ -115,6 +115,41 @@ def test_a_worker_without_the_models_ops_is_left_out() -> None:
     assert (job_of(story).state, job_of(story).attempt, job_of(story).members) == (PLANNING, 4, ("a", "c"))
 
 
+def scattered() -> Scenario:
+    """Worker b of job-1 is lost; no plan fits a and c. Now it is planned on a, c, d and e."""
+    story = place()
+    story.join("d")
+    story.join("e")
+    story.leave("b")
+    tick(story, WAIT)
+    story.feed(events.PlanFailed(story.now, "job-1", 2, "the model is too large for 2 workers"))
+    assert (job_of(story).state, job_of(story).members) == (PLANNING, ("a", "c", "d", "e"))
+    return story
+
+
+def test_a_job_whose_plans_leave_out_copies_begins_again_once_waiting_is_not_worth_it() -> None:
+    story = scattered()
+    speed = job_of(story).pace.samples_per_second
+    assert speed
+    planned(story, "a", "d", "e")  # without c, which alone has share 1
+    assert (job_of(story).state, job_of(story).step) == (QUEUED, 1)
+    assert job_of(story).pace.samples_per_second == speed
+    tick(story, WAIT / 2)
+    assert job_of(story).state == QUEUED
+    tick(story, WAIT)
+    assert (job_of(story).state, job_of(story).step, job_of(story).plan) == (PLANNING, 0, None)
+    decisions = [fact for fact in story.facts if isinstance(fact, facts.Decision)]
+    assert replay(decisions) == durable(story.state)
+
+
+def test_a_job_that_fits_on_no_workers_keeps_its_version() -> None:
+    story = scattered()
+    story.feed(events.PlanFailed(story.now, "job-1", 3, "the model is too large for 3 workers"))
+    tick(story, 100 * WAIT)
+    assert (job_of(story).state, job_of(story).step, job_of(story).recuts) == (QUEUED, 1, True)
+    assert job_of(story).versions.stable is not None
+
+
 def test_a_second_loss_before_there_are_new_copies_leads_back_to_the_old_ones() -> None:
     story, _ = smaller()
     for worker in "ac":

@@ -52,7 +52,13 @@ def job_planning(fact: facts.JobPlanning, state: State) -> State:
     )
     if fact.restores:
         job = replace(
-            job, blobs=held.blobs, plan=held.plan, holders=held.holders, versions=held.versions, recuts=True
+            job,
+            blobs=held.blobs,
+            plan=held.plan,
+            holders=held.holders,
+            versions=held.versions,
+            recuts=True,
+            pace=replace(held.pace, moved_at=fact.at),
         )
     return assign_workers(state, job, fact.workers).with_job(job)
 
@@ -67,8 +73,8 @@ def job_requeued(fact: facts.JobRequeued, state: State) -> State:
         unable=unable,
         members=(),
         words="",
-        pace=Pace(fact.at),
-        recovery=replace(job.recovery, unfit=tuple(fact.unfit)),
+        pace=Pace(fact.at) if job.plan is None else replace(job.pace, moved_at=fact.at),
+        recovery=replace(job.recovery, unfit=tuple(fact.unfit), scattered=fact.scattered),
     )
     return assign_workers(state, job, ()).with_job(queued)
 
@@ -170,7 +176,7 @@ def version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
         holders={},
         versions=Versions(),
         recuts=False,
-        recovery=replace(job.recovery, begins=fact.unit),
+        recovery=replace(job.recovery, begins=fact.unit, unfit=(), scattered=False),
         history=History(),
     )
     return state.with_job(queued)

@@ -147,13 +147,15 @@ class JobRequeued(Decision, frozen=True):
     """The attempt ended before any worker received a message about it: the job is queued again.
 
     `unable` maps workers that lack ops of its model to what they lack. If a job that ran before cannot be
-    planned on the workers that there are, `unfit` names them: it waits for others.
+    planned on the workers that there are, `unfit` names them: it waits for others. If its state is
+    `scattered`, they have a plan, but that leaves out workers with copies which it needs.
     """
 
     job: str
     reason: str
     unable: dict[str, str] = {}
     unfit: list[str] = []
+    scattered: bool = False
 
 
 class JobLoading(Decision, frozen=True):

@@ -106,7 +106,8 @@ class Recovery:
     `failed` counts them. `reached` is the furthest unit that any attempt began, and `fruitless` how many in a
     row failed without getting further. `over` is the attempt since which the job's last
     state has not changed (0: none): who has collected it then has all.
-    `unfit` are the workers on which the job was found impossible to plan. `regrouped` counts the attempts in
+    `unfit` are the workers on which the job was found impossible to plan; if its state is `scattered`, only
+    because the plan leaves out some that have copies which it needs. `regrouped` counts the attempts in
     a row that ended with all members keeping their state, without getting further. `last` is the newest
     attempt that was rolled back, and `begins` the unit that it was rolled back to.
     """
@@ -119,6 +120,7 @@ class Recovery:
     regrouped: int = 0
     last: int = 0
     begins: int = 0
+    scattered: bool = False
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,8 @@ def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
     """Let a queued job wait no longer for the workers of its plan.
 
     After `least_seconds` it goes on from its version with those that are there. If these lack a share of it,
-    the job begins again with the submitter's state, but only once more waiting is not worth it.
+    or their plan leaves out one that has it, the job begins again with the submitter's state, but only once
+    more waiting is not worth it. If no plan is possible on them, it waits on: that state would not help.
     """
     assert job.plan is not None
     if any(turn.state.workers[name].away for name in job.plan.workers()):
@@ -184,9 +185,11 @@ def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
     why = f"{missing} did not come back within {waited:.0f} s"
     usable = job_queue.usable_for(turn.state, job)
     can_run = len(usable) >= (len(job.on) or job.asked or 1)
-    if recutting.is_readable(turn.state, job, usable):
-        if waited > least_seconds and job_queue.recut_on(turn.state, job)[0]:
+    if job_queue.recut_on(turn.state, job)[0]:
+        if waited > least_seconds:
             job_queue.give_plan_up(turn, job, why)
+    elif recutting.is_readable(turn.state, job, usable) and not job.recovery.scattered:
+        return
     elif can_run and waited > restoring.worth_waiting_seconds(job, least_seconds):
         job_queue.give_version_up(turn, job, why)
 
@@ -198,7 +201,8 @@ def plan_made(turn: Transition, job: Job, result: PlanResult) -> None:
         return
     sources = recutting.sources(turn.state, job, result.plan, result.owned)
     if sources is None:
-        cannot_be_planned(turn, job, "copies of its state are on workers that the new plan does not use")
+        why = "copies of its state are on workers that the new plan does not use"
+        cannot_be_planned(turn, job, why, scattered=True)
     else:
         loads.send_plan(turn, job, result, sources)
 
@@ -209,11 +213,15 @@ def fail(turn: Transition, job: Job, reason: str) -> None:
     jobs.end(turn, job, FAILED, reason + kept)
 
 
-def cannot_be_planned(turn: Transition, job: Job, reason: str) -> None:
-    """End a job that cannot be planned; one that ran before waits for other workers."""
+def cannot_be_planned(turn: Transition, job: Job, reason: str, scattered: bool = False) -> None:
+    """End a job that cannot be planned; one that ran before waits for other workers.
+
+    If its state is `scattered`, the plan is possible, but leaves out workers that have copies.
+    """
     if job.recovery.failed or job.plan is not None:
         why = f"the job cannot go on with the workers that are left: {reason}"
-        turn.emit(facts.JobRequeued(turn.now, job.job, one_line(why), unfit=list(job.members)))
+        unfit = list(job.members)
+        turn.emit(facts.JobRequeued(turn.now, job.job, one_line(why), unfit=unfit, scattered=scattered))
     else:
         jobs.end(turn, job, FAILED, reason)
 

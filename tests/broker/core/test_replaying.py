@@ -62,6 +62,17 @@ def rollbacks(story: Scenario) -> list[RolledBack]:
     return [message for message in told(story.commands) if isinstance(message, RolledBack)]
 
 
+def test_a_replayer_that_cannot_take_the_copy_is_left_out_at_once() -> None:
+    story = place()
+    story.leave("b")
+    assert job_of(story).replayers == ("d",)
+    lost = CopyLost("job-1", 2, StateVersion(1, 0), 1, "copies take 4 GB: raise --disk")
+    story.feed(events.WorkerMessage(story.now, "d", lost))
+    job = job_of(story)
+    assert (job.state, job.step, job.attempt, job.members) == ("planning", 1, 3, ("a", "c"))
+    assert "raise --disk" in job.unable["d"]
+
+
 def test_an_idle_worker_runs_the_units_since_the_stable_version_again_and_the_others_wait() -> None:
     story = place()
     story.ready("a", 4)

@@ -235,6 +235,17 @@ def test_a_replacement_that_refuses_the_plan_makes_the_job_be_planned_anew_witho
     assert "d" in job.unable
 
 
+def test_a_replacement_that_cannot_take_the_copy_is_left_out_at_once() -> None:
+    story = place("d")
+    story.leave("b")
+    assert job_of(story).members == ("a", "d", "c")
+    lost = CopyLost("job-1", 2, FIRST, 1, "copies take 4 GB: raise --disk")
+    story.feed(events.WorkerMessage(story.now, "d", lost))
+    job = job_of(story)
+    assert (job.state, job.step, job.attempt, job.members) == (PLANNING, 1, 3, ("a", "c"))
+    assert "raise --disk" in job.unable["d"]
+
+
 def test_codecs_of_the_plan_follow_the_replacement() -> None:
     story = place("d")
     job = job_of(story)

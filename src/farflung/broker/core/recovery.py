@@ -148,10 +148,21 @@ def give_up(turn: Transition, job: Job, reason: str) -> None:
 
 
 def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
-    """Note that a worker lacks a copy that was counted on; a job that loads from it does that again."""
+    """Note that a worker lacks a copy that was counted on; a job that loads from it does that again.
+
+    If the worker was to get the copy and could not take it, the next attempt does without that worker.
+    """
+    version = job.versions.stable
+    having = [] if version is None else protection.who_has(turn.state, job, version, message.share)
     protection.on_copy_lost(turn, job, worker, message)
-    if job.state == LOADING and (job.restores or job.replayers):
-        give_up(turn, job, f"the copy of share {message.share} on worker {worker} is lost: {message.reason}")
+    if job.state != LOADING or not (job.restores or job.replayers):
+        return
+    if worker in having or (job.ending and job.ending != DONE):
+        lost = f"the copy of share {message.share} on worker {worker} is lost: {message.reason}"
+        give_up(turn, job, lost)
+    else:
+        why = f"worker {worker} could not take the copy of share {message.share}: {message.reason}"
+        cannot_restore(turn, job, worker, why, lacks=False)
 
 
 def cannot_restore(turn: Transition, job: Job, worker: str, reason: str, lacks: bool) -> None:

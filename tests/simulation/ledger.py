@@ -30,7 +30,8 @@ class Ledger:
     `wish`: a copy is due; `under_way`: the one that is not stored yet; `saved` are the units whose state the
     submitter has written, `stable` is the newest one of which the log says so. `furthest` is the first unit
     that no failed attempt has decided, `fruitless` how many in a row decided none of these, and `regrouped`
-    how many of them regrouped. On the workers `unfit` alone it cannot be planned. `copying` is the version
+    how many of them regrouped. On the workers `unfit` alone it cannot be planned; if it is
+    `scattered`, only because its plan leaves out some that have copies. `copying` is the version
     that is on its way to disks, `version` the newest stable one, and one was made or failed last at
     `tried_at`; the job `waits` for workers that have it. `owned` are the names that the plan's segments own,
     `shares` those of the version's shares. `damaged`: a disk has lost a copy. Since `lost_at` it has waited
@@ -47,6 +48,7 @@ class Ledger:
     lines: dict[int, Line] = field(default_factory=dict)
     planned_on: frozenset[str] = frozenset()
     unfit: frozenset[str] = frozenset()
+    scattered: bool = False
     rolled_back: dict[int, set[int]] = field(default_factory=dict)
     copying: StateVersion | None = None
     version: StateVersion | None = None

@@ -160,7 +160,7 @@ class LogLaws:
             case facts.JobRequeued(unfit=unfit):
                 self._require(ledger.planned_on >= set(unfit), f"{fact} was planned on {ledger.planned_on}")
                 self._require(not unfit or bool(ledger.rolled_back), f"{fact}, but it never ran")
-                ledger.unfit = frozenset(unfit)
+                ledger.unfit, ledger.scattered = frozenset(unfit), fact.scattered
             case facts.JobLoading(plan=plan, owned=owned):
                 self._require(
                     bool(fact.sources) == ledger.waits, f"{fact}, but the job waits: {ledger.waits}"
@@ -287,6 +287,7 @@ class LogLaws:
         self._require(not is_lost or ledger.damaged, f"{fact}, but no disk was damaged")
         ledger.rolled_back.setdefault(ledger.attempt, set()).add(fact.unit)
         ledger.next_unit, ledger.version, ledger.waits = fact.unit, None, False
+        ledger.unfit = frozenset() if ledger.scattered else ledger.unfit
 
     def _disk_of(self, name: str) -> dict[Key, Chain]:
         return self._world.processes[name].disk.copies  # type: ignore[attr-defined, no-any-return]

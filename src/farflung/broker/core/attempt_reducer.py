@@ -163,6 +163,7 @@ def plan_given_up(fact: facts.PlanGivenUp, state: State) -> State:
 def version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
     job, unit = state.jobs[fact.job], state.jobs[fact.job].training.units().at(fact.unit)
     assert unit is not None
+    unfit = () if job.recovery.scattered else job.recovery.unfit
     queued = replace(
         job,
         reason=fact.reason,
@@ -176,7 +177,7 @@ def version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
         holders={},
         versions=Versions(),
         recuts=False,
-        recovery=replace(job.recovery, begins=fact.unit, unfit=(), scattered=False),
+        recovery=replace(job.recovery, begins=fact.unit, unfit=unfit, scattered=False),
         history=History(),
     )
     return state.with_job(queued)

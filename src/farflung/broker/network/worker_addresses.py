@@ -17,6 +17,9 @@ from farflung.transport.net.addresses import EVERY_INTERFACE, format_address, pa
 _SITE_BITS = 64
 """Leading bits of an IPv6 address that identify a home, or at least one network in it."""
 
+_TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
+"""IPv4 hosts as a translator (RFC 6052) shows them in IPv6: neighbours in number, not in place."""
+
 _Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -108,7 +111,8 @@ def _is_one_network(a: _Host, b: _Host) -> bool:
     """Whether the broker sees both in one place: at one address, in one IPv6 network, or on its machine."""
     if a.is_loopback and b.is_loopback:
         return True
-    if isinstance(a, ipaddress.IPv6Address) and isinstance(b, ipaddress.IPv6Address):
+    is_ipv6 = isinstance(a, ipaddress.IPv6Address) and isinstance(b, ipaddress.IPv6Address)
+    if is_ipv6 and not (a in _TRANSLATED or b in _TRANSLATED):
         return int(a) >> (128 - _SITE_BITS) == int(b) >> (128 - _SITE_BITS)
     return a == b
 

@@ -20,6 +20,8 @@ from farflung.simulator import Conditions
 
 MEGABIT = 1e6 / 8
 
+LIMITS = {"suspect_seconds": 3.0}
+
 
 def network(mbps: float) -> Topology:
     rows = ((mbps, mbps), (mbps, mbps))
@@ -127,11 +129,11 @@ def test_status_shows_the_codecs_of_a_job_that_runs() -> None:
     scenario = steered()
     for number in range(12):
         scenario.unit(number, 2.0)
-    shown = status_of(scenario.state, {}, [], "1", 1.0, {}, 0.0).jobs[0]
+    shown = status_of(scenario.state, {}, [], "1", 1.0, LIMITS, 0.0, 0.0).jobs[0]
     assert shown.codecs == list(scenario.state.jobs["job-1"].codecs)
     assert all(isinstance(one, LinkCodec) for one in shown.codecs)
     scenario.cancel(collect=False)
-    assert status_of(scenario.state, {}, [], "1", 1.0, {}, 0.0).jobs[0].codecs == []
+    assert status_of(scenario.state, {}, [], "1", 1.0, LIMITS, 0.0, 0.0).jobs[0].codecs == []
     assert scenario.state.jobs["job-1"].tuning is None
 
 

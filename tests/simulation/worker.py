@@ -161,11 +161,11 @@ class WorkerProcess(Process):
         denied, self._denied = self._denied, None
         if denied is None:
             self._asked_again = False
-            self._step(events.BrokerLost(f"lost the broker: {reason}"))
             self._since_lost += 1
             lost, seconds = self._since_lost, TIMEOUTS.orphan_seconds
             self.after(seconds, lambda: self._orphan(lost, seconds))
             self.after(1.0, self._register)
+            self._step(events.BrokerLost(f"lost the broker: {reason}"))
         elif self._asked_again or not denied.for_now:
             self.world.fail(f"{self.name} is refused for good: {denied.reason}")
         else:

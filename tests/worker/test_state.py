@@ -364,6 +364,10 @@ def test_a_worker_asks_to_leave_and_ends_once_it_is_released() -> None:
 
 def test_a_worker_without_a_broker_leaves_at_once_unless_it_has_a_share() -> None:
     assert run(BrokerLost("gone"), Leave(600))[1] == [Exit("it held no share of a job")]
+    assert run(Leave(600), BrokerLost("gone"))[1] == [Tell(Leaving(600)), Exit("it held no share of a job")]
+    assert run(*ONE_UNIT, BrokerLost("gone"), Leave(600), Orphaned(600))[1][-1] == Exit(
+        "it held no share of a job"
+    )
     state, done = run(*ONE_UNIT, BrokerLost("gone"), Leave(600))
     assert state.leaving and not isinstance(done[-1], Exit)
     _, (note,) = machine.step(run(*ONE_UNIT, BrokerLost("gone"))[0], Leave(600))

@@ -401,7 +401,7 @@ def _registered(state: State, message: Registered) -> tuple[State, list[Command]
 def _broker_lost(state: State, reason: str) -> tuple[State, list[Command]]:
     state = replace(state, away=True)
     if state.load is None:
-        return state, []
+        return state, _exit_if_leaving(state)
     note = Note(f"job {state.load.job} is kept, and waits for the broker: {reason}")
     return state, [note]
 
@@ -413,7 +413,7 @@ def _leave(state: State, within_seconds: int) -> tuple[State, list[Command]]:
     after, again = replace(state, leaving=True), "a second signal ends it at once"
     if state.load is None:
         if state.away:
-            return after, [Exit("it held no share of a job")]
+            return after, _exit_if_leaving(after)
         return after, [Tell(Leaving(within_seconds)), Note(f"leaving; {again}")]
     within = duration_words(within_seconds)
     what = f"its share of {state.load.job} goes to another worker, within {within}"
@@ -425,4 +425,10 @@ def _orphaned(state: State, seconds: float) -> tuple[State, list[Command]]:
     if state.load is None or not state.away:
         return state, []
     why = f"the broker has been away for {seconds:g} s"
-    return state.idle, [Drop(why), Note(f"job {state.load.job} is dropped: {why}")]
+    dropped: list[Command] = [Drop(why), Note(f"job {state.load.job} is dropped: {why}")]
+    return state.idle, dropped + _exit_if_leaving(state)
+
+
+def _exit_if_leaving(state: State) -> list[Command]:
+    """Without share and broker a worker that leaves has no release to wait for."""
+    return [Exit("it held no share of a job")] if state.leaving else []

@@ -98,6 +98,7 @@ class WorkerProcess(Process):
 
     def _exit(self, reason: str) -> None:
         self.world.laws.on_exit(self, reason)
+        self.world.laws.log.has_losses |= "did not release it" in reason  # it counts as lost
         self.leave()
         self.world.schedule(self._away_seconds, self.world.weather, self.start)
 

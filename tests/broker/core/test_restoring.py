@@ -164,7 +164,7 @@ def test_after_a_while_the_job_is_planned_anew_from_what_the_submitter_has() -> 
     backs = [one for one in told(story.commands) if isinstance(one, RolledBack)]
     assert [(one.unit, one.held, one.attempt) for one in backs] == [(1, True, 1), (1, False, 1)]
     assert not any(worker.held for worker in story.state.workers.values())
-    assert Retain("job-1", []) in sent(story.commands, "c")
+    assert any(isinstance(one, Retain) and not one.versions for one in sent(story.commands, "c"))
 
 
 def test_the_job_waits_at_least_as_long_as_the_lost_steps_would_take() -> None:
@@ -189,7 +189,7 @@ def test_a_newer_checkpoint_of_the_submitter_is_preferred() -> None:
     story.say(Kept("job-1", 1, 1))
     story.leave("b")
     assert (job_of(story).state, job_of(story).step) == (PLANNING, 2)
-    assert Retain("job-1", []) in sent(story.commands, "a")
+    assert any(isinstance(one, Retain) and not one.versions for one in sent(story.commands, "a"))
 
 
 def test_a_damaged_copy_is_replaced_by_the_one_of_the_holder() -> None:

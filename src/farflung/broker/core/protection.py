@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import Send
-from farflung.broker.core.records import PLANNING, QUEUED, Job, State, Worker
+from farflung.broker.core.records import COLLECTING, PLANNING, QUEUED, RUNNING, Job, State, Worker
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.versions import Version
 from farflung.errors import ProtocolError
 from farflung.plans import Plan, holders_of
 from farflung.protocol.copies import Copied, CopyLost, HeldCopy, Retain, StateVersion
-from farflung.protocol.fields import one_line
+from farflung.protocol.fields import MOST_COUNT, one_line
 from farflung.schedule import Unit
 
 
@@ -146,9 +146,7 @@ def on_registered(turn: Transition, worker: str, held: list[HeldCopy]) -> None:
     if held:
         _holds(turn, worker, [copy for copy in held if _is_of_use(turn.state, copy)])
     for name in sorted({copy.job for copy in held}):
-        used = _used(turn.state, name)
-        up_to = [max(used)] if used else []
-        turn.do(Send(worker, Retain(name, used, *up_to)))
+        turn.do(Send(worker, Retain(name, _used(turn.state, name), _newest(turn.state.jobs.get(name)))))
     for job in list(turn.state.jobs.values()):  # what it has may complete a version
         if job.versions.under_way is not None and job.plan is not None and worker in job.members:
             _settle(turn, job, job.versions.under_way, job.plan)
@@ -188,7 +186,17 @@ def forget(turn: Transition, job: Job) -> None:
         if any(copy.job == job.job for copy in worker.held):
             _holds(turn, worker.worker, [copy for copy in worker.held if copy.job != job.job])
             if worker.connected and (worker.worker not in job.members or job.state == PLANNING):
-                turn.do(Send(worker.worker, Retain(job.job, [])))
+                turn.do(Send(worker.worker, Retain(job.job, [], _newest(turn.state.jobs[job.job]))))
+
+
+def _newest(job: Job | None) -> StateVersion:
+    """The newest version that the job can have had so far; a copy of a later one may overtake a message."""
+    if job is None or job.over:
+        return StateVersion(MOST_COUNT, MOST_COUNT)
+    if job.state in (RUNNING, COLLECTING) and job.next_unit:
+        return StateVersion(job.attempt, job.next_unit - 1)
+    over = job.attempt if job.state == QUEUED else job.attempt - 1
+    return StateVersion(max(0, over), MOST_COUNT)
 
 
 def retain(turn: Transition, job: Job, versions: list[StateVersion], up_to: StateVersion) -> None:

@@ -181,7 +181,7 @@ def test_a_share_on_no_disk_that_is_there_is_awaited() -> None:
     story.leave("c")
     tick(story, WAIT)
     assert job_of(story).state == QUEUED
-    assert "waiting for b, c, or others like them" in job_of(story).words
+    assert "waiting for b, c, which alone have all of its state, to go on at step 2" in job_of(story).words
 
 
 def test_a_copy_that_turns_out_to_be_damaged_is_read_from_another_worker() -> None:

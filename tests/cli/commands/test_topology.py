@@ -66,7 +66,7 @@ def test_it_is_saved_and_drawn_and_given_as_json(tmp_path: Path, capsys: pytest.
         (["lan", "--picture", "lan.gif"], "must end in .svg, .png or .pdf, found 'lan.gif'"),
         (
             ["--fleet", "--folder", "/nonexistent"],
-            "viewer or worker in /nonexistent",
+            "viewer, worker or operator in /nonexistent",
         ),
     ],
 )

@@ -154,6 +154,11 @@ def _wait_for_members(turn: Transition, job: Job) -> Job | None:
     like = "another one like it" if len(missing) == 1 else "others like them"
     lacks = max((len(job.on) or job.asked or 1) - len(usable), set(usable) <= set(job.recovery.unfit))
     words = f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}"
+    if not recutting.is_readable(turn.state, job, usable):
+        has = "has" if len(missing) == 1 else "have"
+        words = f"{waiting_for(names)}, which alone {has} all of its state, to go on at step {job.step + 1}"
+    elif recut_on(turn.state, job)[0]:
+        words += " (or without, after a while)"
     return _wait(turn, job, words, missing=max(0, lacks))
 
 

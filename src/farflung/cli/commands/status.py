@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farflung.transport.security.identity import Identity
     from farflung.transport.security.tokens import TokenRole
 
-ROLES: tuple[TokenRole, ...] = ("submitter", "viewer", "worker")
+ROLES: tuple[TokenRole, ...] = ("submitter", "viewer", "worker", "operator")
 
 
 def status(
@@ -59,7 +59,7 @@ async def any_identity(broker: str | None, token: str | None, folder: Path | Non
     present = [path for path in folders if (path / "identity.json").exists()]
     if not present:
         raise IdentityError(
-            f"no identity of a submitter, viewer or worker in {folder or home_folder()}:"
+            f"no identity of a submitter, viewer, worker or operator in {folder or home_folder()}:"
             " run `farflung token create --role viewer` on the broker's machine, then here"
             " `farflung status --broker HOST:PORT --token T`"
         )

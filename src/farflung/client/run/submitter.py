@@ -363,9 +363,10 @@ class Submitter:
         if planned.unit != self.recorder.metrics.next_unit:
             await self.recorder.goes_on_at(planned.unit)
         is_same, self._plan = planned.plan == self._plan, planned.plan
-        if planned.keeps and (is_same or planned.replayers):
+        is_regrouped = planned.keeps and bool(planned.reason)  # else all load a version again
+        if is_regrouped and (is_same or planned.replayers):
             await self.recorder.regrouping(planned)
-        if not (planned.keeps and is_same):
+        if not (is_regrouped and is_same):
             await self.recorder.planned(planned)
         step = self.recorder.metrics.steps
         if not planned.keeps and (self._start.unit, self._start.step) != (planned.unit, step):

@@ -57,6 +57,7 @@ def test_fleets_stand_long_runs(events: int) -> None:
     back = {"done after a rollback", "rolled back while loading", "rolled back while running"}
     for what in kinds | set(KINDS) | ends | back | {"refusal", "snapshot", "a copy that was not stored"}:
         rare = what in (
+            "refusal",
             "JobEnding",
             "JobReplaying",
             "JobRestoring",

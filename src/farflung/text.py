@@ -30,6 +30,11 @@ def count_of(count: int, thing: str, plural: str | None = None) -> str:
     return f"{count} {thing if count == 1 else plural or f'{thing}s'}"
 
 
+def with_article(noun: str) -> str:
+    """The noun with its indefinite article, such as "a worker" or "an operator"."""
+    return f"an {noun}" if noun[:1] in "aeiou" else f"a {noun}"
+
+
 def format_number(value: float) -> str:
     """A number in three digits, thousands apart: 0.123, 12.3, 30,900."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):,.0f}"

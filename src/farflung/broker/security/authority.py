@@ -21,6 +21,7 @@ from farflung.broker.storage.contract import BrokerStore, Holder, TokenRecord
 from farflung.broker.storage.opening import open_store
 from farflung.errors import FarflungError, IdentityError
 from farflung.files import write_atomically
+from farflung.text import with_article
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import (
     BACKDATE_SECONDS,
@@ -303,14 +304,16 @@ def _check_holder(known: Holder | None, holder: tuple[str, Role], key: ec.Ellipt
     if not _is_same(known, key):
         raise IdentityError(f"the id {known.id!r} is taken by another key: choose another with --name")
     if known.role != holder[1]:
-        raise IdentityError(f"the id {known.id!r} belongs to a {known.role}: choose another with --name")
+        raise IdentityError(
+            f"the id {known.id!r} belongs to {with_article(known.role)}: choose another with --name"
+        )
 
 
 def _check_token(token: TokenRecord | None, role: Role, now: float, repeated: bool) -> None:
     if token is None:
         found = "this broker does not know the token"
     elif token.role != role:
-        found = f"the token is for a {token.role}, not for a {role}"
+        found = f"the token is for {with_article(token.role)}, not for {with_article(role)}"
     elif now >= token.expires_at:
         found = f"the token expired {(now - token.expires_at) / 3600:.1f} hours ago"
     elif token.used >= token.uses and not repeated:

@@ -12,7 +12,7 @@ import typer
 from farflung.cli.process.identity import folder_of
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.cli.render.tables import fitting
-from farflung.text import and_more, count_of
+from farflung.text import and_more, count_of, with_article
 
 if TYPE_CHECKING:
     from farflung.broker.security.tokens import KnownToken
@@ -102,7 +102,7 @@ def revoke(
         return
     left = count_of(max(0, revoked.uses - revoked.used), "use")
     stay = f"; {and_more(revoked.joined)} joined with it and can still connect" if revoked.joined else ""
-    note(f"token {revoked.id} for a {revoked.role} is revoked, with {left} left{stay}")
+    note(f"token {revoked.id} for {with_article(revoked.role)} is revoked, with {left} left{stay}")
 
 
 def _row(token: KnownToken) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ import typer
 
 from farflung.cli.render.output import note
 from farflung.errors import FarflungError, IdentityError
+from farflung.text import with_article
 
 if TYPE_CHECKING:
     from farflung.transport.security.identity import Identity
@@ -123,8 +124,9 @@ async def obtain_identity(
     if token is None:
         kept = Identity.load(folder)
         if role not in (kept.role, "viewer"):  # any role may view
+            found, needed = with_article(kept.role), with_article(role)
             raise IdentityError(
-                f"{folder} has the identity of a {kept.role}, but a {role}'s is needed: use another --folder"
+                f"{folder} has the identity of {found}, but {needed}'s is needed: use another --folder"
             )
         _require_name(kept, folder, name)
         return await _fresh(_at(kept, broker))

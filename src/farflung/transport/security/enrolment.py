@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import ConnectionFailed, IdentityError
+from farflung.text import with_article
 from farflung.transport.endpoint import ask
 from farflung.transport.net.addresses import parse_addresses
 from farflung.transport.security import join_messages
@@ -67,7 +68,7 @@ async def enrol(
     """
     if token.role != role:
         raise IdentityError(
-            f"the token is for a {token.role}, not for a {role}: create another with "
+            f"the token is for {with_article(token.role)}, not for {with_article(role)}: create another with "
             f"farflung token create --role {role}"
         )
     key = await asyncio.to_thread(key_in, folder)

@@ -346,7 +346,7 @@ class LogLaws:
 
     def _judge_release(self, fact: facts.WorkerReleased) -> None:
         """A worker that leaves in good order has no share, and what its disk has lies with two others."""
-        self._require(fact.worker in self._leaving, f"{fact}, but nobody wants it to leave")
+        self._require(fact.worker in self._leaving, f"{fact}, but it was not asked to leave")
         self._leaving.pop(fact.worker, None)
         in_order = "in good order" in fact.reason
         self._counts["left in good order" if in_order else "left at last"] += 1

@@ -32,7 +32,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     Its `state` is joining while its links are measured, then ready, standby if it holds copies of a job's
     state, training if it has a share of a job, draining if it is to leave, suspect if three heartbeats are
     missing or it is expected back, or left. `reason` says more, such as what one that drains waits for, or
-    why one has left, `gone_seconds` ago; it `is_lost` if nobody wanted that. It is `connected` if it has a
+    why one has left, `gone_seconds` ago; it `is_lost` if it left unasked. It is `connected` if it has a
     session.
 
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version

@@ -19,7 +19,7 @@ from farflung.protocol.messages import Denied, Planned, Stop
 
 
 def spread(story: Scenario, unit: int) -> None:
-    """Every share of a version arrives on both disks, whoever the members are."""
+    """Every share of a version arrives on both disks, also if the members have changed."""
     plan = job_of(story).plan
     assert plan is not None
     for owner in plan.workers():

@@ -26,29 +26,16 @@ from farflung.plans import LinkCodec
 def job_planning(fact: facts.JobPlanning, state: State) -> State:
     held = state.jobs[fact.job]
     job = replace(
-        held,
+        without_plan(held),
         state=PLANNING,
         reason="",
         attempt=fact.attempt,
         members=tuple(fact.workers),
         blobs=JobBlobs(held.blobs.graph),
-        plan=None,
-        codecs=(),
-        group=None,
         copies=held.copies.interrupted(),
-        holders={},
-        versions=Versions(),
-        history=History(),
-        restores=False,
-        replayers=(),
-        donors={},
-        sources={},
-        replanning=Replanning(),
-        recuts=False,
         unprotected="",
         needs={},
         pace=Pace(fact.at),
-        words="",
     )
     if fact.restores:
         job = replace(
@@ -83,35 +70,22 @@ def job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
     job, unit = state.jobs[fact.job], state.jobs[fact.job].training.units().at(fact.unit)
     assert unit is not None
     queued = replace(
-        job,
+        without_plan(job),
         state=QUEUED,
         reason=fact.reason,
         members=(),
-        words="",
         pace=Pace(fact.at),
         blobs=JobBlobs(job.blobs.graph),
-        plan=None,
         owned=(),
         keeps=False,
-        restores=False,
-        replayers=(),
-        donors={},
-        sources={},
-        replanning=Replanning(),
-        recuts=False,
         unit=unit,
         step=unit.step,
         ending="",
         loaded=frozenset(),
-        group=None,
-        codecs=(),
         decisions=(),
         tuning=None,
         copies=job.copies.interrupted(),
-        holders={},
-        versions=Versions(),
         results=tuple(result for result in job.results if result.unit < fact.unit),
-        history=History(),
         recovery=_after_attempt(job, fact),
         waits_since=fact.at if job.waits_since is None else job.waits_since,
     )
@@ -282,6 +256,26 @@ def job_running(fact: facts.JobRunning, state: State) -> State:
 
 def job_moves(fact: facts.JobMoves, state: State) -> State:
     return state.with_job(replace(state.jobs[fact.job], moved_at=fact.at))
+
+
+def without_plan(job: Job) -> Job:
+    """The job without all that belongs to its plan, and to the copies that were made on it."""
+    return replace(
+        job,
+        plan=None,
+        codecs=(),
+        group=None,
+        holders={},
+        versions=Versions(),
+        history=History(),
+        restores=False,
+        replayers=(),
+        donors={},
+        sources={},
+        replanning=Replanning(),
+        recuts=False,
+        words="",
+    )
 
 
 def assign_workers(state: State, job: Job, keep: Collection[str]) -> State:

@@ -17,7 +17,7 @@ MOST_LISTED = 50
 
 @dataclass(frozen=True)
 class Membership:
-    """The state of one worker, and what there is to say about it. Nobody wanted one to go that `is_lost`."""
+    """The state of one worker, and what there is to say about it; `is_lost` if it left unasked."""
 
     state: str
     reason: str = ""

@@ -8,7 +8,6 @@ from functools import singledispatch
 from farflung.broker.core import attempt_reducer, facts, unit_reducer, worker_reducer
 from farflung.broker.core.blobs import JobBlobs, digest_of
 from farflung.broker.core.copies import Copies
-from farflung.broker.core.history import History
 from farflung.broker.core.records import (
     COLLECTING,
     QUEUED,
@@ -17,8 +16,6 @@ from farflung.broker.core.records import (
     Recovery,
     State,
 )
-from farflung.broker.core.replanning import Replanning
-from farflung.broker.core.versions import Versions
 from farflung.plans import NO_WISHES
 
 
@@ -145,35 +142,22 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
     job = state.jobs[fact.job]
     # Drop what an ended job no longer needs; ended jobs stay in memory as long as the broker runs.
     ended = replace(
-        job,
+        attempt_reducer.without_plan(job),
         state=fact.state,
         reason=fact.reason,
         blobs=JobBlobs(),
         wishes=NO_WISHES,
         unable={},
-        plan=None,
         owned=(),
         unit=None,
-        group=None,
         loaded=frozenset(),
         traffic={},
-        codecs=(),
         decisions=(),
         copies=Copies(),
-        holders={},
-        versions=Versions(),
-        history=History(),
-        restores=False,
-        replayers=(),
-        donors={},
-        sources={},
-        recuts=False,
-        replanning=Replanning(),
         unprotected="",
         needs={},
         recovery=Recovery(),
         tuning=None,
-        words="",
         results=(),
         held_since=None,
         waits_since=None,

@@ -28,6 +28,7 @@ class OneWay:
         self.jitter = random.Random(1)
 
     bytes_sent = 0
+    state_bytes_sent = 0
 
     def bytes_sent_to(self, peer: str) -> int:
         return 0

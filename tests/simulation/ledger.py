@@ -35,7 +35,8 @@ class Ledger:
     that is on its way to disks, `version` the newest stable one, and one was made or failed last at
     `tried_at`; the job `waits` for workers that have it. `owned` are the names that the plan's segments own,
     `shares` those of the version's shares. `damaged`: a disk has lost a copy. Since `lost_at` it has waited
-    to run again; `held`: its submitter is away. It `moves` to another plan.
+    to run again; `held`: its submitter is away. It `moves` to another plan. It never ran, and in so many
+    attempts workers were `unlinked`.
     """
 
     submitted: facts.JobSubmitted
@@ -62,6 +63,7 @@ class Ledger:
     held: bool = False
     fruitless: int = 0
     regrouped: int = 0
+    unlinked: int = 0
     wish: bool = False
     under_way: int | None = None
     saved: set[int] = field(default_factory=set)

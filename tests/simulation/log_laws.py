@@ -15,7 +15,7 @@ from tests.simulation.world import LEASE_SECONDS, World
 from farflung.broker.core import facts
 from farflung.broker.core.draining import RECENT_UNITS
 from farflung.broker.core.facts import AnyDecision
-from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED, MOST_REPLAYED
+from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED, MOST_REPLAYED, MOST_UNLINKED
 from farflung.broker.core.state import State, durable, reduce_fact
 from farflung.broker.journal import Journal
 from farflung.protocol.copies import StateVersion
@@ -182,7 +182,7 @@ class LogLaws:
             case facts.JobRolledBack():
                 self._judge_rollback(ledger, fact)
             case facts.JobRunning():
-                ledger.lost_at = None
+                ledger.lost_at, ledger.unlinked = None, 0
             case facts.JobRegrouped():
                 self._judge_regroup(ledger, fact)
             case facts.JobReplaying():
@@ -391,6 +391,9 @@ class LogLaws:
         if not fact.dropped:
             ledger.fruitless, ledger.furthest = fruitless, max(ledger.furthest, ledger.next_unit)
         ledger.lost_at = fact.at if ledger.lost_at is None else ledger.lost_at
+        ledger.unlinked += fact.unlinked
+        self._require(ledger.unlinked < MOST_UNLINKED, f"{fact} after {ledger.unlinked} attempts like it")
+        self._counts["workers that did not link up at first"] += fact.unlinked
         ledger.rolled_back.setdefault(fact.attempt, set()).add(fact.unit)
         ledger.next_unit, ledger.ending, ledger.regrouped = fact.unit, "", 0
         ledger.interrupt_copies()
@@ -411,6 +414,9 @@ class LogLaws:
             complete = [number for number, line in lines if total in line.decided or line.begins > total]
             home = any((fact.job, number) in self._collected for number in complete)
             self._require(home, f"{fact.job} is done, but its submitter has no state of {complete}")
+        if fact.state == "failed" and ledger.phase == "loading" and "lost the link to worker" in fact.reason:
+            enough = ledger.unlinked == MOST_UNLINKED - 1 or "in a row ended" in fact.reason
+            self._require(enough, f"{fact}, but two workers were apart in its first attempt alone")
         if "in a row ended" in fact.reason:
             self._counts["too many fruitless attempts"] += 1
             count = ledger.next_fruitless

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.compute import Compute
-from tests.simulation.planting import Patch, reduces
+from tests.simulation.planting import Patch, only, reduces
 from tests.simulation.submitter import SubmitterProcess
 
 from farflung.broker import journal
@@ -55,6 +55,12 @@ def does_not_say_that_it_went_back(patch: Patch) -> None:
 def goes_back_to_a_copy_that_could_not_be_stored(patch: Patch) -> None:
     """A copy counts although the submitter could not store it."""
     patch.setattr(Copies, "failed", lambda self: replace(self, under_way=None, stable=self.under_way + 1))
+
+
+def ends_a_job_whose_workers_do_not_link_up_at_first(patch: Patch) -> None:
+    """A job ends at once if two workers lose their link before it ran."""
+    patch.setattr(recovery, "MOST_UNLINKED", 1)
+    only(patch, "sever", "cut", "freeze", "flap")
 
 
 def goes_back_to_a_copy_under_way(patch: Patch) -> None:
@@ -256,6 +262,7 @@ def reads_too_few_shares(patch: Patch) -> None:
 
 
 RECOVERY_BUGS = [
+    ends_a_job_whose_workers_do_not_link_up_at_first,
     forgets_stop_to_survivors,
     does_not_say_that_it_went_back,
     goes_back_to_a_copy_that_could_not_be_stored,

@@ -7,7 +7,7 @@ from tests.broker.scenario import Scenario, told, training
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.records import Job
-from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED
+from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED, MOST_UNLINKED
 from farflung.broker.core.state import replay
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import (
@@ -113,6 +113,45 @@ def test_a_resumed_job_ends_after_as_many_fruitless_attempts() -> None:
     story.running(2, steps=9, unit=4, attempts=3)
     cut_until_the_end(story)
     assert job_of(story).state == "failed"
+
+
+def apart(story: Scenario) -> None:
+    story.feed(events.WorkerMessage(story.now, "a", Broken("job-1", job_of(story).attempt, "no way", "b")))
+
+
+def test_workers_that_do_not_link_up_at_first_are_tried_once_more() -> None:
+    story = Scenario("a", "b")
+    story.submit(2)
+    story.planned()
+    apart(story)
+    assert (job_of(story).state, job_of(story).attempt) == ("planning", 2)
+    again(story)
+    story.all_ready(0)
+    assert (job_of(story).state, job_of(story).recovery.unlinked) == ("running", 0)
+
+
+def test_workers_that_have_no_way_to_each_other_end_a_job_that_never_ran() -> None:
+    story = Scenario("a", "b")
+    story.submit(2)
+    for _ in range(MOST_UNLINKED):
+        assert not job_of(story).over
+        story.planned()
+        apart(story)
+    assert job_of(story).state == "failed" and story.state.backup_pool() == ["a", "b"]
+    assert job_of(story).reason.endswith("no way; the attempt before ended in the same way")
+
+
+def test_an_attempt_that_ran_between_two_without_links_gives_the_job_its_usual_number_of_tries() -> None:
+    story = Scenario("a", "b")
+    story.submit(2)
+    story.planned()
+    apart(story)
+    again(story)
+    story.leave("b")
+    story.join("b")
+    story.planned()
+    apart(story)
+    assert job_of(story).state == "planning"
 
 
 def test_attempts_that_never_bring_the_state_home_end_the_job() -> None:

@@ -251,7 +251,7 @@ def job_running(fact: facts.JobRunning, state: State) -> State:
     pace = replace(job.pace, moved_at=fact.at) if job.keeps else Pace(fact.at)
     loading = job.loading_seconds if job.keeps else fact.at - job.pace.moved_at
     job = replace(job, state=RUNNING, reason="", pace=pace, waits_since=None, loading_seconds=loading)
-    return state.with_job(job)
+    return state.with_job(replace(job, recovery=replace(job.recovery, unlinked=0)))
 
 
 def job_moves(fact: facts.JobMoves, state: State) -> State:
@@ -305,7 +305,10 @@ def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
     fruitless = 0 if job.began > before.reached else before.fruitless + 1
     over = fact.attempt if fact.over else before.over
     reached = max(job.began, before.reached)
-    return Recovery(before.failed + 1, reached, fruitless, over, last=fact.attempt, begins=fact.unit)
+    unlinked = before.unlinked + fact.unlinked
+    return Recovery(
+        before.failed + 1, reached, fruitless, over, last=fact.attempt, begins=fact.unit, unlinked=unlinked
+    )
 
 
 def _regrouped(job: Job) -> Recovery:

@@ -249,7 +249,8 @@ class JobRolledBack(Decision, frozen=True):
     `over` says that every unit had been decided: the submitter may have the whole state all the same. An
     attempt that was `dropped`, because its submitter was away, has not failed. If the job `restores`, its
     plan stays: it waits until workers with all shares of its newest stable version are there. Else the
-    submitter has the state of `unit`.
+    submitter has the state of `unit`. An `unlinked` attempt of a job that never ran ended because two workers
+    could not reach each other.
     """
 
     job: str
@@ -259,6 +260,7 @@ class JobRolledBack(Decision, frozen=True):
     over: bool = False
     dropped: bool = False
     restores: bool = False
+    unlinked: bool = False
 
 
 class JobRestoring(Decision, frozen=True):

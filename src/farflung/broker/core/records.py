@@ -109,7 +109,8 @@ class Recovery:
     `unfit` are the workers on which the job was found impossible to plan; if its state is `scattered`, only
     because the plan leaves out some that have copies which it needs. `regrouped` counts the attempts in
     a row that ended with all members keeping their state, without getting further. `last` is the newest
-    attempt that was rolled back, and `begins` the unit that it was rolled back to.
+    attempt that was rolled back, and `begins` the unit that it was rolled back to. `unlinked` counts the
+    attempts of a job that never ran in which two workers could not reach each other; then it is 0.
     """
 
     failed: int = 0
@@ -121,6 +122,7 @@ class Recovery:
     last: int = 0
     begins: int = 0
     scattered: bool = False
+    unlinked: int = 0
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,26 @@ MOST_REPLAYED = 5
 """As `MOST_REGROUPED`, if a worker is lost: each may be lost by what it replays."""
 
 
+MOST_UNLINKED = 2
+"""After so many attempts in a row in which two workers could not reach each other a job ends that never ran:
+these two may have no way to each other. One more is tried because the broker may have been away.
+"""
+
+
+def workers_apart(turn: Transition, job: Job, reason: str) -> None:
+    """Two workers cannot reach each other. A job that never ran ends if that is so again."""
+    unlinked = job.recovery.unlinked
+    has_run = (
+        job.keeps or job.restores or job.recovery.failed > unlinked or (job.recovery.last and not unlinked)
+    )
+    if job.state != LOADING or has_run:
+        link_lost(turn, job, reason)
+    elif unlinked + 1 < MOST_UNLINKED:
+        _roll_back(turn, job, one_line(reason), unlinked=True)
+    else:
+        fail(turn, job, f"{reason}; the attempt before ended in the same way")
+
+
 def link_lost(turn: Transition, job: Job, reason: str) -> None:
     """Two members of an attempt, or one and the submitter, lost the link between them for good."""
     if may_link_up(turn, job):
@@ -225,11 +245,11 @@ def fail(turn: Transition, job: Job, reason: str) -> None:
 
 
 def cannot_be_planned(turn: Transition, job: Job, reason: str, scattered: bool = False) -> None:
-    """End a job that cannot be planned; one that ran before waits for other workers.
+    """End a job that cannot be planned; one that was loaded before waits for other workers.
 
     If its state is `scattered`, the plan is possible, but leaves out workers that have copies.
     """
-    if job.recovery.failed or job.plan is not None:
+    if job.recovery.failed > job.recovery.unlinked or job.plan is not None:
         why = f"the job cannot go on with the workers that are left: {reason}"
         unfit = list(job.members)
         turn.emit(facts.JobRequeued(turn.now, job.job, one_line(why), unfit=unfit, scattered=scattered))
@@ -249,12 +269,23 @@ def drop(turn: Transition, job: Job, reason: str, told: bool = False) -> None:
         _roll_back(turn, job, one_line(reason), dropped=True, told=told)
 
 
-def _roll_back(turn: Transition, job: Job, reason: str, dropped: bool = False, told: bool = False) -> None:
+def _roll_back(
+    turn: Transition,
+    job: Job,
+    reason: str,
+    dropped: bool = False,
+    told: bool = False,
+    unlinked: bool = False,
+) -> None:
     """Free the workers and queue the job again, at the newest unit whose state is on disks."""
     version = protection.version_to_restore(job)
     unit = job.copies.stable if version is None else version.next_unit
     is_over, restores = job.unit is None, version is not None
-    turn.emit(facts.JobRolledBack(turn.now, job.job, job.attempt, unit, reason, is_over, dropped, restores))
+    turn.emit(
+        facts.JobRolledBack(
+            turn.now, job.job, job.attempt, unit, reason, is_over, dropped, restores, unlinked
+        )
+    )
     if version is None:
         protection.forget(turn, turn.state.jobs[job.job])
     for name in job.members:

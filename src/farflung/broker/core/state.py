@@ -272,12 +272,12 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
                 (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
         case Broken():
             why = f"worker {event.worker} could not go on {jobs.moment(job)}: {message.reason}"
-            has_run = job.keeps or job.restores or job.recovery.failed or job.recovery.last
-            is_first = job.state == LOADING and not has_run
-            if message.peer and (not is_first or message.peer == job.submitter):
-                recovery.link_lost(turn, job, why)
-            else:  # a segment failed, or two workers cannot reach each other
+            if not message.peer:  # a segment failed
                 recovery.fail(turn, job, why)
+            elif message.peer == job.submitter:
+                recovery.link_lost(turn, job, why)
+            else:
+                recovery.workers_apart(turn, job, why)
 
 
 @_decide.register

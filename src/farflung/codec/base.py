@@ -122,33 +122,24 @@ class Lossy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """See `Codec`."""
         elements = flat(array)
         if not len(elements):
-            return _uncompressed(elements, "no smaller")
+            return uncompressed(elements, "no smaller")
         with np.errstate(over="ignore", invalid="ignore"):
             written = self._write(elements, array.shape, context)
         if written is None:
-            return _uncompressed(elements, "not finite")
+            return uncompressed(elements, "not finite")
         if written.nbytes >= elements.nbytes:
-            return _uncompressed(elements, "no smaller")
-        return Encoded((_header(_CODED, elements), *written.parts), written.mask)
+            return uncompressed(elements, "no smaller")
+        return coded(written, len(elements))
 
     def decode(self, payload: Payload, into: Floats, context: Context = NO_CONTEXT) -> Mask | None:
         """See `Codec`."""
         elements, reader = flat_target(into), Reader(payload)
-        kind, size = _HEADER.unpack(reader.bytes(HEADER_BYTES))
-        if size != len(elements) & _MOST_SIZE:
-            raise CodecError(
-                f"expected a payload of {len(elements)} elements, found {size}: it belongs to another tensor"
-            )
-        if kind == _CODED:
+        if is_coded(reader, len(elements)):
             with np.errstate(over="ignore", invalid="ignore"):
                 mask = self._read(reader, elements, into.shape, context)
-        elif kind == _UNCOMPRESSED:
+        else:
             mask = None
             elements[:] = reader.take(elements.dtype, len(elements))
-        else:
-            raise CodecError(
-                f"a payload begins with {kind}, expected 0 or 1: it is damaged or of a newer farflung"
-            )
         reader.end()
         return mask
 
@@ -165,9 +156,35 @@ class Lossy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Fill `elements` with the decoded ones; returns which they are, if not all."""
 
 
-def _uncompressed(elements: Floats, why: Why) -> Encoded:
-    return Encoded((_header(_UNCOMPRESSED, elements), Part.of(elements)), exact=why)
+def coded(written: Encoded, elements: int) -> Encoded:
+    """The payload of a lossy codec: a header, and what it has written of that many elements."""
+    return Encoded((_header(_CODED, elements), *written.parts), written.mask)
 
 
-def _header(kind: int, elements: Floats) -> Part:
-    return Part.raw(_HEADER.pack(kind, len(elements) & _MOST_SIZE))
+def uncompressed(elements: Floats, why: Why) -> Encoded:
+    """The payload of a lossy codec for a tensor that it does not encode."""
+    return Encoded((_header(_UNCOMPRESSED, len(elements)), Part.of(elements)), exact=why)
+
+
+def is_coded(reader: Reader, elements: int) -> bool:
+    """Whether the payload whose header this reads is coded; otherwise the elements follow.
+
+    Raises
+    ------
+    CodecError
+        It is not of a tensor of that many elements, or damaged.
+    """
+    kind, size = _HEADER.unpack(reader.bytes(HEADER_BYTES))
+    if size != elements & _MOST_SIZE:
+        raise CodecError(
+            f"expected a payload of {elements} elements, found {size}: it belongs to another tensor"
+        )
+    if kind not in (_CODED, _UNCOMPRESSED):
+        raise CodecError(
+            f"a payload begins with {kind}, expected 0 or 1: it is damaged or of a newer farflung"
+        )
+    return bool(kind == _CODED)
+
+
+def _header(kind: int, elements: int) -> Part:
+    return Part.raw(_HEADER.pack(kind, elements & _MOST_SIZE))

@@ -18,12 +18,12 @@ BLOCKS = {8: 256, 4: 128}
 """Elements that share a scale. With 8 bits, blocks of 128 would make errors 7 % smaller and encoding a tenth
 slower.
 """
-_MAGIC = np.float32(1.5 * 2**23)
+MAGIC = np.float32(1.5 * 2**23)
 """A float32 of this size has units in its lowest bits: adding it rounds, and its lowest byte is the integer.
 """
-_MOST = np.float32(1e38)
-_LEAST_SCALE = np.float32(2**-120)
-_SHRINK = np.float32(1 - 2**-10)
+MOST = np.float32(1e38)
+LEAST_SCALE = np.float32(2**-120)
+SHRINK = np.float32(1 - 2**-10)
 """Keeps the largest magnitude below the largest integer, however products round."""
 
 
@@ -42,22 +42,24 @@ class Blocked(Lossy, frozen=True, tag="blocked"):
 
     def declared(self) -> Declared:
         """See `Codec`."""
-        step = (1 + 2**-7) / (self._levels * (1 - 2**-10))
-        worst = step * self._block**0.5 / (1 if self.stochastic else 2)
+        step = (1 + 2**-7) / (self.levels * (1 - 2**-10))
+        worst = step * self.block**0.5 / (1 if self.stochastic else 2)
         usual = {8: 0.0070, 4: 0.118}[self.bits] * (2**0.5 if self.stochastic else 1)
         encode_gbps = {8: 2.7, 4: 1.9}[self.bits] - (0.3 if self.stochastic else 0)
-        return Declared(self.bits + 16 / self._block, worst, usual, encode_gbps, {8: 5.5, 4: 3.4}[self.bits])
+        return Declared(self.bits + 16 / self.block, worst, usual, encode_gbps, {8: 5.5, 4: 3.4}[self.bits])
 
     @property
-    def _block(self) -> int:
+    def block(self) -> int:
+        """Elements that share a scale."""
         return BLOCKS[self.bits]
 
     @property
-    def _levels(self) -> int:
+    def levels(self) -> int:
+        """The largest integer."""
         return 2 ** (self.bits - 1) - 1
 
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
-        block = self._block
+        block = self.block
         blocks = -(-len(elements) // block)
         scales = np.empty(blocks, np.uint16)
         codes = np.empty(blocks * block * self.bits // 8, np.uint8)
@@ -66,7 +68,7 @@ class Blocked(Lossy, frozen=True, tag="blocked"):
         for start, piece in pieces(elements, block):
             numbers = scratch[: len(piece)]
             at = slice(start // block, (start + len(piece)) // block)
-            inverses = _scales(np.abs(piece, out=numbers).reshape(-1, block), self._levels, scales[at])
+            inverses = _scales(np.abs(piece, out=numbers).reshape(-1, block), self.levels, scales[at])
             if inverses is None:
                 return None
             np.multiply(piece.reshape(-1, block), inverses[:, None], out=numbers.reshape(-1, block))
@@ -77,14 +79,14 @@ class Blocked(Lossy, frozen=True, tag="blocked"):
 
     def _pack(self, numbers: Float32, codes: NDArray[np.uint8]) -> None:
         if self.bits == 8:
-            numbers += _MAGIC
+            numbers += MAGIC
             np.copyto(codes, numbers.view(np.uint32), casting="unsafe")
         else:
-            numbers += _MAGIC + 8
+            numbers += MAGIC + 8
             codes[:] = packed(numbers.view(np.uint32).astype(np.uint8), 4)
 
     def _read(self, reader: Reader, elements: Floats, shape: Sequence[int], context: Context) -> Mask | None:
-        block = self._block
+        block = self.block
         blocks = -(-len(elements) // block)
         scales = read_scales(reader, blocks)
         codes = reader.take(np.uint8, blocks * block * self.bits // 8)
@@ -113,11 +115,11 @@ def _scales(magnitudes: Float32, levels: int, into: NDArray[np.uint16]) -> Float
     # Magnitudes order like their bits (NaN last), and NumPy finds the largest integer faster.
     bits = np.maximum.reduce(magnitudes.view(np.int32), axis=1)
     largest = bits.view(np.float32)
-    if not largest.max() < _MOST:
+    if not largest.max() < MOST:
         return None
-    scales = largest / (levels * _SHRINK)
+    scales = largest / (levels * SHRINK)
     # Rounded up, so that no element exceeds the levels; scales too small to invert become zero.
     np.copyto(into, (scales.view(np.uint32) >> 16) + 1, casting="unsafe")
-    into[scales < _LEAST_SCALE] = 0
+    into[scales < LEAST_SCALE] = 0
     with np.errstate(divide="ignore"):
         return np.where(into, np.float32(1) / as_scales(into), np.float32(0))

@@ -42,11 +42,25 @@ _FINE = {1: 15.8, 2: 15.8, 3: 14.7, 4: 14.3}
 """Factors that turn numbers into bytes: within 64 elements none exceeds 8 deviations, and these factors give
 the least error.
 """
-_MAGIC = np.float32(1.5 * 2**23 + 128)
+MAGIC = np.float32(1.5 * 2**23 + 128)
 
 
 class Quantiser:
-    """Levels as integers, symmetrical about zero; `unit` of them are one standard deviation."""
+    """Levels as integers, symmetrical about zero; `unit` of them are one standard deviation.
+
+    Attributes
+    ----------
+    fine
+        Factor that turns standard deviations into bytes.
+    widths
+        Bits of a code in each plane.
+    tables
+        For each plane, (256, 8 / width): the levels of all codes in a byte.
+    codes
+        For each plane, the code of every byte.
+    chosen
+        For every byte, the level of its codes, as int8.
+    """
 
     def __init__(self, bits: int) -> None:
         self.unit = _LARGEST / _POSITIVE[bits][-1]
@@ -54,18 +68,18 @@ class Quantiser:
         self.smallest, self.largest = float(positive[0]), float(positive[-1])
         self.distortion = _DISTORTION[bits]
         self.fine = np.float32(_FINE[bits])
-        self._widths = _PLANES[bits]
-        plane_levels = _levels(positive, len(self._widths))
-        self._tables = [
-            _byte_table(levels, width) for levels, width in zip(plane_levels, self._widths, strict=True)
+        self.widths = _PLANES[bits]
+        plane_levels = _levels(positive, len(self.widths))
+        self.tables = [
+            _byte_table(levels, width) for levels, width in zip(plane_levels, self.widths, strict=True)
         ]
         numbers = (np.arange(256) - 128) * (self.unit / float(self.fine))
-        self._codes = _fine_codes(numbers, plane_levels)
-        self._chosen = _coded_levels(self._codes, plane_levels)
+        self.codes = _fine_codes(numbers, plane_levels)
+        self.chosen = _coded_levels(self.codes, plane_levels)
 
     def planes(self, elements: int) -> list[NDArray[np.uint8]]:
         """Memory for the codes of this many elements, a multiple of 8."""
-        return [np.empty(elements * width // 8, np.uint8) for width in self._widths]
+        return [np.empty(elements * width // 8, np.uint8) for width in self.widths]
 
     def write(self, numbers: Float32, planes: Sequence[NDArray[np.uint8]], start: int) -> None:
         """Store the codes of `numbers`, which begin at element `start` of the tensor.
@@ -73,22 +87,22 @@ class Quantiser:
         `numbers` are flat, `fine` times standard deviations and below 127. They are replaced by their levels.
         """
         # A number is first converted to a byte, and then by a table to a code.
-        numbers += _MAGIC
+        numbers += MAGIC
         fine = bytearray(numbers.view(np.uint32).astype(np.uint8))
-        for codes, plane, width in zip(self._codes, planes, self._widths, strict=True):
+        for codes, plane, width in zip(self.codes, planes, self.widths, strict=True):
             coded = np.frombuffer(fine.translate(codes), np.uint8)
             at = start * width // 8
             plane[at : at + len(fine) * width // 8] = packed(coded, width)
-        np.copyto(numbers, np.frombuffer(fine.translate(self._chosen), np.int8))
+        np.copyto(numbers, np.frombuffer(fine.translate(self.chosen), np.int8))
 
     def read(self, planes: Sequence[NDArray[np.uint8]], start: int, into: Float32) -> None:
         """Fill `into`, flat, with the levels of the elements from `start`."""
         coded = [
             plane[start * width // 8 : (start + len(into)) * width // 8]
-            for plane, width in zip(planes, self._widths, strict=True)
+            for plane, width in zip(planes, self.widths, strict=True)
         ]
-        _look_up(self._tables[0], coded[0], into)
-        for table, codes in zip(self._tables[1:], coded[1:], strict=True):
+        _look_up(self.tables[0], coded[0], into)
+        for table, codes in zip(self.tables[1:], coded[1:], strict=True):
             factors = np.empty_like(into)
             _look_up(table, codes, factors)
             into *= factors
@@ -140,7 +154,7 @@ def _look_up(table: Float32, codes: NDArray[np.uint8], into: Float32) -> None:
 BLOCK = 64
 _FIXED_SEED = 1
 _GBPS = {1: (0.65, 1.55), 2: (0.7, 1.35), 3: (0.6, 1.1), 4: (0.7, 1.2)}
-_LEAST = np.float32(1e-37)
+LEAST = np.float32(1e-37)
 
 
 class Hadamard(Lossy, frozen=True, tag="hadamard"):
@@ -168,13 +182,14 @@ class Hadamard(Lossy, frozen=True, tag="hadamard"):
         usual = (levels.distortion / (1 - levels.distortion) if self.unbiased else levels.distortion) ** 0.5
         return Declared(self.bits + 16 / BLOCK, worst, usual, *_GBPS[self.bits])
 
-    def _noise(self, context: Context, elements: int) -> Noise:
+    def noise(self, context: Context, elements: int) -> Noise:
+        """The random signs of a tensor of `elements`, a multiple of 64."""
         return Noise(context.seed if self.fresh else _FIXED_SEED, elements)
 
     def _write(self, elements: Floats, shape: Sequence[int], context: Context) -> Encoded | None:
         levels, blocks = quantiser(self.bits), -(-len(elements) // BLOCK)
         planes = levels.planes(blocks * BLOCK)
-        noise = self._noise(context, blocks * BLOCK)
+        noise = self.noise(context, blocks * BLOCK)
         scratch = np.empty((2, min(PIECE, blocks * BLOCK)), np.float32)
         squares, products, lengths = np.empty((3, blocks), np.float32)
         for start, piece in pieces(elements, BLOCK):
@@ -183,7 +198,7 @@ class Hadamard(Lossy, frozen=True, tag="hadamard"):
             np.matmul(_rows(numbers), _rotation(), out=_rows(rotated))
             at = slice(start // BLOCK, (start + len(piece)) // BLOCK)
             _products(rotated, rotated, squares[at])
-            inverses = levels.fine * BLOCK**0.5 / np.sqrt(np.maximum(squares[at], _LEAST))
+            inverses = levels.fine * BLOCK**0.5 / np.sqrt(np.maximum(squares[at], LEAST))
             np.multiply(_rows(rotated), inverses[:, None], out=_rows(numbers))
             levels.write(numbers, planes, start)
             _products(rotated, numbers, products[at])
@@ -196,7 +211,7 @@ class Hadamard(Lossy, frozen=True, tag="hadamard"):
         levels, blocks = quantiser(self.bits), -(-len(elements) // BLOCK)
         scales = read_scales(reader, blocks)
         planes = [reader.take(np.uint8, len(plane)) for plane in levels.planes(blocks * BLOCK)]
-        noise = self._noise(context, blocks * BLOCK)
+        noise = self.noise(context, blocks * BLOCK)
         scratch = np.empty(min(PIECE, blocks * BLOCK), np.float32)
         for start, place in places(elements, BLOCK):
             numbers = scratch[: len(place)]
@@ -226,9 +241,9 @@ def _scales(squares: Float32, products: Float32, lengths: Float32 | None) -> Bfl
     if not np.isfinite(squares).all():
         return None
     # Blocks too small to be squared count as zero.
-    squares[squares < _LEAST] = 0
+    squares[squares < LEAST] = 0
     if lengths is None:
-        scales = squares / (np.maximum(products, _LEAST) * BLOCK)
+        scales = squares / (np.maximum(products, LEAST) * BLOCK)
     else:
         scales = products / (lengths * BLOCK)
     stored = np.empty(len(scales), np.uint16)

@@ -222,21 +222,29 @@ class Masked(Lossy, frozen=True, tag="masked"):
         # Hidden elements may be infinite too, and a run that diverged must be noticed.
         if not all_finite(elements):
             return None
-        selected = elements[_positions(context.mask, elements)]
+        selected = elements[mask_positions(context.mask, len(elements))]
         values = self.values.encode(as_float32(selected), context)
         return None if values.exact == "not finite" else Encoded(values.parts, context.mask)
 
     def _read(self, reader: Reader, elements: Floats, shape: Sequence[int], context: Context) -> Mask | None:
-        scatter(self.values, reader, _positions(context.mask, elements), elements, context)
+        positions = mask_positions(context.mask, len(elements))
+        scatter(self.values, reader, positions, elements, context)
         return context.mask
 
 
-def _positions(mask: Mask | None, elements: Floats) -> np.ndarray:
+def mask_positions(mask: Mask | None, elements: int) -> Positions:
+    """The positions of the mask of a tensor of that many elements; all without a mask.
+
+    Raises
+    ------
+    CodecError
+        The mask is of another tensor.
+    """
     if mask is None:
-        return np.arange(len(elements))
-    if mask.elements != len(elements):
+        return np.arange(elements)
+    if mask.elements != elements:
         raise CodecError(
-            f"a gradient of {len(elements)} elements has the mask of an activation of {mask.elements}: "
+            f"a gradient of {elements} elements has the mask of an activation of {mask.elements}: "
             "both must be of one value and microbatch"
         )
     return mask.positions

@@ -1,0 +1,12 @@
+"""Codecs on a device: only their payloads cross to the host.
+
+They write what the NumPy codecs of `farflung.codec` write. `bf16`, `int8`, `int4` and `topk` give the same
+bytes, because each of their operations has one correctly rounded result. A rotation adds up 64 products in an
+order of its own, so `hadamard` and `eden` may differ in a scale's last bit and in codes at the edge of two.
+Every payload is decoded to the bits that NumPy gives. The other families (entropy coded levels, axes,
+references, feedback) are for the host, from a copy of the tensor.
+"""
+
+from farflung.runtime.torch_backend.codecs.codec import TensorCoder, is_on_device
+
+__all__ = ["TensorCoder", "is_on_device"]

@@ -1,0 +1,145 @@
+"""One end of a link whose tensors are on a device: the stateless families, by their NumPy names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from farflung.codec import Bfloat16, Blocked, Context, Encoded, Hadamard, Mask, Masked, Recipe, TopK
+from farflung.codec.base import coded, is_coded, uncompressed
+from farflung.codec.encoding import indices
+from farflung.codec.encoding.floats import Floats
+from farflung.codec.encoding.payload import Payload, Reader
+from farflung.codec.families.topk import Positions, mask_positions
+from farflung.runtime.torch_backend.codecs import blocked, hadamard
+from farflung.runtime.torch_backend.codecs.tensors import fill, flat, to_device
+from farflung.runtime.torch_backend.codecs.topk import largest
+
+TensorFamily: TypeAlias = Bfloat16 | Blocked | Hadamard | TopK | Masked
+
+
+def is_on_device(recipe: Recipe) -> bool:
+    """Whether `TensorCoder` has the codec of a recipe."""
+    return not recipe.learns and isinstance(recipe.codec, TensorFamily)
+
+
+class TensorCoder:
+    """Encodes and decodes tensors on their device as `codec` does with NumPy, without state between tensors.
+
+    Each call waits for the device once or, where positions are sent, twice.
+    """
+
+    def __init__(self, codec: TensorFamily) -> None:
+        self._codec = codec
+
+    def encode(self, tensor: Tensor, context: Context) -> Encoded:
+        """See `farflung.codec.Codec`; for a float32, float16 or bfloat16 tensor of any shape and strides."""
+        elements = flat(tensor)
+        if not len(elements):
+            return uncompressed(_to_numpy(elements), "no smaller")
+        written = _encode(self._codec, elements.to(torch.float32), tensor.shape, context)
+        if written is None:
+            return uncompressed(_to_numpy(elements), "not finite")
+        if written.nbytes >= elements.nbytes:
+            return uncompressed(_to_numpy(elements), "no smaller")
+        return coded(written, len(elements))
+
+    def decode(self, payload: Payload, into: Tensor, context: Context) -> Mask | None:
+        """See `farflung.codec.Codec`; `into` is contiguous.
+
+        Raises
+        ------
+        CodecError
+            The payload is damaged, or not of such a tensor.
+        """
+        elements, reader = flat(into), Reader(payload)
+        mask = None
+        if not is_coded(reader, len(elements)):
+            stored = reader.take(np.uint8, elements.nbytes)
+            elements.view(torch.uint8).copy_(to_device(stored, into.device))
+        else:
+            mask = _decode(self._codec, reader, elements, context)
+        reader.end()
+        return mask
+
+    def most_bytes(self, nbytes: int) -> int:
+        """See `farflung.codec.Codec`."""
+        return self._codec.most_bytes(nbytes)
+
+
+def _encode(codec: TensorFamily, numbers: Tensor, shape: Sequence[int], context: Context) -> Encoded | None:
+    """The payload without its header; None if there is a number that cannot be encoded."""
+    match codec:
+        case Bfloat16():
+            return blocked.write_bfloat16(numbers).to_host()
+        case Blocked():
+            return blocked.write_blocked(codec, numbers, context).to_host()
+        case Hadamard():
+            return hadamard.write_hadamard(codec, numbers, context).to_host()
+        case TopK():
+            return _encode_largest(codec, numbers, shape, context)
+        case Masked():
+            return _encode_masked(codec, numbers, context)
+
+
+def _encode_largest(codec: TopK, numbers: Tensor, shape: Sequence[int], context: Context) -> Encoded | None:
+    selected = largest(codec, numbers, shape)
+    values = TensorCoder(codec.values).encode(numbers[selected], context)
+    if values.exact == "not finite":
+        return None
+    positions = selected.to(torch.int32).cpu().numpy().astype(np.int64)
+    mask = Mask.of(positions, len(numbers))
+    return Encoded((*indices.write(positions, len(numbers)), *values.parts), mask)
+
+
+def _encode_masked(codec: Masked, numbers: Tensor, context: Context) -> Encoded | None:
+    positions = to_device(mask_positions(context.mask, len(numbers)), numbers.device)
+    # Hidden elements may be infinite too, and a run that diverged must be noticed.
+    if not numbers.isfinite().all():
+        return None
+    values = TensorCoder(codec.values).encode(numbers[positions], context)
+    return None if values.exact == "not finite" else Encoded(values.parts, context.mask)
+
+
+def _decode(codec: TensorFamily, reader: Reader, into: Tensor, context: Context) -> Mask | None:
+    """Fill a flat tensor from a payload after its header; returns which elements were sent, if not all."""
+    mask = None
+    match codec:
+        case Bfloat16():
+            fill(into, blocked.read_bfloat16(reader, len(into), into.device))
+        case Blocked():
+            fill(into, blocked.read_blocked(codec, reader, len(into), into.device))
+        case Hadamard():
+            fill(into, hadamard.read_hadamard(codec, reader, len(into), into.device, context))
+        case TopK():
+            positions = indices.read(reader, len(into))
+            mask = Mask.of(positions, len(into))
+            _scatter(codec.values, reader, positions, into, context)
+        case Masked():
+            mask = context.mask
+            _scatter(codec.values, reader, mask_positions(mask, len(into)), into, context)
+    return mask
+
+
+def _scatter(
+    values: Bfloat16 | Blocked, reader: Reader, positions: Positions, into: Tensor, context: Context
+) -> None:
+    """Decode a value for each position from the rest of the payload, and set everything else to zero."""
+    selected = torch.empty(len(positions), device=into.device)
+    TensorCoder(values).decode(reader.rest(), selected, context)
+    narrowed = torch.empty_like(selected, dtype=into.dtype)
+    fill(narrowed, selected)
+    into.zero_()
+    into[to_device(positions, into.device)] = narrowed
+
+
+def _to_numpy(elements: Tensor) -> Floats:
+    """A copy on the host, as codecs see it: bfloat16 as uint16."""
+    copied = elements.cpu()
+    if elements.dtype == torch.bfloat16:
+        return copied.view(torch.int16).numpy().view(np.uint16)
+    return cast(Floats, copied.numpy())

@@ -10,6 +10,7 @@ from tests.simulation.ledger import Ledger, Line
 from tests.simulation.model import chain_of, undisturbed
 from tests.simulation.parcels import Chain
 from tests.simulation.store import VirtualStore
+from tests.simulation.twins import Twins
 from tests.simulation.world import LEASE_SECONDS, World
 
 from farflung.broker.core import facts
@@ -66,7 +67,7 @@ class LogLaws:
         self._world, self._counts = world, counts
         self.jobs: dict[str, Ledger] = {}
         self._collected: set[Attempt] = set()
-        self._replayed = State.empty()
+        self._replayed, self._twins = State.empty(), Twins()
         self.is_disturbed = False  # by other faults than those of the broker
         self.has_losses = False  # or by other faults than workers that leave in good order
         self._leaving: dict[str, float] = {}
@@ -80,7 +81,7 @@ class LogLaws:
             self._replayed = reduce_fact(self._replayed, fact)
             self._counts[type(fact).__name__] += 1
             self._judge(fact)
-        if decisions and durable(self._replayed) != durable(state):
+        if decisions and not self._twins.are_equal(self._replayed, state):
             self._world.fail("a replay of the log gives another state than the broker has")
         if store.stored.keys() != state.blobs():
             self._world.fail(f"{len(store.stored)} blobs are stored, the jobs need {len(state.blobs())}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 from tests.simulation.parcels import Chain
@@ -64,6 +65,13 @@ def chain_of(outcomes: list[Outcome], units: int) -> Chain:
     return tuple((number, outcome.scale) for number, outcome in enumerate(outcomes[:units]))
 
 
+@lru_cache(maxsize=4096)
 def _number(graph: bytes, chain: Chain, what: int) -> float:
-    digest = blake2b(repr((what, chain)).encode(), digest_size=6, key=graph).digest()
+    text = f"({what}, {_written(chain)})"  # most of the time went into writing chains
+    digest = blake2b(text.encode(), digest_size=6, key=graph).digest()
     return 3 * int.from_bytes(digest) / 2**48
+
+
+@lru_cache(maxsize=1024)
+def _written(chain: Chain) -> str:
+    return repr(chain)

@@ -115,6 +115,7 @@ def keeps_workers_of_an_old_attempt(patch: Patch) -> None:
 
 def keeps_shares_of_an_old_attempt(patch: Patch) -> None:
     """The shares of an attempt that is over count in the next one."""
+    only(patch, "kill")
     rolls_back(patch, lambda before: {"group": before.group})
 
     def planning(fact: Any, before: Any, after: Any) -> Any:
@@ -133,6 +134,7 @@ def counts_no_fruitless_attempts(patch: Patch) -> None:
 
 def counts_fruitful_attempts(patch: Patch) -> None:
     """Attempts that get further count as fruitless, too."""
+    only(patch, "kill", "flap")
     patch.setattr(recovery, "_got_further", lambda job: False)
     honest = attempt_reducer._after_attempt
 
@@ -168,6 +170,7 @@ def forgets_that_an_attempt_was_over(patch: Patch) -> None:
 
 def names_the_wrong_workers(patch: Patch) -> None:
     """A job that does not fit on some workers waits although others come."""
+    only(patch, "refuse", "leave")
 
     def wrong(fact: Any, before: Any, after: Any) -> Any:
         job = after.jobs[fact.job]

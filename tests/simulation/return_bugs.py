@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.simulation.planting import Patch, hears, reduces
+from tests.simulation.planting import Patch, hears, only, reduces
 
 from farflung.broker.core import facts, returns, submitters
 from farflung.protocol.messages import Registered
@@ -69,6 +69,7 @@ def submits_twice(patch: Patch) -> None:
 
 def lets_two_processes_submit(patch: Patch) -> None:
     """A submitter that lives loses its job to another process."""
+    only(patch, "freeze")
     honest = submitters.take_place
     nobody: Mapping[str, float] = {}
 
@@ -101,6 +102,7 @@ def drops_its_job_without_a_broker(patch: Patch) -> None:
 
 def does_not_say_it_again(patch: Patch) -> None:
     """A worker that returns does not repeat what its broker may not have heard."""
+    only(patch, "crash")
 
     def wrong(before: Any, event: Any) -> Any:
         if isinstance(event, events.FromBroker) and isinstance(event.message, Registered):

@@ -144,13 +144,13 @@ def passes_over_a_large_job(patch: Patch) -> None:
 
 def waits_without_end(patch: Patch) -> None:
     """A job that lost its workers waits although its patience is over."""
+    only(patch, "lose")
 
     def wait(turn: Any, job: Any, words: str, lacking: bool = False, missing: int = 0) -> Any:
         job_queue._explain(turn, job, words, lacking, missing)
         return job
 
     patch.setattr(job_queue, "_wait", wait)
-    only(patch, "power", "kill", "leave")
 
 
 def takes_any_plan(patch: Patch) -> None:
@@ -187,6 +187,7 @@ def ignores_lost_workers(patch: Patch) -> None:
 
 def forgets_reports(patch: Patch) -> None:
     """A report that is repeated after a lost connection counts as another one."""
+    only(patch, "reset")
     patch.setattr(CommitGroup, "holds", lambda self, name, ready: False)
 
 
@@ -208,6 +209,7 @@ def applies_a_repeated_decision(patch: Patch) -> None:
 
 def obeys_an_attempt_that_is_over(patch: Patch) -> None:
     """A worker stops its job because an earlier one was stopped."""
+    only(patch, "echo")
 
     def wrong(before: Any, event: Any) -> Any:
         if isinstance(getattr(event, "message", None), Stop) and before.load is not None:
@@ -219,6 +221,7 @@ def obeys_an_attempt_that_is_over(patch: Patch) -> None:
 
 def hides_a_lost_link(patch: Patch) -> None:
     """A worker does not say that it lost a neighbour."""
+    only(patch, "sever")
     hears(patch, lambda before, event: (before, []) if isinstance(event, events.PeerLost) else None)
 
 

@@ -331,23 +331,27 @@ class State:
 
 def durable(state: State) -> State:
     """The part of `state` that a replay of the stored decisions restores."""
-    jobs = {
-        name: replace(
-            job,
-            loaded=frozenset(),
-            group=None,
-            traffic={},
-            words="",
-            tuning=None,
-            unprotected="",
-            needs={},
-            logged={},
-            replanning=Replanning(),
-        )
-        for name, job in state.jobs.items()
-    }
-    workers = {
-        name: replace(worker, where=replace(worker.where, verified=()), held=())
-        for name, worker in state.workers.items()
-    }
+    jobs = {name: durable_job(job) for name, job in state.jobs.items()}
+    workers = {name: durable_worker(worker) for name, worker in state.workers.items()}
     return replace(state, jobs=jobs, workers=workers)
+
+
+def durable_job(job: Job) -> Job:
+    """The part of `job` that a replay restores."""
+    return replace(
+        job,
+        loaded=frozenset(),
+        group=None,
+        traffic={},
+        words="",
+        tuning=None,
+        unprotected="",
+        needs={},
+        logged={},
+        replanning=Replanning(),
+    )
+
+
+def durable_worker(worker: Worker) -> Worker:
+    """The part of `worker` that a replay restores."""
+    return replace(worker, where=replace(worker.where, verified=()), held=())

@@ -13,9 +13,10 @@ from farflung.codec import Context, Hadamard, Mask, Recipe
 from farflung.codec.catalogue import recipe
 from farflung.codec.encoding.floats import PIECE, Floats
 from farflung.errors import CodecError
-from farflung.runtime.torch_backend.codecs import TensorCoder, is_on_device
+from farflung.opdag.form import Form
+from farflung.runtime.torch_backend.codecs import TensorCarrier, TensorCoder, tensor_coder
 
-ON_DEVICE = {name: codec for name, codec in FAMILIES.items() if is_on_device(Recipe(codec))}
+ON_DEVICE = {name: codec for name, codec in FAMILIES.items() if tensor_coder(Recipe(codec))}
 EXACT = {name: codec for name, codec in ON_DEVICE.items() if not isinstance(codec, Hadamard)}
 SIZES = (1, 100, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 77)
 
@@ -54,9 +55,9 @@ def test_the_families_are_those_without_state_or_entropy_code() -> None:
         "row-topk30-int4",
         "masked30-int4",
     }
-    assert all(is_on_device(recipe(name)) for name in names)
+    assert all(tensor_coder(recipe(name)) for name in names)
     others = {"dense", "even30", "axes20", "token-mean:int8", "int8+zstd"}
-    assert not any(is_on_device(recipe(name)) for name in others)
+    assert not any(tensor_coder(recipe(name)) for name in others)
 
 
 @given(name=st.sampled_from(sorted(EXACT)), array=tensors(), seed=st.integers(0, 2**64 - 1))
@@ -145,3 +146,29 @@ def test_damaged_payloads_are_refused(name: str) -> None:
     ):
         with pytest.raises(CodecError):
             coder.decode(damaged, torch.empty(3000), context)
+
+
+@pytest.mark.parametrize("name", ["dense+zstd", "even30", "axes20", "token-mean:axes20", "topk10-int8"])
+def test_a_link_from_a_device_carries_what_numpy_writes(name: str) -> None:
+    """Over several steps, because these codecs learn; the other end is NumPy's."""
+    form, chosen = Form("float32", (6, 50, 64)), recipe(name)
+    carrier, random = TensorCarrier(torch.device("cpu")), np.random.default_rng(6)
+    device, host, other = carrier.coder(chosen, 64), chosen.coder(64), chosen.coder(64)
+    back = carrier.coder(chosen, 64)
+    for step in range(6):
+        array = random.standard_normal(form.shape).astype(np.float32) * np.linspace(
+            0.1, 3, 64, dtype=np.float32
+        )
+        context = Context(step, keys=random.integers(0, 256, 300))
+        payload = device.encode(as_tensor(array), context).joined()
+        assert payload == host.encode(array, context).joined()
+        expected, found = (
+            np.empty_like(array),
+            carrier.allocate(form, lambda size: memoryview(bytearray(size))),
+        )
+        other.decode(payload, expected, context)
+        back.decode(payload, found, context)
+        np.testing.assert_array_equal(as_array(found), expected)
+        for coder in (device.on_host, host, other, back.on_host):
+            coder.commit()
+    assert device.on_host.snapshot() == host.snapshot()

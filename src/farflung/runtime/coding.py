@@ -1,19 +1,18 @@
 """One worker's codecs in a job: encode what it sends, and decode what it receives.
 
-All of it is NumPy and bytes, so every backend can use it. Both ends of a link update and reset their state by
-the same rules; a parcel carries only the number of its codec.
+Every backend can use it: a `Carrier` says what tensors are. Both ends of a link update and reset their state
+by the same rules; a parcel carries only the number of its codec.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
-import numpy as np
 
-from farflung.codec import Coder, Context, Mask, Recipe, Reference
+from farflung.codec import Context, Mask, Recipe, Reference
 from farflung.codec.catalogue import KEYS, recipe
 from farflung.codec.state.reference import sent_keys
 from farflung.codec.state.running_mean import Keys
@@ -21,6 +20,7 @@ from farflung.errors import CodecError
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, LinkCodec, Plan
+from farflung.runtime.carrier import Allocate, ArrayCoder, Carrier, HostMemory, over
 from farflung.runtime.link_book import AnyParcel, EdgeKey, LinkBook, edge_key
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.row_keys import RowKeys
@@ -29,15 +29,10 @@ from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
 from farflung.workload.coding import CodingMemory
 
-Allocate: TypeAlias = Callable[[int], memoryview]
 _Place: TypeAlias = tuple[int, int, EdgeKey]  # unit, microbatch
 _End: TypeAlias = tuple[EdgeKey, bool, str]  # whether of gradients, codec
 
-_DTYPES: dict[str, np.dtype] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(np.uint16),
-}
+_HOST = HostMemory()
 
 
 class Coding:
@@ -53,8 +48,15 @@ class Coding:
     """
 
     def __init__(
-        self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
+        self,
+        worker: str,
+        plan: Plan,
+        training: Training,
+        segments: Iterable[Segment],
+        first: int = 0,
+        carrier: Carrier = _HOST,
     ) -> None:
+        self._carrier = carrier
         self._recipes: dict[str, Recipe] = {name: recipe(name) for name in training.codecs}
         here = list(segments)
         self._book = LinkBook(worker, plan, training, here, first)
@@ -64,7 +66,7 @@ class Coding:
         self._samples = training.sample_codecs
         self._keeps_masks = memory is not None and memory.masks
         self._units = UnitWindow(training.units(), first)
-        self._coders: dict[_End, Coder] = {}
+        self._coders: dict[_End, ArrayCoder] = {}
         self._masks: dict[_Place, Mask] = {}
 
     def set(self, codecs: Sequence[LinkCodec]) -> None:
@@ -77,30 +79,31 @@ class Coding:
         """
         self._book.set(codecs)
 
-    def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
-        """Encode a parcel for another worker or the feeder; its memory must not change until it is sent."""
+    def encode(self, parcel: Parcel[Any]) -> Parcel[Coded]:
+        """Encode a parcel for another worker or the feeder; its tensor must not change until it is sent."""
         mask = self._mask_of(parcel) if parcel.gradient else None
-        data = parcel.payload
-        if data is None:
+        tensor = parcel.payload
+        if tensor is None:
             return Parcel(*parcel[:-1], None)
         number, name = self._book.codec_for(parcel)
         if not number or self._unit(parcel).plain:
+            data = self._carrier.memory(tensor)
             self._book.count(parcel, len(data))
-            self._sample(parcel, data, mask, None)
+            self._sample(parcel, tensor, mask, None)
             return Parcel(*parcel[:-1], Coded(0, data))
         edge, began = edge_key(parcel), time.thread_time()
-        array = _over(data, self._book.forms[edge])
+        array = self._carrier.array(tensor, self._book.forms[edge])
         coder = self._coder(edge, parcel.gradient, name)
         encoded = coder.encode(array, self._context(parcel, mask))
         self._remember(parcel, encoded.mask)
         self._book.count(parcel, encoded.nbytes, encoded.exact == "not finite")
         payload = encoded.joined()
         self._book.add_coding_seconds(parcel.target, time.thread_time() - began)
-        self._sample(parcel, data, mask, (name, coder, payload))
+        self._sample(parcel, tensor, mask, (name, coder, payload))
         return Parcel(*parcel[:-1], Coded(number, memoryview(payload)))
 
-    def decode(self, parcel: Parcel[Coded], allocate: Allocate) -> Parcel[memoryview]:
-        """Decode a received parcel, into memory from `allocate` unless it is dense.
+    def decode(self, parcel: Parcel[Coded], allocate: Allocate) -> Parcel[Any]:
+        """Decode a received parcel, into a tensor of the carrier; what is dense stays in the host's memory.
 
         Raises
         ------
@@ -114,16 +117,16 @@ class Coding:
                 self._note_input(parcel, coded.data)
             return Parcel(*parcel[:-1], None if coded is None else coded.data)
         form, name = self._book.codec_of(parcel, coded.codec)
-        memory, began = allocate(form.nbytes), time.thread_time()
+        tensor, began = self._carrier.allocate(form, allocate), time.thread_time()
         coder = self._coder(edge_key(parcel), parcel.gradient, name)
         try:
-            kept = coder.decode(coded.data, _over(memory, form), self._context(parcel, mask))
+            kept = coder.decode(coded.data, self._carrier.array(tensor, form), self._context(parcel, mask))
         except CodecError as error:
             raise CodecError(f"{self._book.describe(parcel)} cannot be decoded: {error}") from error
         self._remember(parcel, kept)
         self._note_keys(parcel, name, coded.data, form)
         self._book.add_coding_seconds(parcel.source, time.thread_time() - began)
-        return Parcel(*parcel[:-1], memory)
+        return Parcel(*parcel[:-1], tensor)
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         """Whether a parcel must wait for its unit to begin, because its codec's state is still an old one."""
@@ -134,7 +137,7 @@ class Coding:
     def decided(self, unit: int) -> None:
         """End a unit: commit the codecs' state, and drop the unit's masks."""
         for coder in self._coders.values():
-            coder.commit()
+            coder.on_host.commit()
         self._masks = {place: mask for place, mask in self._masks.items() if place[0] > unit}
         if self._keys is not None:
             self._keys.forget(unit)
@@ -143,7 +146,7 @@ class Coding:
     def restart(self) -> None:
         """Drop what is learned, kept and counted since the last unit ended: the current one runs again."""
         for coder in self._coders.values():
-            coder.discard()
+            coder.on_host.discard()
         self._masks.clear()
         if self._keys is not None:
             self._keys.clear()
@@ -159,7 +162,7 @@ class Coding:
 
     def snapshot(self) -> bytes:
         """The coders' state as of the last commit; store it with the snapshots of the segments."""
-        ends = [(end, kept) for end, coder in self._coders.items() if (kept := coder.snapshot())]
+        ends = [(end, kept) for end, coder in self._coders.items() if (kept := coder.on_host.snapshot())]
         return msgspec.msgpack.encode(sorted(ends, key=lambda item: item[0]))
 
     def restore(self, snapshot: bytes) -> None:
@@ -181,7 +184,7 @@ class Coding:
                     f"a snapshot of codecs has {name[:64]!r} for value {edge[2]}, which does not use it:"
                     " it belongs to another worker or job"
                 )
-            self._coder(edge, gradient, name).restore(kept)
+            self._coder(edge, gradient, name).on_host.restore(kept)
 
     @property
     def remembered_bytes(self) -> int:
@@ -191,22 +194,23 @@ class Coding:
 
     def _sample(
         self,
-        parcel: Parcel[memoryview],
-        data: memoryview,
+        parcel: Parcel[Any],
+        tensor: Any,
         mask: Mask | None,
-        used: tuple[str, Coder, bytes] | None,
+        used: tuple[str, ArrayCoder, bytes] | None,
     ) -> None:
         """If the job requests it, measure what codecs do to a few of its tensors."""
         form = self._book.forms.get(edge_key(parcel)) if self._samples else None
         if form is None or parcel.target == FEEDER or not is_sampled(self._unit(parcel), parcel.microbatch):
             return
-        array, context = _over(data, form), self._context(parcel, mask)
-        self._book.note(parcel, samples(array, parcel.gradient, context, used, self._recipes))
+        array, context = over(self._carrier.memory(tensor), form), self._context(parcel, mask)
+        on_host = None if used is None else (used[0], used[1].on_host, used[2])
+        self._book.note(parcel, samples(array, parcel.gradient, context, on_host, self._recipes))
 
-    def _coder(self, edge: EdgeKey, gradient: bool, name: str) -> Coder:
+    def _coder(self, edge: EdgeKey, gradient: bool, name: str) -> ArrayCoder:
         end = (edge, gradient, name)
         if end not in self._coders:
-            self._coders[end] = self._recipes[name].coder(self._book.forms[edge].width)
+            self._coders[end] = self._carrier.coder(self._recipes[name], self._book.forms[edge].width)
         return self._coders[end]
 
     def _unit(self, parcel: AnyParcel) -> Unit:
@@ -263,7 +267,3 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
         return 0
     forms = LinkBook(worker, plan, training, segments).forms.values()
     return int(memory.values(forms).bytes(plan.window))
-
-
-def _over(memory: memoryview, form: Form) -> np.ndarray:
-    return np.frombuffer(memory, _DTYPES[form.dtype]).reshape(form.shape)

@@ -22,8 +22,8 @@ class Coded(NamedTuple):
 class Parcel(NamedTuple, Generic[Payload]):
     """One value or gradient of one microbatch between two segments; without payload, an empty gradient.
 
-    The payload is a backend's array in an executor, its bytes between executor and codecs, and `Coded` on
-    links.
+    The payload is a backend's array in an executor, its bytes (or the array, if codecs work on its
+    device) between executor and codecs, and `Coded` on links.
     """
 
     unit: int

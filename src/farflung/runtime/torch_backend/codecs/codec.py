@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -12,19 +12,21 @@ from torch import Tensor
 from farflung.codec import Bfloat16, Blocked, Context, Encoded, Hadamard, Mask, Masked, Recipe, TopK
 from farflung.codec.base import coded, is_coded, uncompressed
 from farflung.codec.encoding import indices
-from farflung.codec.encoding.floats import Floats
 from farflung.codec.encoding.payload import Payload, Reader
 from farflung.codec.families.topk import Positions, mask_positions
+from farflung.codec.state.coder import StatelessCoder
 from farflung.runtime.torch_backend.codecs import blocked, hadamard
-from farflung.runtime.torch_backend.codecs.tensors import fill, flat, to_device
+from farflung.runtime.torch_backend.codecs.tensors import fill, flat, to_device, to_host
 from farflung.runtime.torch_backend.codecs.topk import largest
 
 TensorFamily: TypeAlias = Bfloat16 | Blocked | Hadamard | TopK | Masked
 
 
-def is_on_device(recipe: Recipe) -> bool:
-    """Whether `TensorCoder` has the codec of a recipe."""
-    return not recipe.learns and isinstance(recipe.codec, TensorFamily)
+def tensor_coder(recipe: Recipe) -> TensorCoder | None:
+    """The coder on a device for a recipe; None if there is none."""
+    if recipe.learns or not isinstance(recipe.codec, TensorFamily):
+        return None
+    return TensorCoder(recipe.codec)
 
 
 class TensorCoder:
@@ -35,17 +37,18 @@ class TensorCoder:
 
     def __init__(self, codec: TensorFamily) -> None:
         self._codec = codec
+        self.on_host = StatelessCoder(codec)
 
     def encode(self, tensor: Tensor, context: Context) -> Encoded:
         """See `farflung.codec.Codec`; for a float32, float16 or bfloat16 tensor of any shape and strides."""
         elements = flat(tensor)
         if not len(elements):
-            return uncompressed(_to_numpy(elements), "no smaller")
+            return uncompressed(to_host(elements), "no smaller")
         written = _encode(self._codec, elements.to(torch.float32), tensor.shape, context)
         if written is None:
-            return uncompressed(_to_numpy(elements), "not finite")
+            return uncompressed(to_host(elements), "not finite")
         if written.nbytes >= elements.nbytes:
-            return uncompressed(_to_numpy(elements), "no smaller")
+            return uncompressed(to_host(elements), "no smaller")
         return coded(written, len(elements))
 
     def decode(self, payload: Payload, into: Tensor, context: Context) -> Mask | None:
@@ -65,10 +68,6 @@ class TensorCoder:
             mask = _decode(self._codec, reader, elements, context)
         reader.end()
         return mask
-
-    def most_bytes(self, nbytes: int) -> int:
-        """See `farflung.codec.Codec`."""
-        return self._codec.most_bytes(nbytes)
 
 
 def _encode(codec: TensorFamily, numbers: Tensor, shape: Sequence[int], context: Context) -> Encoded | None:
@@ -135,11 +134,3 @@ def _scatter(
     fill(narrowed, selected)
     into.zero_()
     into[to_device(positions, into.device)] = narrowed
-
-
-def _to_numpy(elements: Tensor) -> Floats:
-    """A copy on the host, as codecs see it: bfloat16 as uint16."""
-    copied = elements.cpu()
-    if elements.dtype == torch.bfloat16:
-        return copied.view(torch.int16).numpy().view(np.uint16)
-    return cast(Floats, copied.numpy())

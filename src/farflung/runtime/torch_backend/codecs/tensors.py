@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from farflung.codec import Encoded, Part
-from farflung.codec.encoding.floats import PIECE
+from farflung.codec.encoding.floats import PIECE, Floats
 from farflung.codec.encoding.noise import Windows
 
 _MOST_FLOAT16 = 65504.0
@@ -49,6 +49,14 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """A copy on the device of an array that may be read-only; uint16 becomes int16."""
     signed = array.view(np.int16) if array.dtype == np.uint16 else array
     return torch.from_numpy(signed.copy()).to(device)
+
+
+def to_host(elements: Tensor) -> Floats:
+    """A copy of a flat tensor in the host's memory as codecs see it: bfloat16 as uint16."""
+    copied = elements.cpu()
+    if elements.dtype == torch.bfloat16:
+        return copied.view(torch.int16).numpy().view(np.uint16)
+    return cast(Floats, copied.numpy())
 
 
 def in_blocks(numbers: Tensor, block: int) -> Tensor:

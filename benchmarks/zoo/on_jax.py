@@ -63,7 +63,7 @@ class _Worker:
             buffer = self._backend.allocate(len(sent)) if len(sent) else memoryview(bytearray())
             if len(sent):
                 buffer[:] = sent
-            array = self._backend.array(buffer, Form.of(stated, self._batch))
+            array = self._backend.enter(buffer, Form.of(stated, self._batch))
         self._executor.receive(Parcel(*parcel[:-1], array))
 
     def send(self, parcel: Parcel[Any]) -> None:

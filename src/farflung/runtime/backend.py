@@ -184,6 +184,11 @@ class Backend(Protocol[Array]):
     def array(self, buffer: memoryview, form: Form) -> Array:
         """The array in a filled buffer, sharing its memory if the device allows it."""
 
+    def enter(self, buffer: memoryview, form: Form) -> Array:
+        """The array in a received message, for a runner's `forward` or `backward`; as `array`, but it may
+        still be on the host.
+        """
+
     def memory(self, array: Array) -> memoryview:
         """The bytes of a contiguous array; they stay valid as long as the view exists."""
 

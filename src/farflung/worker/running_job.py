@@ -140,7 +140,7 @@ class RunningJob(Generic[Array]):
         array: Array | None = None
         data = parcel.payload
         if data is not None or not parcel.gradient:
-            array = self._backend.array(data or EMPTY, self._forms[parcel.target, parcel.value])
+            array = self._backend.enter(data or EMPTY, self._forms[parcel.target, parcel.value])
         self.executor.receive(Parcel(*parcel[:-1], array))
 
     def _written(self, parcel: Parcel[Coded]) -> None:

@@ -114,6 +114,8 @@ class JaxBackend:
     def array(self, buffer: memoryview, form: Form) -> np.ndarray:
         return arrays.over(buffer, form)
 
+    enter = array
+
     def memory(self, array: AnyArray) -> memoryview:
         return arrays.memory(array)
 

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farflung.opdag import opset
 from farflung.opdag.graph import Graph
 from farflung.runtime.clipping import clip_scale, gradient_norm
-from farflung.runtime.torch_backend.codegen import reseed
+from farflung.runtime.torch_backend.codegen import reseeding
+from farflung.runtime.torch_backend.device import HOST
 from farflung.runtime.torch_backend.optimizer import build, set_learning_rate, square_sums
 from farflung.runtime.training import Training, microbatch_seed
 
@@ -26,8 +27,9 @@ Batch = Mapping[str, Tensor]
 class SeededRandomOps(TorchDispatchMode):
     """Before the k-th random op that runs inside, seed the generator for the k-th of `numbers`."""
 
-    def __init__(self, seed: int, numbers: Sequence[int]) -> None:
+    def __init__(self, seed: int, numbers: Sequence[int], device: torch.device = HOST) -> None:
         super().__init__()
+        self._reseed = reseeding(device)
         self._seed = seed
         self._numbers = iter(numbers)
 
@@ -35,7 +37,7 @@ class SeededRandomOps(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args):
             number = next(self._numbers, None)
             if number is not None:
-                reseed(self._seed, number)
+                self._reseed(self._seed, number)
         return func(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""PyTorch as a backend of a worker, on the CPU.
+"""PyTorch as a backend of a worker, on the CPU or any device that PyTorch has.
 
 It measures the device's speed, and keeps torch's compiler out of a process that compiles nothing, which saves
 over a second of its first job, and memory. Shapes on the meta device are often computed in Python, by
@@ -20,11 +20,13 @@ import psutil
 import torch
 from torch import Tensor
 
+from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.backend import Offer
 from farflung.runtime.coding import Coding
 from farflung.runtime.torch_backend import tensors
+from farflung.runtime.torch_backend.device import HOST, Place, placed
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.verify import verify_segment
@@ -80,14 +82,24 @@ def _mark(found: list[object]) -> None:
 
 
 class TorchBackend:
-    """See `runtime.backend.Backend`; arrays are tensors."""
+    """See `runtime.backend.Backend`; arrays are tensors on `device`.
+
+    Received integers stay on the host until a segment takes them, because indices are checked there.
+    """
 
     allocate = staticmethod(tensors.allocate)
-    array = staticmethod(tensors.over)
     memory = staticmethod(tensors.memory)
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = HOST) -> None:
         keep_compiler_out()
+        self.device = placed(device)
+
+    def array(self, buffer: memoryview, form: Form) -> Tensor:
+        return tensors.over(buffer, form).to(self.device)
+
+    def enter(self, buffer: memoryview, form: Form) -> Tensor:
+        received = tensors.over(buffer, form)
+        return received.to(self.device) if received.is_floating_point() else received
 
     def offer(self) -> Offer:
         name = platform.processor() or platform.machine()
@@ -105,7 +117,7 @@ class TorchBackend:
     def runner(
         self, segment: Segment, state: Mapping[str, Tensor], training: Training, recompute: bool = False
     ) -> TorchSegment:
-        return TorchSegment(segment, state, training, recompute)
+        return TorchSegment(segment, state, training, recompute, Place(self.device))
 
     def coding(
         self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0

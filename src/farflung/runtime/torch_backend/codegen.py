@@ -19,6 +19,8 @@ from torch import Tensor
 from farflung.opdag import opset
 from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
 from farflung.opdag.segment import EVALUATION, Segment
+from farflung.runtime.indices import index_ranges
+from farflung.runtime.torch_backend.device import ON_HOST, Place, generator_of, tightest
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.seeds import mix
 
@@ -32,9 +34,10 @@ class Program:
     `state` are value ids of parameters, buffers and constants, `values` of model inputs and received values,
     `results` of sent values, the loss and mutated buffers: the orders of `run`'s arguments and results. With
     `train` false it is the evaluation graph: dropout is the identity, BatchNorm uses its running statistics.
+    What it makes is on the device of `place`, as its arguments must be.
     """
 
-    def __init__(self, segment: Segment, batch: int, train: bool) -> None:
+    def __init__(self, segment: Segment, batch: int, train: bool, place: Place = ON_HOST) -> None:
         self.state = [entry.value for entry in segment.inputs if entry.kind != "input"]
         fed = [entry.value for entry in segment.inputs if entry.kind == "input"]
         self.values = [*fed, *segment.receives]
@@ -43,7 +46,7 @@ class Program:
             self.results.append(segment.loss)
         if train:
             self.results.extend(segment.mutations.values())
-        writer = Writer(segment, batch, train)
+        writer = Writer(segment, batch, train, place)
         self.source = writer.write(self)
         self.run: Function = execute(self.source, segment.number, writer.namespace)
 
@@ -69,12 +72,14 @@ def source_name(segment: int) -> str:
 class Writer:
     """Builds the source of one function and the namespace it runs in."""
 
-    def __init__(self, segment: Segment, batch: int, train: bool) -> None:
+    def __init__(self, segment: Segment, batch: int, train: bool, place: Place) -> None:
         self._segment = segment
         self._batch = batch
         self._train = train
+        self._place = place
+        self._bounded = {} if place.is_host else tightest(index_ranges(segment, batch))
         self._names: dict[Any, str] = {}
-        self.namespace: dict[str, Any] = {"__builtins__": {}, "reseed": reseed}
+        self.namespace: dict[str, Any] = {"__builtins__": {}, "reseed": reseeding(place.device)}
 
     def write(self, program: Program) -> str:
         """The whole function, one line per node; a value is deleted after its last use."""
@@ -84,12 +89,18 @@ class Writer:
         keep = self._keep(program)
         last_use = {v: at for at, node in enumerate(self._segment.nodes) for v in node.reads()}
         for at, node in enumerate(self._segment.nodes):
-            lines += self._node(node)
+            lines += [*self._node(node), *self._in_range(node)]
             dead = {v for v in (*node.reads(), *node.writes()) if last_use.get(v, at) == at} - keep
             if dead:
                 lines.append(f"    del {', '.join(f'v{v:d}' for v in sorted(dead))}")
         lines.append(f"    return {self._made(program)}")
         return "\n".join(lines) + "\n"
+
+    def _in_range(self, node: Node) -> list[str]:
+        """Lines that keep indices which the node makes in range; a CPU's kernels check them by themselves."""
+        made = [value for value in node.writes() if value in self._bounded]
+        bounds = {value: self._place.bounding(self._bounded[value]) for value in made}
+        return [f"    v{value:d} = {self._object(bound, 'b')}(v{value:d})" for value, bound in bounds.items()]
 
     def _keep(self, program: Program) -> set[int]:
         """Values that are not deleted after their last use."""
@@ -138,6 +149,8 @@ class Writer:
             positional = positional and not entry.kwarg_only
             text = self._argument(arguments[entry.name])
             parts.append(text if positional else f"{entry.name}={text}")
+        if not self._place.is_host and _names_a_device(op):
+            parts.append(f"device={self._object(self._place.device, 'c')}")
         return ", ".join(parts)
 
     def _argument(self, argument: Argument) -> str:
@@ -179,9 +192,20 @@ def resolve(name: str) -> torch._ops.OpOverload:
     return operator
 
 
-def reseed(seed: int, number: int) -> None:
-    """Seed torch's CPU generator for one random node of one microbatch."""
-    torch.default_generator.manual_seed(mix(seed, number))
+def _names_a_device(op: str) -> bool:
+    """Whether the op makes a tensor where it is asked to, and not beside one that it is given."""
+    schema = resolve(op)._schema.arguments
+    return any(e.name == "device" for e in schema) and not any(e.name == "self" for e in schema)
+
+
+def reseeding(device: torch.device) -> Callable[[int, int], None]:
+    """What seeds the device's generator for one random node, by number, of one microbatch, by seed."""
+    generator = generator_of(device)
+
+    def reseed(seed: int, number: int) -> None:
+        generator.manual_seed(mix(seed, number))
+
+    return reseed
 
 
 def _draw_like(self: Tensor, p: float) -> Tensor:

@@ -18,6 +18,7 @@ from farflung.opdag.analysis import Join
 from farflung.opdag.graph import FLOATING, BatchSize, Ref
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.codegen import Program
+from farflung.runtime.torch_backend.device import ON_HOST, Place
 
 WeightGradients = Iterator[tuple[int, Tensor]]
 """Weights with their gradients; a weight that several arguments of a node read occurs several times."""
@@ -34,20 +35,21 @@ class Formula:
     make: Make
 
 
-def formula_of(join: Join, segment: Segment, batch: int) -> Formula:
+def formula_of(join: Join, segment: Segment, batch: int, place: Place = ON_HOST) -> Formula:
     """The formula of a join's op; a replay if there is none, or it does not apply to the arguments."""
     find = _FORMULAS.get(join.node.op)
-    case = _Case(join, segment, batch)
+    case = _Case(join, segment, batch, place)
     return (find(case) if find and case.is_of_one_type() else None) or _replay(case)
 
 
 class _Case:
     """A join with its arguments by name."""
 
-    def __init__(self, join: Join, segment: Segment, batch: int) -> None:
+    def __init__(self, join: Join, segment: Segment, batch: int, place: Place) -> None:
         self.join = join
         self.segment = segment
         self.batch = batch
+        self.place = place
         self.arguments = join.node.arguments
 
     def value(self, name: str) -> int:
@@ -95,10 +97,9 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _summed(gradient: Tensor, shape: Sequence[int]) -> Tensor:
+def _summed(gradient: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The gradient of a value that was broadcast from `shape`, in its own memory."""
-    total = gradient.sum_to_size(tuple(shape))
-    return total.clone() if total.data_ptr() == gradient.data_ptr() else total
+    return gradient.clone() if gradient.shape == shape else gradient.sum_to_size(tuple(shape))
 
 
 def _of_right(left: Tensor, right: Tensor, gradient: Tensor) -> Tensor:
@@ -236,7 +237,7 @@ def _replay(case: _Case) -> Formula:
         mutations={},
         constants={},
     )
-    program = Program(alone, case.batch, train=True)
+    program = Program(alone, case.batch, True, case.place)
     weights = case.join.weights
 
     def make(gradients: Sequence[Tensor | None], saved: Mapping[int, Tensor], seed: int) -> WeightGradients:

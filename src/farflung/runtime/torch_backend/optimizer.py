@@ -26,12 +26,17 @@ from farflung.runtime.optimizer import (
     step_count,
     step_slot,
 )
+from farflung.runtime.torch_backend.device import read, widest
+from farflung.runtime.torch_backend.fused import Due, update
 from farflung.runtime.torch_backend.tensors import like, sendable
 from farflung.workload.footprint import UPDATED_AT_ONCE
 
 
 class Update:
-    """A declared optimizer with its slots of `parameters`; its results are bit-equal to torch's own."""
+    """A declared optimizer with its slots of `parameters`, which are all on one device.
+
+    On a CPU its results are bit-equal to those of torch's own.
+    """
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
         self._optimizer = optimizer
@@ -43,10 +48,16 @@ class Update:
         """Update the parameters that have a gradient, at the rate of step `step`, counted from 0."""
         with torch.no_grad():
             rate = learning_rate(self._optimizer, step)
-            for parameter, kept in zip(self._parameters, self._kept, strict=True):
-                if parameter.grad is not None:
+            pairs = zip(self._parameters, self._kept, strict=True)
+            due = [(parameter, kept) for parameter, kept in pairs if parameter.grad is not None]
+            if due and due[0][0].device.type != "cpu":
+                update(self._optimizer, [_due(parameter, kept) for parameter, kept in due], rate)
+            else:
+                for parameter, kept in due:
+                    assert parameter.grad is not None
                     self._rule.step(parameter, parameter.grad, kept, rate)
-                    kept.updates += 1
+            for _, kept in due:
+                kept.updates += 1
 
     def slots(self, number: int, live: bool = False) -> dict[str, memoryview]:
         """The slots of the `number`th parameter, copied unless `live`; none if it was never updated."""
@@ -78,6 +89,11 @@ class _Kept:
     slots: dict[str, Tensor] = field(default_factory=dict)
 
 
+def _due(parameter: Tensor, kept: _Kept) -> Due:
+    assert parameter.grad is not None
+    return Due(parameter, parameter.grad, kept.slots, kept.updates)
+
+
 def _restored(parameter: Tensor, slots: Slots) -> _Kept:
     if not slots:
         return _Kept()
@@ -89,15 +105,19 @@ def _restored(parameter: Tensor, slots: Slots) -> _Kept:
 
 def square_sums(gradients: Iterable[Tensor]) -> list[float]:
     """Each tensor's sum of squares in float64, added in row-major order however the tensor lies in memory."""
-    sums = [_square_sum(gradient) for gradient in gradients]
-    found: list[float] = torch.stack(sums).tolist() if sums else []  # waits for the device once
-    return found
+    return read([square_sum(gradient) for gradient in gradients])
 
 
-def _square_sum(gradient: Tensor) -> Tensor:
-    """In pieces, because torch converts a whole tensor at once."""
+def square_sum(gradient: Tensor) -> Tensor:
+    """The sum of squares, still on the gradient's device.
+
+    On a CPU in pieces, because torch converts a whole tensor at once there.
+    """
+    wide = widest(gradient.device)
+    if gradient.device.type != "cpu":
+        return torch.linalg.vector_norm(gradient.reshape(-1), dtype=wide).square()
     total, *others = (
-        torch.linalg.vector_norm(piece.reshape(-1), dtype=torch.float64).square() for piece in parts(gradient)
+        torch.linalg.vector_norm(piece.reshape(-1), dtype=wide).square() for piece in parts(gradient)
     )
     for square in others:
         total += square

@@ -20,6 +20,7 @@ from farflung.opdag.analysis import Join, Sides
 from farflung.opdag.opset import lookup
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.codegen import Program
+from farflung.runtime.torch_backend.device import ON_HOST, Place
 from farflung.runtime.torch_backend.formulas import Formula, formula_of
 from farflung.runtime.torch_backend.split_program import DETACHED, LEAF, Joint, Split, SplitProgram
 
@@ -59,8 +60,8 @@ class Pass(Protocol):
 class WholePass:
     """The pass of a segment that sends no gradients back."""
 
-    def __init__(self, segment: Segment, batch: int) -> None:
-        self.program = Program(segment, batch, train=True)
+    def __init__(self, segment: Segment, batch: int, place: Place = ON_HOST) -> None:
+        self.program = Program(segment, batch, True, place)
 
     def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
         return {value: tensor.detach() for value, tensor in values.items()}
@@ -87,12 +88,19 @@ class _WholeTape:
 class SplitPass:
     """The pass of a segment that sends gradients. `state` are the leaves that hold parameters, by value."""
 
-    def __init__(self, segment: Segment, batch: int, sides: Sides, state: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        batch: int,
+        sides: Sides,
+        state: Mapping[int, Tensor],
+        place: Place = ON_HOST,
+    ) -> None:
         self._received = [value for value in segment.receives if value in sides.received]
         self.sides = sides
-        joined = [(join, _formula(join, segment, batch)) for join in sides.joins]
+        joined = [(join, _formula(join, segment, batch, place)) for join in sides.joins]
         joints = [_joint(join, formula) for join, formula in joined]
-        self.program = SplitProgram(segment, batch, sides.received, joints)
+        self.program = SplitProgram(segment, batch, sides.received, joints, place)
         copies = [(how, state[value].detach()) for how, value in self.program.copies]
         self._copies = [copy.requires_grad_(how == LEAF) for how, copy in copies]
         self.parameters = {v: t for v, t in state.items() if v in sides.weights}
@@ -122,7 +130,7 @@ class SplitPass:
         return made, _SplitTape(self, received, made, split, seed)
 
 
-def _formula(join: Join, segment: Segment, batch: int) -> Formula | None:
+def _formula(join: Join, segment: Segment, batch: int, place: Place) -> Formula | None:
     """How the gradients of a join's weights are computed later; None if `backward` computes them already.
 
     For a normalisation, one kernel computes the gradients of its input and its weights. For attention, the
@@ -130,7 +138,7 @@ def _formula(join: Join, segment: Segment, batch: int) -> Formula | None:
     """
     if lookup(join.node.op).group in ("normalisation", "attention"):
         return None
-    return formula_of(join, segment, batch)
+    return formula_of(join, segment, batch, place)
 
 
 def _joint(join: Join, formula: Formula | None) -> Joint:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from farflung.opdag.analysis import sides_of
 from farflung.opdag.segment import Segment
-from farflung.runtime.indices import index_ranges, require_in_range
+from farflung.runtime.indices import index_ranges
 from farflung.runtime.state import Snapshot, StateKey, require_restorable, trained_names
 from farflung.runtime.torch_backend.codegen import Program, source_name
-from farflung.runtime.torch_backend.optimizer import Update, square_sums
+from farflung.runtime.torch_backend.device import ON_HOST, Place, on_the_host, tightest
+from farflung.runtime.torch_backend.optimizer import Update, square_sum
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, like, outgoing, sendable
@@ -38,9 +39,7 @@ def require_indices_in_range(error: Exception, segment: Segment, batch: int, mic
     for expected in index_ranges(segment, batch):
         indices = known.get(f"v{expected.value:d}")
         if isinstance(indices, Tensor):
-            counted = indices if expected.ignored is None else indices[indices != expected.ignored]
-            if counted.numel():
-                require_in_range(expected, int(counted.min()), int(counted.max()), microbatch)
+            on_the_host(expected, indices, microbatch)
 
 
 def _variables(error: Exception, file: str) -> dict[str, Any]:
@@ -56,15 +55,22 @@ class TorchSegment:
 
     `state` maps every parameter and buffer that the segment holds to its tensor. Tensors of the names in
     `segment.owned` are updated in place; a parameter that another segment of this worker owns must be that
-    segment's own tensor (it shares the memory, never the gradient).
+    segment's own tensor (it shares the memory, never the gradient). All are on the device of `place`.
     """
 
     def __init__(
-        self, segment: Segment, state: Mapping[str, Tensor], training: Training, recompute: bool = False
+        self,
+        segment: Segment,
+        state: Mapping[str, Tensor],
+        training: Training,
+        recompute: bool = False,
+        place: Place = ON_HOST,
     ) -> None:
         self.segment = segment
         self._training = training
-        self._evaluate = Program(segment, training.microbatch_size, train=False)
+        self._place = place
+        self._evaluate = Program(segment, training.microbatch_size, False, place)
+        self._bounded = {} if place.is_host else tightest(index_ranges(segment, training.microbatch_size))
         self._entries = [entry for entry in segment.inputs if entry.kind != "input"]
         self._state = [self._leaf(entry.name, entry.kind, entry.trainable, state) for entry in self._entries]
         self._index = {entry.name: at for at, entry in enumerate(self._entries)}
@@ -73,6 +79,7 @@ class TorchSegment:
         self._update = Update(training.optimizer, [self._state[self._index[name]] for name in self._trained])
         self._pending: dict[str, Tensor] = {}
         self._tapes: dict[int, Tape] = {}
+        self._losses: list[tuple[float, Tensor]] = []
         self._loss = 0.0
         self._pass = self._make_pass()
         if recompute:
@@ -84,13 +91,13 @@ class TorchSegment:
         batch = self._training.microbatch_size
         sides = sides_of(self.segment)
         if sides is None:
-            return WholePass(self.segment, batch)
+            return WholePass(self.segment, batch, self._place)
         state = {entry.value: t for entry, t in zip(self._entries, self._state, strict=True)}
-        return SplitPass(self.segment, batch, sides, state)
+        return SplitPass(self.segment, batch, sides, state, self._place)
 
     def _leaf(self, name: str, kind: str, trainable: bool, state: Mapping[str, Tensor]) -> Tensor:
         if kind == "constant":
-            return constant_tensor(self.segment.constants[name])
+            return constant_tensor(self.segment.constants[name], self._place.device)
         return state[name].detach().requires_grad_(trainable)
 
     def compile(self) -> None:
@@ -102,15 +109,28 @@ class TorchSegment:
     def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Run one microbatch; returns the values to send, detached and contiguous.
 
-        `values` are the model inputs and received values by id. A training unit keeps a tape until
-        `backward`; an evaluation unit keeps only the loss. Raises JobError if the microbatch has an index out
-        of range.
+        `values` are the model inputs and received values by id, on the device or the host. A training unit
+        keeps a tape until `backward`; an evaluation unit keeps only the loss. Raises JobError if the
+        microbatch has an index out of range.
         """
+        self._place.microbatch = microbatch
+        if not self._place.is_host:
+            entered = {value: self._entered(value, tensor) for value, tensor in values.items()}
+            return self._forward(unit, microbatch, entered)
         try:
             return self._forward(unit, microbatch, values)
         except (IndexError, RuntimeError) as error:
             require_indices_in_range(error, self.segment, self._training.microbatch_size, microbatch)
             raise
+
+    def _entered(self, value: int, tensor: Tensor) -> Tensor:
+        """The value on the device; the indices in it are checked on the host if they come from there."""
+        expected = self._bounded.get(value)
+        if tensor.device.type == "cpu":
+            if expected is not None:
+                on_the_host(expected, tensor, self._place.microbatch)
+            return tensor.to(self._place.device)
+        return tensor if expected is None else self._place.bounding(expected)(tensor)
 
     def _forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
         seed = microbatch_seed(self._training.seed, unit.train, unit.step, microbatch)
@@ -138,7 +158,9 @@ class TorchSegment:
         given = {value: gradients[value] for value in self._answered if value in gradients}
         if self.segment.loss is not None:
             dtype = DTYPES[self.segment.values[self.segment.loss].dtype]
-            given[self.segment.loss] = torch.full((), 1.0 / unit.microbatches, dtype=dtype)
+            given[self.segment.loss] = torch.full(
+                (), 1.0 / unit.microbatches, dtype=dtype, device=self._place.device
+            )
         self._tapes[microbatch].backward(given, send)
 
     def accumulate(self, unit: Unit, microbatch: int) -> None:
@@ -165,24 +187,40 @@ class TorchSegment:
         gradients = self.gradients()
         trained = [e for e in self._entries if e.trainable and e.name in self._owned]
         found = [entry.value for entry in trained if entry.name in gradients]
-        sums = zip(found, square_sums(gradients.values()), strict=True)
-        return {entry.value: 0.0 for entry in trained} | dict(sums)
+        sums = self._read([square_sum(gradient) for gradient in gradients.values()])
+        return {entry.value: 0.0 for entry in trained} | dict(zip(found, sums, strict=True))
 
     def take_loss(self) -> float:
         """The float64 sum of w_m * loss_m since the last call."""
+        if self._losses:
+            self._read([])
         loss, self._loss = self._loss, 0.0
         return loss
+
+    def _read(self, numbers: list[Tensor]) -> list[float]:
+        """The numbers; also takes the losses so far, so that the host waits for the device once in a unit."""
+        losses, self._losses = self._losses, []
+        values = self._place.read([*numbers, *(loss for _, loss in losses)])
+        for (weight, _), loss in zip(losses, values[len(numbers) :], strict=True):
+            self._loss += weight * loss
+        return values[: len(numbers)]
 
     def apply(self, step: int, scale: float) -> None:
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
         if scale != 1.0:
-            for gradient in self.gradients().values():
-                gradient.mul_(scale)
+            self._scale(list(self.gradients().values()), scale)
         self._update.step(step)
         with torch.no_grad():
             for name, tensor in self._pending.items():
                 self._state[self._index[name]].copy_(tensor)
         self.drop()
+
+    def _scale(self, gradients: list[Tensor], scale: float) -> None:
+        if self._place.is_host:
+            for gradient in gradients:
+                gradient.mul_(scale)
+        elif gradients:
+            torch._foreach_mul_(gradients, scale)
 
     def drop(self) -> None:
         """Drop gradients, tapes, pending buffers and loss of a unit that is not applied; it can run again."""
@@ -190,7 +228,9 @@ class TorchSegment:
             tensor.grad = None
         self._pending.clear()
         self._tapes.clear()
+        self._losses.clear()
         self._loss = 0.0
+        self._place.forget()
 
     def gradients(self) -> dict[str, Tensor]:
         """Gradients of owned parameters by name, if they have one."""
@@ -218,7 +258,7 @@ class TorchSegment:
         return made
 
     def restore(self, state: Mapping[StateKey, memoryview]) -> None:
-        """Go on from this state; slots of contiguous parameters stay in the memory that they came in."""
+        """Go on from this state; on a CPU, slots of contiguous parameters stay in the memory they came in."""
         slots = require_restorable(self.segment, self._training, state)
         self.drop()
         with torch.no_grad():
@@ -237,4 +277,4 @@ class TorchSegment:
 
     def _add_loss(self, results: Mapping[int, Tensor], weight: float) -> None:
         if self.segment.loss is not None:
-            self._loss += weight * float(results[self.segment.loss].detach())
+            self._losses.append((weight, results[self.segment.loss].detach()))

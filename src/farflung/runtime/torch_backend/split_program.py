@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from farflung.opdag.graph import Node
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.codegen import Program, Writer, execute
+from farflung.runtime.torch_backend.device import ON_HOST, Place
 
 DETACHED, LEAF = "d", "w"
 """How a join reads a weight: as a tensor without gradient, or as a leaf that the backward pass reaches."""
@@ -60,9 +61,14 @@ class SplitProgram(Program):
     """
 
     def __init__(
-        self, segment: Segment, batch: int, received: Iterable[int], joints: Sequence[Joint]
+        self,
+        segment: Segment,
+        batch: int,
+        received: Iterable[int],
+        joints: Sequence[Joint],
+        place: Place = ON_HOST,
     ) -> None:
-        super().__init__(segment, batch, train=True)
+        super().__init__(segment, batch, True, place)
         reads = dict.fromkeys((how, value) for joint in joints for value, how in joint.reads.items())
         in_state = set(self.state)
         self.copies = [(how, value) for how, value in reads if value in in_state]
@@ -70,7 +76,7 @@ class SplitProgram(Program):
         self.made = sorted({value for _, value in reads if value not in in_state})
         self.kept = list(dict.fromkeys(value for joint in joints for value in joint.keeps))
         self.edges = [value for joint in joints for value in joint.makes]
-        writer = _SplitWriter(segment, batch, frozenset(received), joints)
+        writer = _SplitWriter(segment, batch, frozenset(received), joints, place)
         self.source = writer.write(self)
         self.split: Callable[[Sequence[Tensor], Sequence[Tensor], int], Split] = execute(
             self.source, segment.number, writer.namespace
@@ -79,9 +85,14 @@ class SplitProgram(Program):
 
 class _SplitWriter(Writer):
     def __init__(
-        self, segment: Segment, batch: int, received: frozenset[int], joints: Sequence[Joint]
+        self,
+        segment: Segment,
+        batch: int,
+        received: frozenset[int],
+        joints: Sequence[Joint],
+        place: Place,
     ) -> None:
-        super().__init__(segment, batch, train=True)
+        super().__init__(segment, batch, True, place)
         self._received = received
         self._joints = {joint.node: joint for joint in joints}
         self._reads: Mapping[int, str] = {}

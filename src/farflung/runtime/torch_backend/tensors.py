@@ -9,6 +9,7 @@ from torch import Tensor
 
 from farflung.opdag.form import Form
 from farflung.opdag.graph import Constant, DTypeName
+from farflung.runtime.torch_backend.device import HOST
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -24,12 +25,12 @@ DTYPES: dict[DTypeName, torch.dtype] = {
 }
 
 
-def constant_tensor(constant: Constant) -> Tensor:
+def constant_tensor(constant: Constant, device: torch.device = HOST) -> Tensor:
     """A copy of a graph's constant."""
     dtype = DTYPES[constant.dtype]
     if not constant.data:
-        return torch.empty(constant.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.shape)
+        return torch.empty(constant.shape, dtype=dtype, device=device)
+    return torch.frombuffer(bytearray(constant.data), dtype=dtype).reshape(constant.shape).to(device)
 
 
 def allocate(size: int) -> memoryview:
@@ -43,8 +44,11 @@ def over(buffer: memoryview, form: Form) -> Tensor:
 
 
 def like(buffer: memoryview, tensor: Tensor) -> Tensor:
-    """The tensor in `buffer`, sharing its memory, in the shape and element type of another."""
-    return _shaped(buffer, tensor.dtype, tensor.shape)
+    """The tensor in `buffer`, in the shape and element type of another, and on its device.
+
+    It shares the buffer's memory if that is the device's.
+    """
+    return _shaped(buffer, tensor.dtype, tensor.shape).to(tensor.device)
 
 
 def _shaped(buffer: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
@@ -54,22 +58,23 @@ def _shaped(buffer: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Ten
 
 
 def memory(array: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, as a flat view that shares its memory.
+    """The bytes of a contiguous tensor, as a flat view: of its own memory on the CPU, else of a copy.
 
     The caller must not change the tensor until the view's bytes have been sent or filled.
     """
+    array = array.detach().cpu()
     # A single element is contiguous with any stride (an expanded one has 0), but `view` refuses that.
-    flat = array.detach().as_strided((array.numel(),), (1,)).view(torch.uint8)
+    flat = array.as_strided((array.numel(),), (1,)).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def copied(tensor: Tensor) -> memoryview:
-    """The bytes of a copy of a CPU tensor, row-major."""
-    return memory(tensor.clone(memory_format=torch.contiguous_format))
+    """The bytes of a copy of a tensor, row-major."""
+    return memory(tensor.to("cpu", copy=True, memory_format=torch.contiguous_format))
 
 
 def sendable(tensor: Tensor, live: bool) -> memoryview:
-    """The bytes of a CPU tensor, row-major: of a copy, or, if `live`, of itself where it is contiguous."""
+    """The bytes of a tensor, row-major: of a copy, or, if `live`, of itself where it is contiguous."""
     return memory(outgoing(tensor)) if live else copied(tensor)
 
 

@@ -236,7 +236,8 @@ class Compute:
         load = self._load
         unit, past = load.training.units().at(self.unit), load.history[self.unit - load.unit]
         assert unit is not None
-        for part in load.plan.segments_of(self._worker.name):
+        for part in load.plan.segments_of(self._worker.name) if unit.train else []:
+            # A replay passes over evaluations, so it never sees again what was not finite in one.
             share = share_of(load.programs[0].program, self.chain, unit, part, load.plan, True)
             assert share.digest == past.digests[part], f"unit {self.unit} has other numbers than it had"
         self.chain = (*self.chain, (self.unit, past.scale))

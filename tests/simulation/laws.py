@@ -12,10 +12,11 @@ from tests.simulation.parcels import Chain
 from tests.simulation.world import World
 
 from farflung.broker.core import events
-from farflung.broker.core.facts import JobMoves, JobPlanning, JobRolledBack, WaitExplained
+from farflung.broker.core.facts import JobMoves, JobPlanning, JobReplaying, JobRolledBack, WaitExplained
 from farflung.broker.core.protection import shares_of, who_has
-from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, State
+from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, Job, State
 from farflung.broker.core.recovery import MOST_REGROUPED
+from farflung.broker.core.restoring import fits
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec
@@ -85,6 +86,27 @@ class Laws:
             self._require(
                 job.state != RUNNING or job.unit is not None, f"{job.job} runs, but no unit is left"
             )
+            if not self.broker.just_began:
+                self._check_standbys(state, job)
+
+    def _check_standbys(self, state: State, job: Job) -> None:
+        """Only idle workers stand by, each for one job; none is left alone while a share could have one."""
+        found = set(job.standbys.values())
+        others = {one for other in state.jobs.values() if other is not job for one in other.standbys.values()}
+        stray = [one for one in found if not state.workers[one].idle or one in others]
+        self._require(not stray, f"{stray} stand by for {job.job}")
+        self._require(not found or job.state in (RUNNING, COLLECTING), f"{job.job} is {job.state}: {found}")
+        is_settled = job.state == RUNNING and job.holders and not job.versions.under_way
+        if is_settled and not job.unprotected and len(job.standbys) < len(job.holders):
+            free = set(state.idle_for(job)) - found - others - job.unfit_standbys
+            alone = [state.workers[one] for one in job.holders if one not in job.standbys]
+            able = [
+                one
+                for one in free
+                if (not job.on or one in job.on)
+                and any(fits(state.workers[one], member, job) for member in alone)
+            ]
+            self._require(not able, f"{able} could stand by for {job.job}")
 
     # The broker's answers
 
@@ -101,6 +123,8 @@ class Laws:
                 self._require_turn(fact.job, outcome.state)
             elif isinstance(fact, JobRolledBack) and fact.restores and isinstance(event, LOSSES):
                 self._require_need(fact, event, outcome.state)
+            elif isinstance(fact, JobReplaying):
+                self._judge_promotion(fact)
         if isinstance(event, events.Tick):
             for one in outcome.state.workers.values():
                 since = event.now if one.away_since is None else one.away_since
@@ -119,6 +143,18 @@ class Laws:
         elif isinstance(event, events.SubmitterMessage) and not isinstance(event.message, Submit):
             self._judge_wish(event, outcome)
 
+    def _judge_promotion(self, fact: JobReplaying) -> None:
+        """No state is sent to a worker that takes over if an idle one had it."""
+        state = self.broker.state
+        job = state.jobs[fact.job]
+        assert job.plan is not None and job.versions.stable is not None
+        self.counts["a standby took over"] += not fact.donors
+        for member, donor in fact.donors.items():
+            share = min(fact.plan.segments_of(member))
+            held = who_has(state, job, job.versions.stable, share)
+            idle = [one for one in held if state.workers[one].idle]
+            self._require(not idle, f"{fact}: {donor} sends what {idle} have")
+
     def _require_turn(self, begun: str, state: State) -> None:
         """A job begins only if those before it have begun, or wait for their submitters or other ops."""
         ahead = list(state.jobs)[: list(state.jobs).index(begun)]
@@ -129,7 +165,7 @@ class Laws:
     def _require_need(self, fact: JobRolledBack, event: events.Event, after: State) -> None:
         """Members that hold the state give it up only if they must, when others are lost.
 
-        So not if idle workers are there for these, and copies and logs suffice.
+        So not if idle workers are there for these, and copies (of standbys, too) and logs suffice.
         """
         before, who = self.broker.state, getattr(event, "worker", "")
         job = before.jobs[fact.job]
@@ -143,7 +179,7 @@ class Laws:
         idle = [name for name in before.idle_for(job) if not job.on or name in job.on]
         able = [name for name in idle if before.workers[name].disk_bytes and after.workers[name].connected]
         shares = [share for share, owner in shares_of(plan).items() if owner in again]
-        has_copies = all(staying & set(who_has(before, job, version, share)) for share in shares)
+        has_copies = all({*staying, *able} & set(who_has(before, job, version, share)) for share in shares)
         has_logs = all(job.logged.get(name, version.next_unit + 1) <= version.next_unit for name in staying)
         can_go_on = self._world.alike and len(able) >= len(lost) and has_copies and has_logs
         is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and job.began <= job.recovery.reached

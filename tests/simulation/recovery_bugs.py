@@ -240,7 +240,7 @@ def counts_a_version_before_holders_have_it(patch: Patch) -> None:
     def complete(state: Any, job: Any, version: Any, plan: Any) -> dict[int, Any]:
         shares = protection.shares_of(plan)
         mine = {
-            share: protection._copy_of(state.workers[owner], job, version, share)
+            share: protection.copy_of(state.workers[owner], job, version, share)
             for share, owner in shares.items()
         }
         return mine if all(mine.values()) else {}

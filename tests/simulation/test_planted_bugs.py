@@ -14,6 +14,7 @@ from tests.simulation.planting import HONEST_STEP, Patch, hears, only, reduces, 
 from tests.simulation.recovery_bugs import RECOVERY_BUGS
 from tests.simulation.replay_bugs import REPLAY_BUGS
 from tests.simulation.return_bugs import RETURN_BUGS
+from tests.simulation.standby_bugs import STANDBY_BUGS
 from tests.simulation.world import LawBroken
 
 from farflung.broker import journal
@@ -264,6 +265,7 @@ BUGS = [
     *RECOVERY_BUGS,
     *REPLAY_BUGS,
     *RETURN_BUGS,
+    *STANDBY_BUGS,
 ]
 
 

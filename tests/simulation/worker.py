@@ -74,6 +74,7 @@ class WorkerProcess(Process):
         self._sessions: dict[str, End] = {}
         self._dialled: dict[End, Load] = {}
         self._pending: dict[End, Claim] = {}
+        self._owners: set[str] = set()
         self._moves = self._since_lost = 0
         self._leaves_at: float | None = None
         self._away_seconds = 0.0
@@ -190,6 +191,7 @@ class WorkerProcess(Process):
 
     def _step(self, event: events.Event) -> None:
         self.note("hears", event)
+        self._stood_by = self.state.phase == "standby"
         self.state, commands = machine.step(self.state, event)
         for command in commands:
             if not isinstance(command, events.Note):
@@ -211,8 +213,11 @@ class WorkerProcess(Process):
                 self._prepare(command)
             case events.Regroup():
                 self._regroup(command)
+            case events.Assist() | events.ChangeStandbys():
+                self._change_standbys(command)
             case events.Drop(reason, job, over):
-                self.world.laws.on_drop(self, reason)
+                if not self._stood_by:
+                    self.world.laws.on_drop(self, reason)
                 self._dismiss(reason)
                 self.compute.drop()
                 if over:
@@ -300,15 +305,19 @@ class WorkerProcess(Process):
 
         def send() -> None:
             if self._store(load, copy):
-                self._send_copy(load, load.holders[self.name], copy)
+                holder = self.state.standbys.get(self.name) or load.holders[self.name]
+                self._send_copy(load, holder, copy, self.world.now + LINK_SECONDS)
 
         self.after(self.random.expovariate(2), send)
 
-    def _send_copy(self, load: Load, peer: str, copy: Copy) -> None:
+    def _send_copy(self, load: Load, peer: str, copy: Copy, until: float) -> None:
+        """Send a copy as soon as there is a link; say so if none comes in time."""
         if self.state.load is not load:
             return
         if peer in self._sessions:
             self.to_peer(peer, copy)
+        elif self.world.now < until:
+            self.after(1.0, lambda: self._send_copy(load, peer, copy, until))
         elif copy.version != load.version:
             self._tell(Copied(load.job, load.attempt, copy.version.unit, copy.share, trouble="no link"))
 
@@ -335,7 +344,8 @@ class WorkerProcess(Process):
             if not self._awaited:
                 self.after(self.random.expovariate(1), lambda: self._restore(load))
             return
-        assert load.holders.get(peer) == self.name, f"{peer} sends {copy}, which is not for {self.name}"
+        is_holder = load.holders.get(peer) == self.name or peer in self._owners
+        assert is_holder, f"{peer} sends {copy}, which is not for {self.name}"
         self.after(self.random.expovariate(1), lambda: self._store(load, copy))
 
     def _restore(self, load: Load) -> None:
@@ -355,7 +365,7 @@ class WorkerProcess(Process):
 
     def _give(self, load: Load, peer: str, share: int) -> None:
         if self.state.load is load and (copy := self._read(load, share)) is not None:
-            self._send_copy(load, peer, copy)
+            self._send_copy(load, peer, copy, self.world.now)
 
     def _read(self, load: Load, share: int) -> Copy | None:
         assert load.version is not None
@@ -372,15 +382,28 @@ class WorkerProcess(Process):
 
     # Links
 
+    def _change_standbys(self, command: events.Assist | events.ChangeStandbys) -> None:
+        if isinstance(command, events.Assist):
+            self._owners = set()
+            self.world.laws.counts["a worker stands by"] += 1
+        self._owners |= {owner for owner, standby in command.standbys.items() if standby == self.name}
+        load = self.state.load
+        assert load is not None
+        for end in list(self._pending):
+            self._welcome_if_due(end)
+        for peer in command.dial:
+            self._dial(peer, load, self.world.now + DIAL_SECONDS)
+
     def _link_up(self, command: events.Prepare | events.Regroup) -> None:
-        load = command.load
+        load, self._owners = command.load, set()
         for end in list(self._pending):
             self._welcome_if_due(end)
         for peer in command.dial:
             self._dial(peer, load, self.world.now + DIAL_SECONDS)
 
     def _dial(self, peer: str, load: Load, until: float) -> None:
-        if self.state.load is not load:
+        known = (*self._links.values(), *self._dialled)
+        if self.state.load is not load or any(end.other.process.name == peer for end in known):
             return
         end = self.world.network.dial(self, self.world.processes[peer], "worker", "data", self)
         if end is not None:
@@ -419,7 +442,10 @@ class WorkerProcess(Process):
         claim, load, peer = self._pending[end], self.state.load, end.other.process.name
         if load is None or (claim.job, claim.attempt) != (load.job, load.attempt):
             return
-        assert peer in self.state.admitted, f"{peer} has no part in {load.job}, but claims a link"
+        if peer not in self.state.admitted:  # it may have heard of a change of standbys before this worker
+            is_member = self.state.phase != "standby" and peer in load.plan.workers()
+            assert not is_member, f"{peer} has no part in {load.job}, but claims a link"
+            return
         del self._pending[end]
         end.send(Welcome(claim.job, claim.attempt))
         self._attach(peer, end)

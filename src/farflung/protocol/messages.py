@@ -57,6 +57,8 @@ from farflung.protocol.worker import (
     Register,
     Registered,
     SendState,
+    StandBy,
+    Standbys,
     Stop,
     UnitReady,
 )
@@ -101,9 +103,9 @@ FromPeer = Claim | Welcome | Pull
 FromViewer = Ask | AskTopology | Renew
 FromOperator = Drain | Ask | AskTopology | Renew
 ToWorker = (
-    Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | PeerMoved
-    | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe | Denied | Released | Status
-    | FleetTopology | Renewed
+    Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | StandBy
+    | Standbys | PeerMoved | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe | Denied
+    | Released | Status | FleetTopology | Renewed
 )  # fmt: skip
 ToSubmitter = (
     Attached

@@ -260,6 +260,35 @@ class Continue(Message, frozen=True):
     version: StateVersion | None = None
 
 
+class StandBy(Message, frozen=True):
+    """To an idle worker: hold copies of members of a job that runs, in which it has no part.
+
+    It admits links of the members that `standbys` maps to it, and dials those with a greater id, at
+    `addresses`. It stays in the backup pool: a `Load` of any job ends this, and so does `Stop`.
+    """
+
+    job: Id
+    attempt: Count
+    plan: Plan
+    training: Training
+    submitter: Id
+    standbys: dict[Id, Id]
+    addresses: dict[Id, Addresses]
+
+
+class Standbys(Message, frozen=True):
+    """From the next version on these idle workers hold the copies of members, by owner; the attempt goes on.
+
+    The copies of all others go to the holders that `Load` named. `addresses` are those of the workers that
+    this one exchanges such copies with: dial those with a greater id that are new.
+    """
+
+    job: Id
+    attempt: Count
+    standbys: dict[Id, Id]
+    addresses: dict[Id, Addresses]
+
+
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One segment's part of a unit.
 

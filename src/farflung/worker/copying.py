@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,6 +94,8 @@ class Copying:
         self._limits, self._pace = limits, pace
         self._files = ThreadPoolExecutor(1, thread_name_prefix="farflung-copies")
         self._load: Load | None = None
+        self._standbys: Mapping[str, str] = {}
+        self._owners: set[str] = set()
         self._linked: dict[str, asyncio.Event] = {}
         self._arriving: dict[tuple[StateVersion, int], _Arriving] = {}
         self._given: dict[int, asyncio.Future[None]] = {}
@@ -115,11 +117,21 @@ class Copying:
         """An attempt begins: copies are made, held and given for it from now on."""
         self.end()
         self._load = load
+        self._owners = {owner for owner, holder in load.holders.items() if holder == self._worker}
         for donor, taker, share in load.gifts:
             if taker == self._worker:
                 self._given[share] = asyncio.get_running_loop().create_future()
             if donor == self._worker:
                 self._spawn(self._give(load, taker, share))
+
+    def change_standbys(self, standbys: Mapping[str, str]) -> None:
+        """From the next version on these hold copies, by owner, before the load's holders.
+
+        A version before may still arrive here, so this worker goes on to take the copies of those that it
+        held for until now.
+        """
+        self._standbys = standbys
+        self._owners |= {owner for owner, standby in standbys.items() if standby == self._worker}
 
     def end(self) -> None:
         """The attempt is over: what is on its way is dropped."""
@@ -129,6 +141,7 @@ class Copying:
             if arriving.file is not None:
                 self._files.submit(arriving.file.close)
         self._load, self._given, self._arriving, self._linked = None, {}, {}, {}
+        self._standbys, self._owners = {}, set()
 
     def linked(self, peer: str) -> None:
         """There is a link to `peer`."""
@@ -167,7 +180,8 @@ class Copying:
             copy = await self._on_files(partial(self._disk().write, load.job, version, share, pieces))
             pieces.clear()  # frees the memory that is not on its way to the submitter
             self._tell(_copied(load, copy))
-            await self._send(load, load.holders[self._worker], copy, self._pace)
+            holder = self._standbys.get(self._worker) or load.holders[self._worker]
+            await self._send(load, holder, copy, self._pace)
         except FarflungError as error:
             self._trouble(load, version, share, str(error))
 
@@ -284,7 +298,7 @@ class Copying:
         is_given = (peer, self._worker, header.segment) in load.gifts
         if is_given and version is not None and version.unit == header.unit:
             known = version
-        elif load.holders.get(peer) == self._worker and header.segment == self._share(load, peer):
+        elif peer in self._owners and header.segment == self._share(load, peer):
             known = StateVersion(load.attempt, header.unit)
         else:
             raise ProtocolError(f"{peer} sent a copy of its state, which the plan does not expect")

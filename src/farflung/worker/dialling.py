@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from farflung.errors import ConnectionFailed, FarflungError
 from farflung.protocol.messages import Load
@@ -41,6 +41,10 @@ class Dialling:
     def begin(self, load: Load) -> None:
         """Begin an attempt, with the addresses of its peers."""
         self._addresses = dict(load.addresses)
+
+    def also(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """Know these peers, too."""
+        self._addresses.update(addresses)
 
     def moved(self, peer: str, addresses: Sequence[str]) -> None:
         """A peer has other addresses now."""

@@ -181,6 +181,24 @@ class Regroup:
 
 
 @dataclass(frozen=True)
+class Assist:
+    """Hold copies of a job in which this worker has no part: admit its members, dial the peers in `dial`."""
+
+    load: Load
+    standbys: Mapping[str, str]
+    dial: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ChangeStandbys:
+    """Exchange copies with other standbys from now on; dial the peers in `dial`, at these `addresses`."""
+
+    standbys: Mapping[str, str]
+    addresses: Mapping[str, list[str]]
+    dial: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Start:
     """Run the first unit, and each further one when the one before it is decided."""
 
@@ -264,6 +282,8 @@ Command = (
     Tell
     | Prepare
     | Regroup
+    | Assist
+    | ChangeStandbys
     | Start
     | Apply
     | AdvanceReplay

@@ -92,6 +92,14 @@ class Peers:
         self._load, self._admitted = load, peers
         self._intake.begin(worker, load, receiver)
         self.replays.begin(load, keeps=receiver is None)
+        self._welcome_due()
+
+    def admit_also(self, peers: frozenset[str]) -> None:
+        """Admit links of these peers from now on; the attempt goes on."""
+        self._admitted = peers
+        self._welcome_due()
+
+    def _welcome_due(self) -> None:
         for link in self._pending.links:
             try:
                 self._welcome_if_due(link)

@@ -188,7 +188,7 @@ class Routes:
         return self._listener
 
     def _has_job(self) -> bool:
-        return self._state().load is not None
+        return self._state().phase not in ("idle", "standby")
 
     def _broker_address(self) -> str:
         return self._broker

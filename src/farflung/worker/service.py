@@ -307,6 +307,10 @@ class WorkerService:
             self._prepare(command)
         elif isinstance(command, events.Regroup):
             self._regroup(command)
+        elif isinstance(command, events.Assist):
+            self._assist(command)
+        elif isinstance(command, events.ChangeStandbys):
+            self._change_standbys(command)
         elif isinstance(command, events.Drop):
             self._drop(command)
         elif isinstance(command, events.Retain):
@@ -379,6 +383,25 @@ class WorkerService:
             self._step(machine.Verified((load.job, load.attempt), problem, lacks=True))
         else:
             self.state_arrived()
+
+    def _assist(self, command: events.Assist) -> None:
+        """Hold copies of a job in which this worker has no part."""
+        load = command.load
+        self._copying.begin(load)
+        self._copying.change_standbys(command.standbys)
+        self._peers.admit(self._identity.id, load, None, self._state.admitted)
+        self._dialling.begin(load)
+        for peer in command.dial:
+            self._spawn(self._dialling.dial(peer, load))
+
+    def _change_standbys(self, command: events.ChangeStandbys) -> None:
+        load = self._state.load
+        assert load is not None
+        self._copying.change_standbys(command.standbys)
+        self._dialling.also(command.addresses)
+        self._peers.admit_also(self._state.admitted)
+        for peer in command.dial:
+            self._spawn(self._dialling.dial(peer, load))
 
     def _regroup(self, command: events.Regroup) -> None:
         load = command.load

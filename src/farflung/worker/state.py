@@ -10,6 +10,7 @@ restarted cannot know.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -30,6 +31,8 @@ from farflung.protocol.messages import (
     Refused,
     Registered,
     SendState,
+    StandBy,
+    Standbys,
     Stop,
     UnitReady,
 )
@@ -38,9 +41,11 @@ from farflung.text import count_of, duration_words
 from farflung.worker.events import (
     AdvanceReplay,
     Apply,
+    Assist,
     Attempt,
     BrokerBack,
     BrokerLost,
+    ChangeStandbys,
     Command,
     CopyState,
     Drop,
@@ -67,7 +72,7 @@ from farflung.worker.events import (
     Verified,
 )
 
-Phase = Literal["idle", "loading", "running", "collecting", "broken"]
+Phase = Literal["idle", "loading", "running", "collecting", "broken", "standby"]
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,10 @@ class State:
 
     `ready` is what was reported about unit `unit`; it is kept until the broker has decided that unit.
     `broken` is what was reported when the attempt ended here. `failure` says why a segment failed, which
-    costs the state. Without a broker the worker is `away`. `generation` and `seal` are those of the newest
-    broker that admitted it. A worker that is `leaving` ends once the broker has released it.
+    costs the state. `standbys` maps members to idle workers that hold their copies, before the load's
+    holders. A worker in the phase "standby" is such an idle one: it has a load, but no part in its plan.
+    Without a broker the worker is `away`. `generation` and `seal` are those of the newest broker that
+    admitted it. A worker that is `leaving` ends once the broker has released it.
     """
 
     worker: str
@@ -94,6 +101,7 @@ class State:
     unprotected: str = ""
     needs_bytes: int = 0
     broken: Broken | None = None
+    standbys: Mapping[str, str] = field(default_factory=dict)
     away: bool = False
     generation: int = 0
     seal: bytes = b""
@@ -109,7 +117,7 @@ class State:
     @property
     def standing(self) -> Standing | None:
         """What to say of the job to a broker that may not know of it."""
-        if self.load is None or self.phase == "idle":
+        if self.load is None or self.phase == "idle" or self.phase == "standby":
             return None
         phase = "loaded" if self.phase == "loading" and self.announced else self.phase
         return Standing(self.load.job, self.load.attempt, self.unit, phase)
@@ -130,13 +138,13 @@ class State:
         if self.load is None:
             return frozenset()
         gifts = [(donor, taker) for donor, taker, _ in self.load.gifts]
-        pairs = (*self.load.holders.items(), *gifts)
+        pairs = (*self.load.holders.items(), *self.standbys.items(), *gifts)
         return frozenset(one for pair in pairs if self.worker in pair for one in pair) - {self.worker}
 
     @property
     def needed(self) -> frozenset[str]:
         """Ids without whose links the attempt cannot go on: the neighbours, the submitter, and the donors."""
-        if self.load is None:
+        if self.load is None or self.phase == "standby":
             return frozenset()
         gifts = [] if self.filled else self.load.gifts
         donors = {donor for donor, taker, _ in gifts if taker == self.worker}
@@ -144,8 +152,11 @@ class State:
 
     @property
     def admitted(self) -> frozenset[str]:
-        """Ids whose data links are accepted now: the neighbours, the partners and the submitter."""
-        return self.neighbours | self.partners | {self.load.submitter} if self.load else frozenset()
+        """Ids whose data links are accepted now: the neighbours, the partners and the submitter.
+
+        A standby accepts only partners.
+        """
+        return self.neighbours | self.partners | self.needed
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:
@@ -206,6 +217,10 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return state, [Retain(message)]
     if isinstance(message, Released):
         return state, [Exit(message.reason)]
+    if isinstance(message, StandBy):
+        return _stand_by(state, message)
+    if isinstance(message, Standbys):
+        return _change_standbys(state, message)
     if state.load is None or not isinstance(message, Begin | Decide | SendState | Stop):
         return state, []
     held = state.load
@@ -241,7 +256,9 @@ def _copied(state: State, decide: Decide) -> list[Command]:
 
 def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
     commands: list[Command] = []
-    if state.load is not None:
+    if state.phase == "standby":
+        commands.append(Drop(f"it takes part in attempt {load.attempt} of job {load.job}"))
+    elif state.load is not None:
         commands.append(Drop(f"superseded by attempt {load.attempt} of job {load.job}"))
     fresh = replace(state.idle, phase="loading", load=load, unit=load.unit)
     if state.worker not in load.plan.workers():
@@ -251,6 +268,37 @@ def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
     count = len(load.plan.segments_of(state.worker))
     note = Note(f"job {load.job}: loading {count_of(count, 'segment')}")
     return fresh, [*commands, Prepare(load, dial), note]
+
+
+def _stand_by(state: State, message: StandBy) -> tuple[State, list[Command]]:
+    """Hold copies for a job, unless this worker takes part in one."""
+    if state.phase not in ("idle", "standby"):
+        return state, []
+    load = Load(
+        message.job,
+        message.attempt,
+        message.plan,
+        message.training,
+        programs=[],
+        addresses=message.addresses,
+        submitter=message.submitter,
+    )
+    commands: list[Command] = []
+    if state.phase == "standby":
+        commands.append(Drop(f"attempt {load.attempt} of job {load.job} began"))
+    fresh = replace(state.idle, phase="standby", load=load, standbys=message.standbys)
+    owners = ", ".join(sorted(fresh.partners))
+    note = Note(f"job {load.job}: standing by for {owners}")
+    return fresh, [*commands, Assist(load, message.standbys, _dialled(fresh)), note]
+
+
+def _change_standbys(state: State, message: Standbys) -> tuple[State, list[Command]]:
+    if state.attempt != (message.job, message.attempt) or state.phase == "broken":
+        return state, []
+    changed = replace(state, standbys=message.standbys)
+    new = changed.partners - state.partners - state.linked
+    dial = tuple(sorted(peer for peer in new if peer > state.worker))
+    return changed, [ChangeStandbys(message.standbys, message.addresses, dial)]
 
 
 def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
@@ -388,6 +436,9 @@ def _registered(state: State, message: Registered) -> tuple[State, list[Command]
     state = replace(state, away=False, generation=message.generation, seal=message.seal)
     if state.load is None:
         return state, [Note(f"registered as {message.worker}; idle in the backup pool")]
+    if state.phase == "standby":
+        drop = Drop("the broker counts this worker as a new one")
+        return state.idle, [drop, Note(f"registered as {message.worker}; idle in the backup pool")]
     commands: list[Command] = [Note(f"registered as {message.worker}; job {state.load.job} goes on")]
     if state.phase == "loading" and state.announced:
         commands.append(Tell(Loaded(state.load.job, state.load.attempt)))
@@ -400,7 +451,7 @@ def _registered(state: State, message: Registered) -> tuple[State, list[Command]
 
 def _broker_lost(state: State, reason: str) -> tuple[State, list[Command]]:
     state = replace(state, away=True)
-    if state.load is None:
+    if state.load is None or state.phase == "standby":
         return state, _exit_if_leaving(state)
     note = Note(f"job {state.load.job} is kept, and waits for the broker: {reason}")
     return state, [note]

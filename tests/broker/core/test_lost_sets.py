@@ -28,10 +28,10 @@ def place(idle: str = "xyz", **changes: object) -> Scenario:
         story.join(worker, device=KERNELS, disk_bytes=10**9)
     story.logged_from = 0
     story.running(len(MEMBERS), **{"steps": 20, **changes})
-    for worker in idle:
-        story.join(worker, device=KERNELS, disk_bytes=10**9)
     story.all_ready(0)
     spread(story, 0)
+    for worker in idle:  # they stand by, and get no copy before the next version
+        story.join(worker, device=KERNELS, disk_bytes=10**9)
     for unit in range(1, 4):
         story.all_ready(unit)
     return story

@@ -18,11 +18,13 @@ def of(story: Scenario, worker: str, silent: float | None = 0.5, joining: str = 
 
 
 def ready(story: Scenario) -> Membership:
-    return of(story, "d")
+    story.join("e")  # without a disk for copies, or it would stand by
+    return of(story, "e")
 
 
 def joining(story: Scenario) -> Membership:
-    return of(story, "d", joining="d")
+    story.join("e")
+    return of(story, "e", joining="e")
 
 
 def training(story: Scenario) -> Membership:
@@ -56,8 +58,9 @@ def stopped(story: Scenario) -> Membership:
 
 
 def released(story: Scenario) -> Membership:
-    leave(story, "d")
-    return of(story, "d", silent=90)
+    story.join("e")
+    leave(story, "e")
+    return of(story, "e", silent=90)
 
 
 def expected_back(story: Scenario) -> Membership:

@@ -140,7 +140,7 @@ def test_a_second_move_waits() -> None:
         if job_of(story).versions.under_way is not None:
             for share, owner in enumerate(job_of(story).members):
                 story.copied(owner, unit, share)
-                story.copied(job_of(story).holders[owner], unit, share)
+                story.copied(job_of(story).holder_of(owner), unit, share)
     story.tick(1)
     assert "the last move was" in considered(answer(story, "a", "b", "c")).words
 

@@ -122,6 +122,8 @@ def job_restoring(fact: facts.JobRestoring, state: State) -> State:
         history=History(),
         logged={},
         unprotected="",
+        standbys={},
+        unfit_standbys=frozenset(),
         words="",
         pace=replace(held.pace, moved_at=fact.at),
     )
@@ -171,6 +173,8 @@ def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         donors={},
         sources={},
         replanning=Replanning(),
+        standbys={},
+        unfit_standbys=frozenset(),
         loaded=frozenset(),
         group=None,
         tuning=tuning,
@@ -212,6 +216,8 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
         tuning=None,
         copies=held.copies.interrupted(),
         unprotected="",
+        standbys={},
+        unfit_standbys=frozenset(),
         recovery=_regrouped(held),
         pace=replace(held.pace, moved_at=fact.at),
     )
@@ -239,6 +245,8 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
         replanning=Replanning(),
         recuts=False,
         unprotected="",
+        standbys={},
+        unfit_standbys=frozenset(),
         pace=Pace(fact.at),
     )
     if fact.sources:
@@ -274,6 +282,8 @@ def without_plan(job: Job) -> Job:
         sources={},
         replanning=Replanning(),
         recuts=False,
+        standbys={},
+        unfit_standbys=frozenset(),
         words="",
     )
 

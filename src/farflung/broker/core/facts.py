@@ -207,13 +207,17 @@ class UnitDecided(Decision, frozen=True):
 class VersionStable(Decision, frozen=True):
     """Each share of this version is on the disks of two workers: the job can go on from it.
 
-    `digests` has the SHA-256 of each share's copy, and the largest copy has `largest_bytes`.
+    `digests` has the SHA-256 of each share's copy, `holders` the worker that has it beside its owner. The
+    largest copy has `largest_bytes`, and `written_bytes` were written to the disk that got most. Older logs
+    lack the last two.
     """
 
     job: str
     version: StateVersion
     digests: dict[int, copies.Digest]
     largest_bytes: int = 0
+    holders: dict[int, str] = {}
+    written_bytes: int = 0
 
 
 class VersionFailed(Decision, frozen=True):
@@ -407,6 +411,17 @@ class ReplanningChanged(msgspec.Struct, frozen=True):
     replanning: Replanning
 
 
+class StandbysChanged(msgspec.Struct, frozen=True):
+    """Observed: these idle workers hold the copies of members of the job, by owner.
+
+    The `unfit` could not hold them in this attempt, though they should have.
+    """
+
+    job: str
+    standbys: dict[str, str]
+    unfit: list[str] = []
+
+
 class WorkerReady(msgspec.Struct, frozen=True):
     """Observed: a worker sent its shares of the current unit."""
 
@@ -468,6 +483,7 @@ Observation = (
     | WaitExplained
     | CodecTuningChanged
     | ReplanningChanged
+    | StandbysChanged
 )
 Fact = AnyDecision | Observation
 

@@ -116,10 +116,14 @@ def replay_from(job: Job) -> int:
     return version.next_unit if job.replayers and version is not None else 0
 
 
-def worker_moved(turn: Transition, job: Job, worker: str) -> None:
-    """Tell the neighbours and the submitter of a job the new addresses of one of its workers."""
-    if job.plan is None:
+def worker_moved(turn: Transition, worker: str) -> None:
+    """Tell the neighbours and the submitter of a worker's job its new addresses; those of a standby, too."""
+    held_by = turn.state.workers[worker].job or turn.state.standing_by().get(worker)
+    job = turn.state.jobs.get(held_by or "")
+    if job is None or job.plan is None:
         return
     for name in sorted(job.partners(worker)):
         turn.do(Send(name, PeerMoved(worker, turn.state.addresses_for(worker, name))))
+    if worker not in job.members:
+        return
     turn.tell(job.job, PeerMoved(worker, turn.state.addresses_for(worker, job.submitter, job.job)))

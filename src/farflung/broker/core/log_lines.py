@@ -6,7 +6,7 @@ from functools import singledispatch
 
 from farflung.broker.core import facts
 from farflung.protocol.fields import has_left, one_line
-from farflung.text import format_seconds
+from farflung.text import and_more, format_seconds
 
 
 @singledispatch
@@ -118,7 +118,18 @@ def _describe_job_regrouped(fact: facts.JobRegrouped) -> str:
 @log_line.register
 def _describe_job_replaying(fact: facts.JobReplaying) -> str:
     names = ", ".join(fact.replayers)
-    return f"past units of {fact.job} run again on {names} alone (attempt {fact.attempt}): {fact.reason}"
+    donors = sorted({donor for taker, donor in fact.donors.items() if taker in fact.replayers})
+    share = f"copies of {', '.join(donors)}" if donors else "own copies"
+    return (
+        f"past units of {fact.job} run again on {names} alone, from {share}"
+        f" (attempt {fact.attempt}): {fact.reason}"
+    )
+
+
+@log_line.register
+def _describe_standbys_changed(fact: facts.StandbysChanged) -> str:
+    by = [f"{standby} for {owner}" for owner, standby in sorted(fact.standbys.items())]
+    return f"{fact.job}: {and_more(by, 8)} stand by" if by else f"{fact.job}: no one stands by"
 
 
 @log_line.register

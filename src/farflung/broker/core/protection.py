@@ -6,6 +6,7 @@ so when it registers and whenever that changes. A copy counts only if its digest
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from farflung.broker.core import facts
@@ -18,6 +19,7 @@ from farflung.plans import Plan, holders_of
 from farflung.protocol.copies import Copied, CopyLost, HeldCopy, Retain, StateVersion
 from farflung.protocol.fields import MOST_COUNT, one_line
 from farflung.schedule import Unit
+from farflung.text import and_more
 
 
 def holders_for(state: State, job: Job, plan: Plan) -> dict[str, str]:
@@ -54,7 +56,9 @@ def protection(state: State, job: Job) -> str:
         why = trouble or "the next copy is not complete"
         return one_line(f"not protected: {alone} alone has its part of step {stable.step}; {why}")
     late = f"; no newer copy: {trouble}" if trouble else ""
-    return one_line(f"protected up to step {stable.step}{late}")
+    names = sorted(set(job.standbys.values()))
+    beside = f"; {and_more(names, 3)} {'stands' if len(names) == 1 else 'stand'} by" if names else ""
+    return one_line(f"protected up to step {stable.step}{beside}{late}")
 
 
 def _alone(state: State, job: Job, version: Version, plan: Plan) -> str:
@@ -96,7 +100,7 @@ def memory_is_free(state: State, job: Job) -> bool:
     if version is None or job.plan is None:
         return True
     shares = shares_of(job.plan)
-    return all(_copy_of(state.workers[owner], job, version, share) for share, owner in shares.items())
+    return all(copy_of(state.workers[owner], job, version, share) for share, owner in shares.items())
 
 
 def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
@@ -112,12 +116,13 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
     if plan is None or version is None or version.name != name:
         return  # of a version that has failed
     owner = shares_of(plan).get(message.share, "")
-    if worker not in (owner, job.holders.get(owner)):
+    if worker not in (owner, job.holders.get(owner), job.standbys.get(owner)):
         raise ProtocolError(f"worker {worker} has a copy of share {message.share}, which is not for it")
     if message.trouble:
-        is_urgent = any(turn.state.workers[name].leaving for name in job.members)
-        pause = job.versions.retry_seconds(is_urgent)
-        _fail(turn, job, version, f"{worker}: {message.trouble}", pause)
+        if worker in (owner, job.holder_of(owner)):
+            is_urgent = any(turn.state.workers[name].leaving for name in job.members)
+            pause = job.versions.retry_seconds(is_urgent)
+            fail(turn, job, version, f"{worker}: {message.trouble}", pause)
         return
     copy = HeldCopy(job.job, name, message.share, message.sha256, message.bytes)
     others = [one for one in turn.state.workers[worker].held if not _is_same(one, copy)]
@@ -129,8 +134,14 @@ def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
     """The version is stable once all of its copies are there."""
     if copies := _complete(turn.state, job, version, plan):
         digests = {share: copy.sha256 for share, copy in copies.items()}
-        largest = max(copy.bytes for copy in copies.values())
-        turn.emit(facts.VersionStable(turn.now, job.job, version.name, digests, largest))
+        owners = shares_of(plan)
+        holders = {share: job.holder_of(owner) for share, owner in owners.items()}
+        written = Counter[str]()
+        for share, copy in copies.items():
+            written.update({owners[share]: copy.bytes, holders[share]: copy.bytes})
+        largest, most = max(copy.bytes for copy in copies.values()), max(written.values())
+        stable = facts.VersionStable(turn.now, job.job, version.name, digests, largest, holders, most)
+        turn.emit(stable)
         retain(turn, job, [version.name], version.name)
 
 
@@ -158,7 +169,7 @@ def on_restart(turn: Transition, job: Job) -> None:
     Nothing is wrong with workers and disks, so the next one is due at once.
     """
     if job.versions.under_way is not None:
-        _fail(turn, job, job.versions.under_way, "the broker was restarted while it was made", 0.0)
+        fail(turn, job, job.versions.under_way, "the broker was restarted while it was made", 0.0)
 
 
 def version_to_restore(job: Job) -> Version | None:
@@ -210,7 +221,8 @@ def retain(turn: Transition, job: Job, versions: list[StateVersion], up_to: Stat
             turn.do(Send(worker.worker, Retain(job.job, versions, up_to)))
 
 
-def _fail(turn: Transition, job: Job, version: Version, reason: str, pause_seconds: float) -> None:
+def fail(turn: Transition, job: Job, version: Version, reason: str, pause_seconds: float) -> None:
+    """Give up the version under way; another one may follow after a pause."""
     turn.emit(facts.VersionFailed(turn.now, job.job, version.name, one_line(reason), pause_seconds))
     stable = turn.state.jobs[job.job].versions.stable
     retain(turn, job, [] if stable is None else [stable.name], version.name)
@@ -225,15 +237,16 @@ def _complete(state: State, job: Job, version: Version, plan: Plan) -> dict[int,
     """The copies of all shares, once each is on the disks of its owner and of that one's holder."""
     copies: dict[int, HeldCopy] = {}
     for share, owner in shares_of(plan).items():
-        mine = _copy_of(state.workers[owner], job, version, share)
-        theirs = _copy_of(state.workers[job.holders[owner]], job, version, share)
+        mine = copy_of(state.workers[owner], job, version, share)
+        theirs = copy_of(state.workers[job.holder_of(owner)], job, version, share)
         if mine is None or theirs is None or mine.sha256 != theirs.sha256:
             return {}
         copies[share] = mine
     return copies
 
 
-def _copy_of(worker: Worker, job: Job, version: Version, share: int) -> HeldCopy | None:
+def copy_of(worker: Worker, job: Job, version: Version, share: int) -> HeldCopy | None:
+    """A worker's copy of a share of a version, if it has one."""
     wanted = (job.job, version.name, share)
     found = (copy for copy in worker.held if (copy.job, copy.version, copy.share) == wanted)
     return next(found, None)

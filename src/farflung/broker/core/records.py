@@ -164,10 +164,13 @@ class Job:
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
     and it last moved to a better plan at `moved_at` (0: never).
 
+    `standbys` maps members to idle workers that hold their copies; these come before `holders`. Those that
+    could not do so are `unfit_standbys` until the attempt ends.
+
     `loaded`, `group`, `replanning` (whether another plan pays), `traffic` (per link, since the job
     began), `words` (why it waits), `tuning` (codec tuning), `unprotected` (why a member can make no
-    copies), `needs` (bytes of memory that each member's part takes) and `logged` (the first unit of which
-    each member has all that it sent) are observed, and empty after a replay.
+    copies), `needs` (bytes of memory that each member's part takes), `logged` (the first unit of which
+    each member has all that it sent), `standbys` and `unfit_standbys` are observed, and empty after a replay.
     """
 
     job: str
@@ -213,6 +216,8 @@ class Job:
     history: History = field(default_factory=History)
     logged: Mapping[str, int] = field(default_factory=dict)
     unprotected: str = ""
+    standbys: Mapping[str, str] = field(default_factory=dict)
+    unfit_standbys: frozenset[str] = frozenset()
     needs: Mapping[str, int] = field(default_factory=dict)
     replanning: Replanning = field(default_factory=Replanning)
     results: tuple[Result, ...] = ()
@@ -242,11 +247,15 @@ class Job:
             return self.unit.number
         return 1 + max((decision.unit for decision in self.decisions), default=-1)
 
+    def holder_of(self, member: str) -> str:
+        """The worker that holds a member's copies; empty if none does."""
+        return self.standbys.get(member) or self.holders.get(member, "")
+
     def partners(self, worker: str) -> set[str]:
-        """The members that a member exchanges values or copies with."""
+        """The workers that a member or a standby exchanges values or copies with."""
         near = set() if self.plan is None else set(self.plan.neighbours(worker))
         given = [(taker, donor) for taker, read in self.sources.items() for donor in read.values()]
-        for pair in (*self.holders.items(), *self.donors.items(), *given):
+        for pair in (*self.holders.items(), *self.standbys.items(), *self.donors.items(), *given):
             if worker in pair:
                 near |= {*pair} - {worker}
         return near
@@ -307,6 +316,10 @@ class State:
         emulated = job.training.emulated
         return {w.worker for w in self.workers.values() if w.connected and w.emulated == emulated}
 
+    def standing_by(self) -> dict[str, str]:
+        """The job that each standby stands by for."""
+        return {one: job.job for job in self.jobs.values() for one in job.standbys.values()}
+
     def addresses_for(self, worker: str, reader: str, job: str = "") -> list[str]:
         """Addresses of a worker that `reader`, another worker or the submitter of `job`, may dial."""
         of_job, other = self.jobs.get(job), self.workers.get(reader)
@@ -349,6 +362,8 @@ def durable_job(job: Job) -> Job:
         needs={},
         logged={},
         replanning=Replanning(),
+        standbys={},
+        unfit_standbys=frozenset(),
     )
 
 

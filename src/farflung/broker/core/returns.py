@@ -6,7 +6,7 @@ lacks; else it is stopped. What only it can know, such as its `UnitReady`, it sa
 
 from __future__ import annotations
 
-from farflung.broker.core import facts, job_queue, jobs, loads, protection, recovery
+from farflung.broker.core import facts, job_queue, jobs, loads, protection, recovery, standbys
 from farflung.broker.core.events import ReadTuning, Send
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, RUNNING, Job, State, Worker
 from farflung.broker.core.transition import Transition
@@ -102,6 +102,8 @@ def take_up(turn: Transition, name: str, standing: Standing | None) -> None:
         return
     if decision := _decision_for(job, standing):
         turn.do(Send(name, decision))
+    if job.holders and _is_of(standing, job):
+        turn.do(Send(name, standbys.standbys_of(turn.state, job, name)))
     if not _is_of(standing, job):
         turn.do(Send(name, recovery.continue_of(turn.state, job, name)))
     elif job.state == LOADING and standing.phase == "loaded":
@@ -127,6 +129,7 @@ def lose(turn: Transition, name: str, reason: str) -> None:
     job = turn.state.workers[name].job
     reason = one_line(reason)
     turn.emit(facts.WorkerLost(turn.now, name, reason))
+    standbys.lost(turn, name)
     if job is not None:
         lost_job = turn.state.jobs[job]
         verb = "left" if has_left(name, reason) else "was lost"

@@ -20,7 +20,19 @@ from farflung.errors import FarflungError
 FORMAT = 1
 """Raise it when a snapshot changes in a way that defaults of new fields cannot carry."""
 
-_OBSERVED = ("loaded", "group", "traffic", "words", "tuning", "unprotected", "needs", "logged", "replanning")
+_OBSERVED = (
+    "loaded",
+    "group",
+    "traffic",
+    "words",
+    "tuning",
+    "unprotected",
+    "needs",
+    "logged",
+    "standbys",
+    "unfit_standbys",
+    "replanning",
+)
 """The fields of a job that `durable` empties: a snapshot holds none of them, nor what a worker holds."""
 
 _log = logging.getLogger("farflung.broker")

@@ -24,6 +24,7 @@ from farflung.broker.core import (
     protection,
     recovery,
     returns,
+    standbys,
     submitters,
     units,
 )
@@ -58,6 +59,9 @@ from farflung.protocol.messages import (
     UnitReady,
 )
 from farflung.transport.net.addresses import parse_address
+
+_OF_STANDBYS = (Copied, CopyLost, AskReverse, AskCircuit, NotReached)
+"""What a worker may say of a job that it stands by for."""
 
 __all__ = ["Outcome", "State", "decide", "durable", "reduce_fact", "replay"]
 
@@ -94,6 +98,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     draining.hand_over(turn)
     moving.settle(turn)
     job_queue.start_queued(turn)
+    standbys.arrange(turn)
     draining.release(turn)
     returns.explain(turn)
     return Outcome(turn.state, tuple(turn.facts), tuple(turn.commands), turn.blobs, turn.unneeded_blobs())
@@ -207,8 +212,7 @@ def _on_worker_moves(event: events.WorkerMoves, turn: Transition) -> None:
     turn.emit(
         facts.WorkerMoved(turn.now, event.worker, list(where.addresses), list(where.claims), where.seen)
     )
-    if worker.job is not None:
-        loads.worker_moved(turn, turn.state.jobs[worker.job], event.worker)
+    loads.worker_moved(turn, event.worker)
 
 
 @_decide.register
@@ -221,8 +225,7 @@ def _on_worker_verified(event: events.WorkerVerified, turn: Transition) -> None:
     ):
         return  # outdated, or known already
     turn.emit(facts.WorkerVerified(event.worker, list(event.addresses)))
-    if worker.job is not None:
-        loads.worker_moved(turn, turn.state.jobs[worker.job], event.worker)
+    loads.worker_moved(turn, event.worker)
 
 
 @_decide.register
@@ -249,7 +252,8 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         case Loaded():
             jobs.worker_loaded(turn, job, event.worker, message.unprotected, message.needs_bytes)
         case Copied():
-            protection.on_copied(turn, job, event.worker, message)
+            if not standbys.on_trouble(turn, job, event.worker, message):
+                protection.on_copied(turn, job, event.worker, message)
         case CopyLost():
             recovery.copy_lost(turn, job, event.worker, message)
         case AskReverse() | AskCircuit():
@@ -373,6 +377,10 @@ def _job_of(turn: Transition, event: events.WorkerMessage) -> Job | None:
         )
     if job.over or job.state == QUEUED or message.attempt < job.attempt:
         return None
+    if event.worker in job.standbys.values() and isinstance(message, _OF_STANDBYS):
+        return job
+    if event.worker not in job.members and job.holders and isinstance(message, _OF_STANDBYS):
+        return None  # it may have stood by until now
     if event.worker not in job.members or job.state == PLANNING:
         raise ProtocolError(f"worker {event.worker} sent a message for job {job.job}, but has no part in it")
     return job

@@ -41,6 +41,11 @@ class Transition:
         self.blobs[digest] = blob
         return digest
 
+    @property
+    def before(self) -> State:
+        """The state before the event."""
+        return self._before
+
     def unneeded_blobs(self) -> frozenset[Digest]:
         """The blobs that jobs needed before and no job needs now."""
         jobs = {fact.job for fact in self.facts if isinstance(fact, _CHANGES_BLOBS)}

@@ -71,7 +71,8 @@ def replanning_changed(fact: facts.ReplanningChanged, state: State) -> State:
 
 def version_stable(fact: facts.VersionStable, state: State) -> State:
     job = state.jobs[fact.job]
-    versions = job.versions.became_stable(fact.digests, fact.largest_bytes, fact.at)
+    written = fact.written_bytes or 2 * fact.largest_bytes
+    versions = job.versions.became_stable(fact.digests, written, fact.at, fact.holders)
     assert versions.stable is not None
     history = job.history.since(versions.stable.next_unit)
     return state.with_job(replace(job, versions=versions, history=history))
@@ -82,6 +83,12 @@ def version_failed(fact: facts.VersionFailed, state: State) -> State:
     return state.with_job(
         replace(job, versions=job.versions.failed(fact.reason, fact.at + fact.pause_seconds))
     )
+
+
+def standbys_changed(fact: facts.StandbysChanged, state: State) -> State:
+    job = state.jobs[fact.job]
+    unfit = job.unfit_standbys | {*fact.unfit}
+    return state.with_job(replace(job, standbys=dict(fact.standbys), unfit_standbys=unfit))
 
 
 def copy_asked(fact: facts.CopyAsked, state: State) -> State:

@@ -2,11 +2,11 @@
 
 A version is taken right after a step, at most one at a time: the first one after the first step of an
 attempt, and the next one as soon as the one before is stable. Between two decisions at least `COSTS` times
-the seconds pass that the last version took from its decision until it was stable. So copies are on their way
-in at most a tenth of the time, however slow lines and disks are. And so many seconds pass that no disk, which
-gets two copies of each version, is written at more than `WEAR` bytes a second: disks wear. After a version
-that could not be made, `RETRY_SECONDS` pass, or `FIRST_RETRY_SECONDS` as long as there is no stable one or a
-member that is to leave waits for one.
+the seconds pass that the last version was on its way, which is all but `FREE_SECONDS` of what it took from
+its decision until it was stable. So copies are on their way in about a tenth of the time, however slow lines
+and disks are. And so many seconds pass that the disk that gets most of a version is not written at more than
+`WEAR` bytes a second: disks wear. After a version that could not be made, `RETRY_SECONDS` pass, or
+`FIRST_RETRY_SECONDS` as long as there is no stable one or a member that is to leave waits for one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from farflung.protocol.copies import Digest, StateVersion
 from farflung.schedule import Unit
 
 COSTS = 10.0
-WEAR = 1e6
-"""At 86 GB a day, a common disk for 600 TB lasts 19 years."""
+FREE_SECONDS = 1.0
+"""A small version takes as long without much load on a line: threads take turns, disks sync."""
+
+WEAR = 3.8e6
+"""A common disk of 1 TB is sold for 600 TB: written like this without a pause, it lasts for five years."""
 
 RETRY_SECONDS = 300.0
 FIRST_RETRY_SECONDS = 10.0
@@ -31,7 +34,8 @@ class Version:
     """One version of a job's state, decided at `at` (seconds since 1970).
 
     `codecs` are those of the job's links from the next unit on, `step` counts the steps that were applied.
-    Once it is stable, `digests` has the SHA-256 of each share's copy.
+    Once it is stable, `digests` has the SHA-256 of each share's copy, and `holders` the worker that has it
+    beside its owner.
 
     If the job has another plan by now, `names` says which parameters and buffers each share has, and `on`
     which workers may have copies; else both are empty, because the plan says so.
@@ -44,6 +48,7 @@ class Version:
     digests: Mapping[int, Digest] = field(default_factory=dict)
     names: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     on: tuple[str, ...] = ()
+    holders: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def next_unit(self) -> int:
@@ -59,7 +64,7 @@ class Version:
 
     def may_be_on(self, plan: Plan, holders: Mapping[str, str]) -> tuple[str, ...]:
         """The workers that may have copies; `plan` is the job's, with these `holders`."""
-        return self.on or tuple(sorted({*plan.workers(), *holders.values()}))
+        return self.on or tuple(sorted({*plan.workers(), *holders.values(), *self.holders.values()}))
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,8 @@ class Versions:
     """The versions of one job's state: the one under way and the newest stable one, if any.
 
     No other is taken before `not_before` (seconds since 1970). The stable one `took` so many seconds.
-    `trouble` says why the last one failed. A member that is to leave wants one that is decided at
-    `wanted_from` or later; 0 if none does.
+    `trouble` says why the last one failed. `wanted_from` is not 0 if one is wanted that is decided then or
+    later: a member is to leave, or the stable one has lost a copy.
     """
 
     under_way: Version | None = None
@@ -83,7 +88,7 @@ class Versions:
         return unit.train and self.under_way is None and now >= self.not_before
 
     def wanted(self, now: float) -> Versions:
-        """The versions once the next one is wanted soon, because a member is to leave."""
+        """The versions once the next one is wanted soon: a member is to leave, or a copy is lost."""
         return replace(self, not_before=min(self.not_before, now), wanted_from=now)
 
     def decided(self, version: Version) -> Versions:
@@ -96,11 +101,17 @@ class Versions:
             return self
         return replace(self, under_way=replace(self.under_way, codecs=codecs))
 
-    def became_stable(self, digests: Mapping[int, Digest], largest_bytes: int, now: float) -> Versions:
-        """The versions once every share of the one under way, of at most so many bytes, is on two disks."""
+    def became_stable(
+        self, digests: Mapping[int, Digest], written_bytes: int, now: float, holders: Mapping[int, str] = {}
+    ) -> Versions:
+        """The versions once every share of the one under way is on two disks.
+
+        So many bytes of it were written to the disk that got most.
+        """
         assert self.under_way is not None
-        stable, took = replace(self.under_way, digests=digests), max(0.0, now - self.under_way.at)
-        pause = max(COSTS * took, 2 * largest_bytes / WEAR)
+        took = max(0.0, now - self.under_way.at)
+        pause = max(COSTS * (took - FREE_SECONDS), written_bytes / WEAR)
+        stable = replace(self.under_way, digests=digests, holders=holders)
         if stable.at < self.wanted_from:
             return Versions(None, stable, took=took, wanted_from=self.wanted_from)
         return Versions(None, stable, stable.at + pause, took=took)

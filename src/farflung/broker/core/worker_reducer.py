@@ -58,6 +58,7 @@ def worker_verified(fact: facts.WorkerVerified, state: State) -> State:
 
 
 def worker_lost(fact: facts.WorkerLost, state: State) -> State:
+    state = _without_copies_of(state, fact.worker, fact.at)
     return state.with_worker(_gone(state.workers[fact.worker], fact))
 
 
@@ -66,6 +67,7 @@ def worker_leaving(fact: facts.WorkerLeaving, state: State) -> State:
     if worker.job is not None:  # another one is to begin with what it has at its next step
         job = state.jobs[worker.job]
         state = state.with_job(replace(job, versions=job.versions.wanted(fact.at)))
+    state = _without_copies_of(state, fact.worker, fact.at)
     since = fact.at if worker.leaving is None else worker.leaving.since
     return state.with_worker(replace(worker, leaving=Leave(since, fact.deadline, fact.reason)))
 
@@ -91,3 +93,12 @@ def _new_addresses(known: Worker | None, fact: facts.WorkerAdmitted | facts.Work
         return where
     is_new = isinstance(fact, facts.WorkerAdmitted) and fact.boot != known.boot
     return where if is_new else replace(where, verified=known.where.verified)
+
+
+def _without_copies_of(state: State, worker: str, at: float) -> State:
+    """The jobs whose newest version lies with a worker that is no member of them want another one soon."""
+    for job in state.jobs.values():
+        stable = job.versions.stable
+        if stable is not None and worker in stable.holders.values() and worker not in job.members:
+            state = state.with_job(replace(job, versions=job.versions.wanted(at)))
+    return state

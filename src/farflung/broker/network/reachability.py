@@ -39,7 +39,8 @@ def ask(
     """
     if job.state not in (LOADING, RUNNING, COLLECTING) or job.plan is None:
         return
-    _check_pair(job, job.plan, asker, message.peer)
+    if not _is_pair(job, job.plan, asker, message.peer):
+        return
     if isinstance(message, AskReverse):
         request = DialBack(message.number, job.job, job.attempt, asker, list(addresses))
         turn.do(to_member(job.job, job.submitter, message.peer, request))
@@ -62,8 +63,7 @@ def submitter_addresses(message: AskReverse | AskCircuit, remote: str) -> list[s
 
 def not_reached(turn: Transition, job: Job, worker: str, message: NotReached) -> None:
     """Tell the asker that its peer could not help; see `ask`."""
-    if job.plan is not None:
-        _check_pair(job, job.plan, worker, message.peer)
+    if job.plan is not None and _is_pair(job, job.plan, worker, message.peer):
         answer = NotReached(message.number, job.job, job.attempt, worker, message.reason)
         turn.do(to_member(job.job, job.submitter, message.peer, answer))
 
@@ -150,8 +150,18 @@ def relay_for(state: State, job: str, pair: tuple[str, str], without: Sequence[s
     return max(offers, key=score, default=BROKER_ID)
 
 
-def _check_pair(job: Job, plan: Plan, a: str, b: str) -> None:
+def _is_pair(job: Job, plan: Plan, a: str, b: str) -> bool:
+    """Whether the plan has a link between the two; False if one may have stood by for the job until now.
+
+    Raises
+    ------
+    ProtocolError
+        It has none, and never had.
+    """
     workers = set(plan.workers())
     fed = (a in workers and b == job.submitter) or (b in workers and a == job.submitter)
-    if not fed and b not in job.partners(a):
+    if fed or b in job.partners(a):
+        return True
+    if not job.holders or b in workers:
         raise ProtocolError(f"{a} asks for a link to {b}, but the plan of {job.job} has no such link")
+    return False

@@ -1,0 +1,211 @@
+"""Idle workers hold copies of a running job, and take over without a byte of state on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+from tests.broker.core.test_protection import is_copied, job_of, spread, words
+from tests.broker.core.test_replaying import KERNELS, continues, load_all, loads
+from tests.broker.scenario import Scenario, sent
+
+from farflung.broker.core import events, facts
+from farflung.broker.core.state import durable, replay
+from farflung.protocol.copies import Retain, StateVersion
+from farflung.protocol.messages import AskReverse, DialBack, PeerMoved, StandBy, Standbys, Stop
+from farflung.protocol.worker import Device
+
+
+def place(*spare: str, **changes: object) -> Scenario:
+    """Workers a, b and c run job-1; the `spare` ones have joined after that."""
+    story = Scenario()
+    for worker in "abc":
+        story.join(worker, device=KERNELS, disk_bytes=10**9)
+    story.logged_from = 0
+    story.running(3, **{"steps": 2000, **changes})
+    for worker in spare:
+        join(story, worker)
+    return story
+
+
+def join(story: Scenario, worker: str, device: Device = KERNELS, disk_bytes: int = 10**9) -> None:
+    story.join(worker, device=device, disk_bytes=disk_bytes)
+
+
+def standbys(story: Scenario) -> dict[str, str]:
+    return dict(job_of(story).standbys)
+
+
+def test_a_newcomer_stands_by_for_a_job_that_runs_and_the_run_goes_on() -> None:
+    story = place()
+    before = len(story.commands)
+    join(story, "d")
+    assert standbys(story) == dict.fromkeys("abc", "d")
+    job, commands = job_of(story), story.commands[before:]
+    assert (job.state, job.attempt) == ("running", 1) and story.state.standing_by() == {"d": "job-1"}
+    (order,) = [message for message in sent(commands, "d") if isinstance(message, StandBy)]
+    assert (order.plan, order.attempt, order.standbys) == (job.plan, 1, standbys(story))
+    assert order.addresses == {owner: [f"{owner}.example:7000"] for owner in "abc"}
+    for owner in "abc":
+        assert sent(commands, owner) == [Standbys("job-1", 1, {owner: "d"}, {"d": ["d.example:7000"]})]
+    assert story.state.backup_pool() == ["d"] and is_copied(story, 0)
+    spread(story, 0)
+    assert words(story) == "protected up to step 1; d stands by"
+    version = job_of(story).versions.stable
+    assert version is not None and version.holders == {0: "d", 1: "d", 2: "d"}
+    log = [fact for fact in story.facts if isinstance(fact, facts.Decision)]
+    assert replay(log) == durable(story.state)
+
+
+def test_a_standby_takes_over_with_its_own_copy_and_a_new_copy_is_made() -> None:
+    story = place("d", "e")
+    assert is_copied(story, 0)
+    spread(story, 0)
+    story.all_ready(1)
+    lost, by = "b", standbys(story)["b"]
+    story.leave(lost)
+    job = job_of(story)
+    assert (job.replayers, job.donors, job.standbys) == ((by,), {}, {})
+    (load,) = [one.load for one in story.commands if hasattr(one, "load") and one.worker == by]
+    assert (load.version, load.donors, len(load.history)) == (StateVersion(1, 0), {}, 1)
+    assert f"{by} alone has its part of step 1" in words(story)
+    assert sorted(continues(story)) == sorted({"a", "b", "c"} - {lost})
+    load_all(story)
+    (other,) = {"d", "e"} - {by}
+    assert standbys(story) == dict.fromkeys(("a", by, "c"), other)
+    assert is_copied(story, 2)
+
+
+def test_two_standbys_share_the_copies() -> None:
+    story = place("d", "e")
+    assert sorted(standbys(story)) == ["a", "b", "c"] and set(standbys(story).values()) == {"d", "e"}
+    story = place("d", "e", "f", "g")
+    assert len(set(standbys(story).values())) == 3
+
+
+def test_a_lost_standby_costs_the_version_under_way_and_the_members_hold_again() -> None:
+    story = place("d")
+    assert is_copied(story, 0)
+    before = len(story.commands)
+    story.leave("d")
+    commands = story.commands[before:]
+    assert not standbys(story) and job_of(story).state == "running" and job_of(story).attempt == 1
+    for owner in "abc":
+        assert Standbys("job-1", 1, {}, {}) in sent(commands, owner)
+    assert job_of(story).versions.under_way is None and "d, which held a copy, was lost" in words(story)
+    assert is_copied(story, 1)  # at once
+    spread(story, 1)
+    assert words(story) == "protected up to step 2"
+
+
+def test_a_standby_that_another_job_takes_leaves_its_copies_to_the_members() -> None:
+    story = place("d")
+    is_copied(story, 0)
+    spread(story, 0)
+    before = len(story.commands)
+    story.submit(1, submitter="bob")
+    assert story.state.workers["d"].job == "job-2" and not standbys(story)
+    (stop,) = [message for message in sent(story.commands[before:], "d") if isinstance(message, Stop)]
+    assert (stop.job, stop.attempt, stop.over) == ("job-1", 1, False)
+    while not is_copied(story, job_of(story).next_unit):
+        pass
+    spread(story, job_of(story).next_unit - 1)
+    story.feed(events.PlanFailed(story.now, "job-2", 1, "it does not fit"))
+    assert standbys(story) == dict.fromkeys("abc", "d")
+
+
+def test_no_one_gets_another_share_while_a_version_is_under_way() -> None:
+    story = place()
+    assert is_copied(story, 0)
+    join(story, "d")
+    assert not standbys(story)
+    spread(story, 0)
+    assert standbys(story) == dict.fromkeys("abc", "d")
+
+
+def test_who_could_not_take_over_does_not_stand_by() -> None:
+    small = msgspec.structs.replace(KERNELS, memory_bytes=2**20)
+    other = msgspec.structs.replace(KERNELS, kernels="other kernels")
+    story = place()
+    for name, device in (("d", small), ("e", other)):
+        join(story, name, device)
+    join(story, "f", disk_bytes=0)
+    assert not standbys(story)
+    named = place(on=("a", "b", "c"))
+    join(named, "d")
+    assert not standbys(named)
+
+
+def test_a_disk_holds_as_many_copies_as_fit() -> None:
+    story = place()
+    is_copied(story, 0)
+    spread(story, 0)  # each share takes 500 bytes, and so does the next version of it
+    join(story, "d", disk_bytes=2000)
+    assert sorted(standbys(story).values()) == ["d", "d"]
+
+
+def test_a_standby_that_cannot_hold_a_copy_is_not_asked_again_in_this_attempt() -> None:
+    for worker in "bd":  # the owner could not send it, or the standby not store it
+        story = place("d")
+        is_copied(story, 0)
+        story.copied("b", 0, 1)
+        story.copied(worker, 0, 1, trouble="there is no link")
+        assert not standbys(story) and job_of(story).unfit_standbys == {"d"}
+        assert f"{worker}: there is no link" in words(story) and is_copied(story, 1)
+
+
+def test_the_members_own_trouble_is_not_the_standbys() -> None:
+    story = place("d")
+    is_copied(story, 0)
+    story.copied("b", 0, 1, trouble="the disk is full")
+    assert standbys(story) == dict.fromkeys("abc", "d") and not is_copied(story, 1)
+
+
+def test_a_standby_is_helped_to_its_links_and_heard_no_more_once_it_stands_by_no_longer() -> None:
+    story = place("d")
+    ask = AskReverse(1, "job-1", 1, "a", 7000)
+    outcome = story.feed(events.WorkerMessage(story.now, "d", ask))
+    assert [message.peer for message in sent(outcome.commands, "a") if isinstance(message, DialBack)] == ["d"]
+    moved = story.feed(events.WorkerMoves(story.now, "d", story.state.workers["a"].where))
+    assert [type(message) for message in sent(moved.commands, "b")] == [PeerMoved]
+    story.leave("d")
+    join(story, "e")
+    back = msgspec.structs.replace(ask, peer="d")
+    assert not story.feed(events.WorkerMessage(story.now, "a", back)).commands
+    assert not story.feed(events.WorkerMessage(story.now, "d", ask)).commands
+
+
+def test_an_attempt_that_ends_lets_its_standbys_go_and_the_next_one_takes_them_again() -> None:
+    story = place("d")
+    is_copied(story, 0)
+    spread(story, 0)
+    before = len(story.commands)
+    story.cancel(collect=False)
+    stops = [message for message in sent(story.commands[before:], "d") if isinstance(message, Stop)]
+    assert [stop.over for stop in stops] == [True] and Retain("job-1", []) in sent(story.commands, "d")
+    assert not standbys(story) and loads(story) == []
+
+
+def test_a_worker_that_begins_a_new_session_stands_by_anew() -> None:
+    story = place("d")
+    before = len(story.commands)
+    join(story, "d")
+    assert standbys(story) == dict.fromkeys("abc", "d")
+    assert any(isinstance(message, StandBy) for message in sent(story.commands[before:], "d"))
+
+
+def test_after_a_restart_of_the_broker_members_hear_who_stands_by() -> None:
+    story = place("d")
+    is_copied(story, 0)
+    spread(story, 0)
+    story.restart()
+    join(story, "d")
+    assert standbys(story) == dict.fromkeys("abc", "d")
+
+
+def test_a_standby_at_the_owners_site_holds_nothing_while_a_holder_is_elsewhere() -> None:
+    story = place()
+    for worker, site in (("a", "lab"), ("b", "home"), ("c", "home")):
+        story.state = story.state.with_worker(replace(story.state.workers[worker], site=site))
+    join(story, "d")  # in the lab
+    assert story.state.workers["d"].site == "lab" and sorted(standbys(story)) == ["b", "c"]

@@ -55,9 +55,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first: labs, then files with slow tests."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not item.nodeid.startswith(LABS), item.path not in slow))
+    """What takes longest begins first, so that no long file runs alone at the end: labs, then files that
+    start processes, then other files with slow tests.
+    """
+    long = {item.path: 1 for item in items if item.get_closest_marker("slow")}
+    long |= {item.path: 0 for item in items if item.get_closest_marker("processes")}
+    items.sort(key=lambda item: (not item.nodeid.startswith(LABS), long.get(item.path, 2)))
 
 
 @pytest.hookimpl(trylast=True)

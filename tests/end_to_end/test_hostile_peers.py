@@ -224,7 +224,8 @@ async def tyrant(folder: Path, address: str, authority: Authority) -> Any:
     identity = await asyncio.to_thread(authority.identity)
     context = identity.server_context(admit_newcomers=True)
     hello = Hello("broker", "broker", "control")
-    listener = await listen(address, context, hello, admit, Timeouts(), authority.on_newcomer)
+    timeouts = Timeouts(3.0)  # the worker waits longer before each return
+    listener = await listen(address, context, hello, admit, timeouts, authority.on_newcomer)
     try:
         yield Tyrant(listener, workers)
     finally:

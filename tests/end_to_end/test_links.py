@@ -28,7 +28,7 @@ from farflung.transport.timeouts import Timeouts
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.lab, pytest.mark.faults]
 
-STEPS = 60
+STEPS = 30
 SHORT_CUT_SECONDS = 2.0  # TCP gets over it
 LONG_CUT_SECONDS = 0.65 * LEASE_SECONDS  # each link is given up, and made again before the lease is over
 

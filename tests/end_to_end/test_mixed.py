@@ -16,7 +16,7 @@ import farflung
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-STEPS = 100
+STEPS = 50
 FLEET = ["torch", "jax", "torch", "jax", "torch", "torch"]
 MIXED = ["worker-0", "worker-1", "worker-2", "worker-3"]
 ALL_TORCH = ["worker-0", "worker-2", "worker-4", "worker-5"]

@@ -30,9 +30,9 @@ TorchSegment._forward = _slow
 
 
 class Quick(Machines):
-    """A pass may take thirty seconds."""
+    """A pass may take fifteen seconds."""
 
-    lease_seconds = 5.0
+    lease_seconds = 2.5
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_a_worker_whose_pass_does_not_end_leaves_its_job_and_offers_its_device_a
     run.stops()
     assert re.search(
         r"worker slow was lost at step 4: .*the forward pass of microbatch 1 through segment \d has taken "
-        r"over 30 s, [0-9.e-]+ s were expected, and only the end of its process ends an op",
+        r"over 15 s, [0-9.e-]+ s were expected, and only the end of its process ends an op",
         reason,
     )
     assert len(run.rows) == 3
 
-    slow.says("segment", "has taken over 30 s", "restarting")
+    slow.says("segment", "has taken over 15 s", "restarting")
     on.idle("good", "slow")
     again = train(on, "again", "--broker", on.address, "--on", "good,slow", "--steps", "3")
     assert again.command.code() == 0, again.command.err

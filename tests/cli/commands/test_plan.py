@@ -81,16 +81,12 @@ def plan(*more: str, topology: str = "fleet.json") -> int:
     return run(["plan", "tower.py", "--topology", topology, "--budget", "50", *more])
 
 
-def test_a_plan_is_told_saved_drawn_and_simulated(folder: Path) -> None:
-    """As a user does it, in processes of its own."""
-
-    def farflung(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "farflung", *arguments], capture_output=True, text=True, check=True
-        )
-
+def test_a_plan_is_told_saved_drawn_and_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Planned as a user does it, in a process of its own."""
     options = ("--topology", "fleet.json", "--efficiency", "1")
-    told = farflung("plan", "tower.py", *options, "--save", "plan.json", "--picture", "plan.svg")
+    asked = ("plan", "tower.py", *options, "--save", "plan.json", "--picture", "plan.svg")
+    command = [sys.executable, "-m", "farflung", *asked]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
     for words in (
         "home-1",
         "layers.0",
@@ -106,10 +102,14 @@ def test_a_plan_is_told_saved_drawn_and_simulated(folder: Path) -> None:
     assert "looking for a plan on 3 workers (auto)" in told.stderr.splitlines()
     picture = (folder / "plan.svg").read_text().replace("\N{NO-BREAK SPACE}", " ")
     assert "<svg" in picture and "home-1" in picture and "What would help most" in picture
-    found = json.loads(farflung("simulate", "plan.json", *options, "--json").stdout)
+
+    def simulated(*more: str) -> Any:
+        assert run(["simulate", "plan.json", *options, "--json", *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = simulated()
     assert found["segments"][0]["workers"] and found["step_seconds"] > 0
-    faster = farflung("simulate", "plan.json", *options, "--json", "--bandwidth-scale", "10").stdout
-    assert json.loads(faster)["step_seconds"] < found["step_seconds"]
+    assert simulated("--bandwidth-scale", "10")["step_seconds"] < found["step_seconds"]
 
 
 def test_a_plan_as_a_document(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

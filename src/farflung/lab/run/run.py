@@ -169,6 +169,6 @@ class LabRun:
         lost: list[str] = []
         await fleet.watch(lost.append)
         self._reply(lost[0])
-        await asyncio.sleep(2 * Timeouts().lease_seconds)
+        await asyncio.sleep(Timeouts().suspect_seconds)
         self._lost = lost[0]
         await submitter.stop()

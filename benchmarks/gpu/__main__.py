@@ -1,0 +1,75 @@
+"""Everything that farflung claims of a GPU, measured on one in some minutes.
+
+    python -m benchmarks.gpu [--device cuda] [--sections rates codecs] [--json]
+
+Each section stands alone: one that fails says so in a line, and the others go on. Without a GPU everything
+runs on the CPU, which shows that the program works and nothing else. Exits 1 if a section failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from benchmarks.gpu.codecs import codecs
+from benchmarks.gpu.rates import rates
+
+from farflung.heap import keep_freed_memory
+
+SECTIONS: dict[str, Callable[[torch.device], Any]] = {"rates": rates, "codecs": codecs}
+
+
+def described(device: torch.device) -> dict[str, object]:
+    """The device and the torch that uses it."""
+    found: dict[str, object] = {"device": str(device), "torch": torch.__version__}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {"name": properties.name, "memory_gb": round(properties.total_memory / 1e9, 1)}
+        found |= {"cuda": torch.version.cuda, "rocm": torch.version.hip}
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the sections; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--sections", nargs="+", choices=sorted(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    keep_freed_memory()
+    device = torch.device(options.device)
+    report: dict[str, Any] = described(device)
+    if not options.json:
+        print(json.dumps(report))
+    failed = False
+    for name in options.sections:
+        began = time.perf_counter()
+        try:
+            found = SECTIONS[name](device)
+        except Exception as error:
+            failed, found = True, {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        report[name] = {"seconds": round(time.perf_counter() - began, 1), "found": found}
+        if not options.json:
+            show(name, report[name])
+    if options.json:
+        print(json.dumps(report, indent=1))
+    return int(failed)
+
+
+def show(name: str, section: dict[str, Any]) -> None:
+    """Print one section."""
+    print(f"{name} ({section['seconds']} s)")
+    rows = section["found"] if isinstance(section["found"], list) else [section["found"]]
+    for row in rows:
+        print("  " + "  ".join(f"{key} {value}" for key, value in row.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

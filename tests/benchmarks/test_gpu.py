@@ -1,0 +1,33 @@
+"""`benchmarks.gpu` runs from end to end on the CPU: what it would print on a GPU, without the meaning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import clock, codecs, rates
+
+
+def test_all_sections_run_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(clock, "SECONDS", 0.0)
+    monkeypatch.setattr(codecs, "ELEMENTS", 2**17)
+    monkeypatch.setattr(rates, "ELEMENTS", 2**17)
+    assert gpu.main(["--device", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["device"] == "cpu"
+    assert report["rates"]["found"]["float32_tflops"] > 0
+    assert [row["codec"] for row in report["codecs"]["found"]] == list(codecs.NAMES)
+
+
+def test_a_section_that_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(device: object) -> None:
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setitem(gpu.SECTIONS, "rates", broken)
+    assert gpu.main(["--device", "cpu", "--sections", "rates"]) == 1
+    assert "error RuntimeError: no such kernel\n" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A cut model on any mixture of backends in one process: executors as on workers, bytes between them."""
+"""A cut model on any mixture of backends in one process: executors and codecs as on workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Plan
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Executor, SegmentShare
-from farflung.runtime.parcel import Parcel
+from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
@@ -24,6 +24,7 @@ class _Worker:
 
     def __init__(
         self,
+        name: str,
         plan: Plan,
         segments: Sequence[Segment],
         state: Mapping[str, Tensor],
@@ -32,6 +33,7 @@ class _Worker:
         recompute: bool,
     ) -> None:
         self._backend = backend
+        self._coding = backend.coding(name, plan, training, segments) if training.codecs else None
         self._batch = training.microbatch_size
         arrays: dict[str, Any] = {}
         self.runners: dict[int, Any] = {}
@@ -42,10 +44,9 @@ class _Worker:
                     arrays[entry.name] = self._array(state[entry.name], segment.values[entry.value])
             self.runners[segment.number] = backend.runner(segment, arrays, training, recompute)
         self._executor = Executor(plan, self.runners, training, self)
-        self.posted: list[Parcel[memoryview]] = []
+        self.posted: list[Parcel[Coded]] = []
         self.shares: list[SegmentShare] | None = None
         self.run_next = self._executor.run_next
-        self.decide = self._executor.decide
 
     def _array(self, tensor: Tensor, stated: Any) -> Any:
         """A copy, in memory that the backend gave."""
@@ -55,20 +56,39 @@ class _Worker:
             buffer[:] = memory(tensor.contiguous())
         return self._backend.array(buffer, Form.of(stated, self._batch))
 
-    def receive(self, parcel: Parcel[memoryview]) -> None:
+    def decide(self, unit: int, scale: float) -> None:
+        self._executor.decide(unit, scale)
+        if self._coding is not None:
+            self._coding.decided(unit)
+
+    def receive(self, parcel: Parcel[Coded]) -> None:
         array = None
-        if parcel.payload is not None or not parcel.gradient:
+        if self._coding is not None:
+            read = self._coding.decode(self._copied(parcel), self._backend.allocate).payload
+        else:
+            coded = self._copied(parcel).payload
+            read = None if coded is None else coded.data
+        if read is not None or not parcel.gradient:
             stated = self.runners[parcel.target].segment.values[parcel.value]
-            sent = parcel.payload if parcel.payload is not None else memoryview(bytearray())
-            buffer = self._backend.allocate(len(sent)) if len(sent) else memoryview(bytearray())
-            if len(sent):
-                buffer[:] = sent
-            array = self._backend.enter(buffer, Form.of(stated, self._batch))
+            received = memoryview(bytearray()) if read is None else read
+            array = self._backend.enter(received, Form.of(stated, self._batch))
         self._executor.receive(Parcel(*parcel[:-1], array))
 
+    def _copied(self, parcel: Parcel[Coded]) -> Parcel[Coded]:
+        """The parcel as it arrives, in memory that the backend gave."""
+        if parcel.payload is None or not len(parcel.payload.data):
+            return parcel
+        buffer = self._backend.allocate(len(parcel.payload.data))
+        buffer[:] = parcel.payload.data
+        return Parcel(*parcel[:-1], parcel.payload._replace(data=buffer))
+
     def send(self, parcel: Parcel[Any]) -> None:
-        payload = None if parcel.payload is None else self._backend.memory(parcel.payload)
-        self.posted.append(Parcel(*parcel[:-1], payload))
+        if self._coding is not None:
+            leaving = None if parcel.payload is None else self._backend.leave(parcel.payload)
+            self.posted.append(self._coding.encode(Parcel(*parcel[:-1], leaving)))
+        else:
+            data = None if parcel.payload is None else Coded(0, self._backend.memory(parcel.payload))
+            self.posted.append(Parcel(*parcel[:-1], data))
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         self.shares = shares
@@ -93,14 +113,14 @@ class Pipeline:
         for at, worker in enumerate(plan.workers()):
             mine = [s for s in segments if s.number in plan.segments_of(worker)]
             backend = backends[at % len(backends)]
-            self._workers[worker] = _Worker(plan, mine, state, training, backend, recompute)
+            self._workers[worker] = _Worker(worker, plan, mine, state, training, backend, recompute)
 
     def run(self, unit: int, microbatches: Sequence[Mapping[str, Tensor]]) -> list[SegmentShare]:
         """Run one unit up to *ready*; returns the shares in segment order. `decide` must follow."""
         for number, batch in enumerate(microbatches):
             for edge in self._plan.edges:
                 if edge.source == FEEDER:
-                    payload = memory(batch[self._names[edge.value]].contiguous())
+                    payload = Coded(0, memory(batch[self._names[edge.value]].contiguous()))
                     parcel = Parcel(unit, number, FEEDER, edge.target, edge.value, False, payload)
                     self._workers[self._plan.worker_of(edge.target)].receive(parcel)
         while any(worker.shares is None for worker in self._workers.values()):

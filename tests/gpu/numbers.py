@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import torch
 from benchmarks.zoo import Batch, case
 from benchmarks.zoo.on_jax import Pipeline
 from benchmarks.zoo.side_by_side import captured, microbatches, planned
 from tests.gpu.numbers_device import NAME
+from tests.runtime.test_coding import everywhere
 from torch import Tensor
 
+from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.optimizer import SGD, Optimizer
 from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference
@@ -41,13 +44,16 @@ class Run:
         workers: int,
         recompute: bool = False,
         optimizer: Optimizer = STEADY,
+        codec: str = "",
     ) -> None:
         self.case = case(name)
         module, graph = captured(self.case, 2)
-        training = Training(100, MICROBATCHES, 2, optimizer, seed=5)
-        plan = planned(graph, training, workers)
+        codecs = codebook_of([codec]) if codec else ()
+        training = Training(100, MICROBATCHES, 2, optimizer, seed=5, codecs=codecs)
+        job = planned(graph, training, workers)
+        plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, codec)) if codec else job.plan
         state = {n: t.detach().clone() for n, t in named_state(module, graph).items()}
-        self.pipeline = Pipeline(graph, plan.plan, plan.segments, state, training, backends, recompute)
+        self.pipeline = Pipeline(graph, plan, job.segments, state, training, backends, recompute)
         self.losses: list[float] = []
         self.squares: list[float] = []
 
@@ -74,12 +80,13 @@ def compare(
     recompute: bool = False,
     mixed: bool = False,
     optimizer: Optimizer = STEADY,
+    codec: str = "",
 ) -> Difference:
     """Train on the accelerator and on the CPU; with `mixed`, every other worker computes on the CPU."""
     torch.set_num_threads(1)
     there, here = TorchBackend(torch.device(NAME)), TorchBackend()
-    ours = Run(name, [there, here] if mixed else [there], workers, recompute, optimizer)
-    theirs = Run(name, [here], workers, recompute, optimizer)
+    ours = Run(name, [there, here] if mixed else [there], workers, recompute, optimizer, codec)
+    theirs = Run(name, [here], workers, recompute, optimizer, codec)
     gradients: list[float] = []
     for _ in range(steps):
         found, expected = ours.step(), theirs.step()

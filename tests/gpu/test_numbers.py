@@ -11,6 +11,7 @@ import pytest
 from benchmarks.zoo import CASES, MODELS
 from tests.gpu import misuse, numbers
 from tests.gpu.conftest import Ask
+from tests.gpu.numbers import STEADY
 from tests.runtime.test_indices import BAD
 
 from farflung.runtime.optimizer import AdamW
@@ -50,6 +51,20 @@ def test_a_model_has_the_numbers_of_the_cpu(name: str, there: Ask) -> None:
 def test_a_plan_mixes_devices_and_recomputes(name: str, there: Ask) -> None:
     found = there(numbers.compare, name, 2, 3, True, True)
     assert found.loss < 1e-6 and found.gradient < 1e-5 and found.state < 1e-6
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    "codec", ["int8/int4-stochastic", "row-topk30-int4/masked30-int4", "bf16/bf16", "even30/even100-dithered"]
+)
+def test_codecs_on_the_device_change_no_bit_of_what_they_write(codec: str, mixed: bool, there: Ask) -> None:
+    found = there(numbers.compare, "resnet", 1, 2, False, mixed, STEADY, codec)
+    assert found.first == found.loss == found.gradient == 0.0 and found.state < 1e-6
+
+
+def test_a_rotated_gradient_is_close_to_that_of_the_cpu(there: Ask) -> None:
+    found = there(numbers.compare, "resnet", 1, 2, False, False, STEADY, "hadamard4/eden2")
+    assert found.loss < 1e-3 and found.gradient < 0.05
 
 
 def test_a_fused_adamw_is_close_to_that_of_the_cpu(there: Ask) -> None:

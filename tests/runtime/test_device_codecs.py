@@ -133,6 +133,14 @@ def test_a_gradient_at_the_elements_of_its_activation(dtype: str) -> None:
         assert assert_decoded_alike(name, payload, array, context) is mask
 
 
+def test_an_infinity_is_noticed_behind_a_mask_that_hides_everything() -> None:
+    array = np.full((2, 200), np.inf, np.float32)
+    context = Context(seed=1, mask=Mask.of(np.empty(0, np.int64), array.size))
+    found = TensorCoder(ON_DEVICE["masked"]).encode(as_tensor(array), context)
+    expected = ON_DEVICE["masked"].encode(array, context)
+    assert (found.joined(), found.exact) == (expected.joined(), "not finite")
+
+
 @pytest.mark.parametrize("name", sorted(ON_DEVICE))
 def test_damaged_payloads_are_refused(name: str) -> None:
     array = np.random.default_rng(5).standard_normal(3000).astype(np.float32)

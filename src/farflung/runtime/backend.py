@@ -55,11 +55,11 @@ class LinkCoding(Protocol):
     def set(self, codecs: Sequence[LinkCodec]) -> None:
         """Set the links' codec pairs, between two units; CodecError if one is not in the job's codebook."""
 
-    def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
-        """Encode a parcel for another worker or the feeder."""
+    def encode(self, parcel: Parcel[Any]) -> Parcel[Coded]:
+        """Encode a parcel for another worker or the feeder; its payload is what `Backend.leave` gave."""
 
-    def decode(self, parcel: Parcel[Coded], allocate: Callable[[int], memoryview]) -> Parcel[memoryview]:
-        """Decode a received parcel; CodecError if it is damaged."""
+    def decode(self, parcel: Parcel[Coded], allocate: Callable[[int], memoryview]) -> Parcel[Any]:
+        """Decode a received parcel, for `Backend.enter`; CodecError if it is damaged."""
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         """Whether a parcel must not be decoded before its unit begins."""
@@ -184,9 +184,13 @@ class Backend(Protocol[Array]):
     def array(self, buffer: memoryview, form: Form) -> Array:
         """The array in a filled buffer, sharing its memory if the device allows it."""
 
-    def enter(self, buffer: memoryview, form: Form) -> Array:
-        """The array in a received message, for a runner's `forward` or `backward`; as `array`, but it may
-        still be on the host.
+    def leave(self, array: Array) -> memoryview | Array:
+        """A computed value as `coding` takes it: its bytes, or itself if its device encodes it."""
+
+    def enter(self, received: memoryview | Array, form: Form) -> Array:
+        """What `coding` decoded, or the bytes of a message, for a runner's `forward` or `backward`.
+
+        As `array`, but it may still be on the host.
         """
 
     def memory(self, array: Array) -> memoryview:

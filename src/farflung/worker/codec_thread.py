@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from farflung.errors import CodecError
 from farflung.plans import LinkCodec, Plan
@@ -63,7 +64,7 @@ class CodedLinks:
         coding: LinkCoding,
         post: Callable[[Callable[[], None]], None],
         allocate: Allocate,
-        read: Callable[[Parcel[memoryview]], None],
+        read: Callable[[Parcel[Any]], None],
         written: Callable[[Parcel[Coded]], None],
         fail: Callable[[Exception], None],
         live_from: int = 0,
@@ -83,7 +84,7 @@ class CodedLinks:
         """Decode a parcel that was received; may be called on any thread."""
         self._post(lambda: self._decode(parcel))
 
-    def write(self, parcel: Parcel[memoryview]) -> None:
+    def write(self, parcel: Parcel[Any]) -> None:
         """Encode a parcel for another worker; blocks while many are queued. Its memory must not change."""
         self._room.acquire()
         self._post_call(lambda: self._encode(parcel))
@@ -136,13 +137,13 @@ class CodedLinks:
             self._is_closed = True
             self._fail(error)
 
-    def _encode(self, parcel: Parcel[memoryview]) -> None:
+    def _encode(self, parcel: Parcel[Any]) -> None:
         try:
             self._guarded(lambda: self._write(parcel))
         finally:
             self._room.release()
 
-    def _write(self, parcel: Parcel[memoryview]) -> None:
+    def _write(self, parcel: Parcel[Any]) -> None:
         self._written(self._coding.encode(parcel))
         if parcel.unit < self._live_from and not parcel.gradient:
             self._again.add(_place(parcel))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic
+from typing import Any, Generic
 
 from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
@@ -128,19 +128,20 @@ class RunningJob(Generic[Array]):
         self._links.read(parcel)
 
     def send(self, parcel: Parcel[Array]) -> None:
-        data = None if parcel.payload is None else self._backend.memory(parcel.payload)
+        leave: Callable[[Array], Any] = self._backend.leave if self.is_coded else self._backend.memory
+        tensor = None if parcel.payload is None else leave(parcel.payload)
         began = time.perf_counter()
-        self._links.write(Parcel(*parcel[:-1], data))
+        self._links.write(Parcel(*parcel[:-1], tensor))
         self._computing -= time.perf_counter() - began
 
-    def _decoded(self, parcel: Parcel[memoryview]) -> None:
+    def _decoded(self, parcel: Parcel[Any]) -> None:
         self._post(self._attempt, "taking a value in", lambda: self._receive(parcel))
 
-    def _receive(self, parcel: Parcel[memoryview]) -> None:
+    def _receive(self, parcel: Parcel[Any]) -> None:
         array: Array | None = None
-        data = parcel.payload
-        if data is not None or not parcel.gradient:
-            array = self._backend.enter(data or EMPTY, self._forms[parcel.target, parcel.value])
+        if parcel.payload is not None or not parcel.gradient:
+            received = EMPTY if parcel.payload is None else parcel.payload
+            array = self._backend.enter(received, self._forms[parcel.target, parcel.value])
         self.executor.receive(Parcel(*parcel[:-1], array))
 
     def _written(self, parcel: Parcel[Coded]) -> None:

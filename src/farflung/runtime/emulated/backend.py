@@ -177,6 +177,8 @@ class EmulatedBackend:
             self._noise = memoryview(os.urandom(array.size))
         return self._noise[: array.size]
 
+    leave = memory
+
     def verify(self, segment: Segment, batch: int) -> None:
         """Do nothing: the program will not run."""
 

@@ -24,8 +24,10 @@ from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.backend import Offer
+from farflung.runtime.carrier import HostMemory
 from farflung.runtime.coding import Coding
 from farflung.runtime.torch_backend import tensors
+from farflung.runtime.torch_backend.codecs import TensorCarrier
 from farflung.runtime.torch_backend.device import HOST, Place, placed
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.segment import TorchSegment
@@ -93,13 +95,17 @@ class TorchBackend:
     def __init__(self, device: torch.device = HOST) -> None:
         keep_compiler_out()
         self.device = placed(device)
+        self._is_host = self.device.type == "cpu"
 
     def array(self, buffer: memoryview, form: Form) -> Tensor:
         return tensors.over(buffer, form).to(self.device)
 
-    def enter(self, buffer: memoryview, form: Form) -> Tensor:
-        received = tensors.over(buffer, form)
-        return received.to(self.device) if received.is_floating_point() else received
+    def leave(self, array: Tensor) -> memoryview | Tensor:
+        return tensors.memory(array) if self._is_host else array.detach()
+
+    def enter(self, received: memoryview | Tensor, form: Form) -> Tensor:
+        array = received if isinstance(received, Tensor) else tensors.over(received, form)
+        return array.to(self.device) if array.is_floating_point() else array
 
     def offer(self) -> Offer:
         name = platform.processor() or platform.machine()
@@ -122,4 +128,5 @@ class TorchBackend:
     def coding(
         self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
     ) -> Coding:
-        return Coding(worker, plan, training, segments, first)
+        carrier = HostMemory() if self._is_host else TensorCarrier(self.device)
+        return Coding(worker, plan, training, segments, first, carrier)

@@ -41,15 +41,7 @@ class TensorCoder:
 
     def encode(self, tensor: Tensor, context: Context) -> Encoded:
         """See `farflung.codec.Codec`; for a float32, float16 or bfloat16 tensor of any shape and strides."""
-        elements = flat(tensor)
-        if not len(elements):
-            return uncompressed(to_host(elements), "no smaller")
-        written = _encode(self._codec, elements.to(torch.float32), tensor.shape, context)
-        if written is None:
-            return uncompressed(to_host(elements), "not finite")
-        if written.nbytes >= elements.nbytes:
-            return uncompressed(to_host(elements), "no smaller")
-        return coded(written, len(elements))
+        return _encode(self._codec, tensor, context)
 
     def decode(self, payload: Payload, into: Tensor, context: Context) -> Mask | None:
         """See `farflung.codec.Codec`; `into` is contiguous.
@@ -70,27 +62,45 @@ class TensorCoder:
         return mask
 
 
-def _encode(codec: TensorFamily, numbers: Tensor, shape: Sequence[int], context: Context) -> Encoded | None:
+def _encode(codec: TensorFamily, tensor: Tensor, context: Context, finite: Tensor | None = None) -> Encoded:
+    """The whole payload; uncompressed also if the flag `finite` is not set on the device."""
+    elements = flat(tensor)
+    if not len(elements):
+        is_finite = finite is None or finite.cpu().item()
+        return uncompressed(to_host(elements), "no smaller" if is_finite else "not finite")
+    encoded = _encode_numbers(codec, elements.to(torch.float32), tensor.shape, context, finite)
+    if encoded is None:
+        return uncompressed(to_host(elements), "not finite")
+    if encoded.nbytes >= elements.nbytes:
+        return uncompressed(to_host(elements), "no smaller")
+    return coded(encoded, len(elements))
+
+
+def _encode_numbers(
+    codec: TensorFamily, numbers: Tensor, shape: Sequence[int], context: Context, finite: Tensor | None
+) -> Encoded | None:
     """The payload without its header; None if there is a number that cannot be encoded."""
     match codec:
         case Bfloat16():
-            return blocked.write_bfloat16(numbers).to_host()
+            written = blocked.write_bfloat16(numbers)
         case Blocked():
-            return blocked.write_blocked(codec, numbers, context).to_host()
+            written = blocked.write_blocked(codec, numbers, context)
         case Hadamard():
-            return hadamard.write_hadamard(codec, numbers, context).to_host()
+            written = hadamard.write_hadamard(codec, numbers, context)
         case TopK():
             return _encode_largest(codec, numbers, shape, context)
         case Masked():
             return _encode_masked(codec, numbers, context)
+    if finite is not None:
+        written = written._replace(finite=written.finite & finite)
+    return written.to_host()
 
 
 def _encode_largest(codec: TopK, numbers: Tensor, shape: Sequence[int], context: Context) -> Encoded | None:
-    selected = largest(codec, numbers, shape)
-    values = TensorCoder(codec.values).encode(numbers[selected], context)
+    selected, positions = largest(codec, numbers, shape)
+    values = _encode(codec.values, numbers[selected], context)
     if values.exact == "not finite":
         return None
-    positions = selected.to(torch.int32).cpu().numpy().astype(np.int64)
     mask = Mask.of(positions, len(numbers))
     return Encoded((*indices.write(positions, len(numbers)), *values.parts), mask)
 
@@ -98,9 +108,7 @@ def _encode_largest(codec: TopK, numbers: Tensor, shape: Sequence[int], context:
 def _encode_masked(codec: Masked, numbers: Tensor, context: Context) -> Encoded | None:
     positions = to_device(mask_positions(context.mask, len(numbers)), numbers.device)
     # Hidden elements may be infinite too, and a run that diverged must be noticed.
-    if not numbers.isfinite().all():
-        return None
-    values = TensorCoder(codec.values).encode(numbers[positions], context)
+    values = _encode(codec.values, numbers[positions], context, numbers.isfinite().all())
     return None if values.exact == "not finite" else Encoded(values.parts, context.mask)
 
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from farflung.codec import TopK
+from farflung.codec.families.topk import Positions
 
 
-def largest(codec: TopK, numbers: Tensor, shape: Sequence[int]) -> Tensor:
-    """Ascending positions, as int64, of the magnitudes selected of flat float32 `numbers` of that `shape`."""
+def largest(codec: TopK, numbers: Tensor, shape: Sequence[int]) -> tuple[Tensor, Positions]:
+    """Ascending positions of what is selected of flat float32 `numbers` of that `shape`, on both sides."""
     width = shape[-1] if codec.rows and len(shape) > 1 else len(numbers)
     keys = (numbers.view(torch.int32) & 0x7FFFFFFF).view(-1, width)
-    return _first_largest(keys, math.ceil(codec.share * width)).view(-1).nonzero().view(-1)
+    count = math.ceil(codec.share * width)
+    selected = _first_largest(keys, count).view(-1)
+    # At most that many, so that the host need not ask first; -1 fills up where zeros were left out.
+    found = selected.nonzero_static(size=len(keys) * count).view(-1)
+    on_host = found.to(torch.int32).cpu().numpy().astype(np.int64)
+    on_host = on_host[on_host >= 0]
+    return found[: len(on_host)], on_host
 
 
 def _first_largest(keys: Tensor, count: int) -> Tensor:

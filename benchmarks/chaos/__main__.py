@@ -9,7 +9,8 @@ cut off from all; a full disk; a damaged copy; a worker that leaves in good orde
 is loaded, while it trains, while a version is made, while weights are collected, and while the fault before
 is recovered from. A killed process is started again after a while. A fault counts if its victim had a part
 in the job and a later step was committed, or the weights came home. Every second job is coded. Exits 1 if a
-job does not end with the losses and weights of the undisturbed one.
+job does not end with the losses and weights of the undisturbed one; a coded one that went on in another cut,
+because a worker stayed away for 6 leases, with those until then.
 
     python -m benchmarks.chaos [--faults 20] [--seed 1] [--json] [--folder FOLDER]
 

@@ -43,7 +43,7 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
 
     There `result.json` holds the figures of all jobs so far.
     """
-    draw, found, whole = random.Random(seed), list[Disturbed](), dict[tuple[str, int], str]()
+    draw, found, whole = random.Random(seed), list[Disturbed](), dict[tuple[str, int], RunFiles]()
     with (
         Place(network(), NAMES, folder) as place,
         ChaosFleet(place.fleet_folder, len(NAMES), LEASE_SECONDS, place, RELAYS) as fleet,
@@ -59,14 +59,13 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
                 run = RunFiles(place.folder / name)
                 Play(fleet, place, striker, run, options, draw).play(0)
                 run.close()
-                whole[codec, steps] = digest(run)
+                whole[codec, steps] = run
             fleet.wait_for_workers()
             run = RunFiles(place.folder / f"run-{len(found)}")
             job = _disturbed(Play(fleet, place, striker, run, options, draw), run, most)
             run.close()
-            job = msgspec.structs.replace(
-                job, codec=codec, steps=steps, undisturbed_sha256=whole[codec, steps]
-            )
+            undisturbed = digest(whole[codec, steps], job.another_from)
+            job = msgspec.structs.replace(job, codec=codec, steps=steps, undisturbed_sha256=undisturbed)
             found.append(job)
             _tell(job)
             if folder is not None:
@@ -85,10 +84,12 @@ def _disturbed(play: Play, run: RunFiles, most: int) -> Disturbed:
     events = run.events
     replays = [each for each in events if each.event == "regrouping" and each.replayers]
     back = [each for each in events if each.event == "rolled back"]
+    others = [each.step for each in events if each.event == "another cut" and each.another_run]
+    another_from = min(others, default=None)
     return Disturbed(
         codec="",
         steps=0,
-        sha256="" if failure else digest(run),
+        sha256="" if failure else digest(run, another_from),
         undisturbed_sha256="",
         seconds=time.monotonic() - began,
         replays=len(replays),
@@ -100,18 +101,23 @@ def _disturbed(play: Play, run: RunFiles, most: int) -> Disturbed:
         died=play.died,
         failure=failure,
         events=play.faults,
+        another_from=another_from,
     )
 
 
-def digest(run: RunFiles) -> str:
-    """Of the losses that count and the weights."""
-    found = hashlib.sha256(msgspec.json.encode([(row.step, row.loss) for row in run.rows]))
-    found.update((run.folder / "model.safetensors").read_bytes())
+def digest(run: RunFiles, before: int | None) -> str:
+    """Of the losses that count and the weights; only of the losses `before` a step, if one is given."""
+    rows = [(row.step, row.loss) for row in run.rows if before is None or row.step < before]
+    found = hashlib.sha256(msgspec.json.encode(rows))
+    if before is None:
+        found.update((run.folder / "model.safetensors").read_bytes())
     return found.hexdigest()
 
 
 def _tell(job: Disturbed) -> None:
     equal = "equal to" if job.is_equal else "NOT equal to"
+    if job.another_from is not None:
+        equal = f"another cut from step {job.another_from}, until then {equal}"
     print(
         f"{job.codec}: {len(job.events)} faults, {job.replays} replays, {job.rollbacks} rollbacks,"
         f" {job.restarts} restarts, {job.seconds:.0f} s: {equal} the undisturbed run {job.failure}"

@@ -15,7 +15,8 @@ class Disturbed(msgspec.Struct, frozen=True):
 
     `replays`: a worker took over a share alone. `rollbacks`: all went back to a version. `restarts`: all went
     back to the start. `steps_again`: rows of steps that were committed twice. `died` says which process ended
-    by itself. `failure` says why the job did not end, if it did not.
+    by itself. `failure` says why the job did not end, if it did not. A coded job that went on in another cut
+    is another run from step `another_from` on (docs/faults.md): the digests are those of the steps before.
     """
 
     codec: str
@@ -32,6 +33,7 @@ class Disturbed(msgspec.Struct, frozen=True):
     died: list[str]
     failure: str
     events: list[Fault]
+    another_from: int | None = None
 
     @property
     def is_equal(self) -> bool:

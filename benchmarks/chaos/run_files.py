@@ -33,6 +33,7 @@ class Event(msgspec.Struct, frozen=True):
     unit: int = 0
     replayers: list[str] = []
     replay_from: int = 0
+    another_run: bool = False
 
 
 class Copy(NamedTuple):

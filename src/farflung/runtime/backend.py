@@ -196,6 +196,9 @@ class Backend(Protocol[Array]):
     def memory(self, array: Array) -> memoryview:
         """The bytes of a contiguous array; they stay valid as long as the view exists."""
 
+    def warm_up(self) -> None:
+        """Do what the first program that is loaded would else wait for, such as imports."""
+
     def verify(self, segment: Segment, batch: int) -> None:
         """Check a received program once more before any of it runs.
 

@@ -61,6 +61,10 @@ class ComputeThread(threading.Thread):
         """The attempt that the thread's current work belongs to."""
         return self._attempt
 
+    def warm_up(self) -> None:
+        """Get ready for the first program that is loaded."""
+        self._post(None, "getting ready for a program", self._backend.warm_up)
+
     def prepare(self, load: Load, receiver: StateReceiver, limits: Limits) -> None:
         """Verify the programs and build the segments over `receiver`'s memory; answers `Verified`."""
         self._chore_seconds, self._state_size = limits.chore_seconds, receiver.size

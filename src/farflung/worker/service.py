@@ -387,6 +387,7 @@ class WorkerService:
     def _assist(self, command: events.Assist) -> None:
         """Hold copies of a job in which this worker has no part."""
         load = command.load
+        self._compute.warm_up()
         self._copying.begin(load)
         self._copying.change_standbys(command.standbys)
         self._peers.admit(self._identity.id, load, None, self._state.admitted)

@@ -50,7 +50,7 @@ def test_a_newcomer_stands_by_for_a_job_that_runs_and_the_run_goes_on() -> None:
         assert sent(commands, owner) == [Standbys("job-1", 1, {owner: "d"}, {"d": ["d.example:7000"]})]
     assert story.state.backup_pool() == ["d"] and is_copied(story, 0)
     spread(story, 0)
-    assert words(story) == "protected up to step 1; d stands by"
+    assert words(story) == "protected up to step 1; d stands by for a, b, c"
     version = job_of(story).versions.stable
     assert version is not None and version.holders == {0: "d", 1: "d", 2: "d"}
     log = [fact for fact in story.facts if isinstance(fact, facts.Decision)]

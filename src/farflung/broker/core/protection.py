@@ -56,9 +56,17 @@ def protection(state: State, job: Job) -> str:
         why = trouble or "the next copy is not complete"
         return one_line(f"not protected: {alone} alone has its part of step {stable.step}; {why}")
     late = f"; no newer copy: {trouble}" if trouble else ""
-    names = sorted(set(job.standbys.values()))
-    beside = f"; {and_more(names, 3)} {'stands' if len(names) == 1 else 'stand'} by" if names else ""
+    beside = f"; {standing}" if (standing := _standing_by(job)) else ""
     return one_line(f"protected up to step {stable.step}{beside}{late}")
+
+
+def _standing_by(job: Job) -> str:
+    """Which idle workers hold whose copies, in words."""
+    owners = {
+        name: sorted(owner for owner, by in job.standbys.items() if by == name)
+        for name in sorted(set(job.standbys.values()))
+    }
+    return and_more([f"{name} stands by for {and_more(those, 3)}" for name, those in owners.items()], 3)
 
 
 def _alone(state: State, job: Job, version: Version, plan: Plan) -> str:

@@ -179,6 +179,9 @@ class EmulatedBackend:
 
     leave = memory
 
+    def warm_up(self) -> None:
+        """Do nothing: programs do not run."""
+
     def verify(self, segment: Segment, batch: int) -> None:
         """Do nothing: the program will not run."""
 

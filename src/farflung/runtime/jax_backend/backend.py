@@ -121,6 +121,9 @@ class JaxBackend:
 
     leave = memory
 
+    def warm_up(self) -> None:
+        """Do nothing: the first program waits for its compilation."""
+
     def verify(self, segment: Segment, batch: int) -> None:
         verify_segment(segment, batch)
 

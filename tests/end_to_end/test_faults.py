@@ -137,17 +137,23 @@ def test_a_killed_worker_is_replaced_and_no_committed_step_runs_again(place: Pla
     place.on.idle(*WORKERS)
 
 
-def test_a_run_waits_by_name_for_a_worker_that_nobody_can_replace(place: Place, undisturbed: Run) -> None:
-    where = ["--on", "a,b", "--steps", str(STEPS), "--checkpoint-every", str(EVERY)]
-    run = place.train("waiting", *where, workers="0")
-    saved(run)
+def test_a_worker_that_nobody_can_replace_returns_with_its_disk_and_no_committed_step_runs_again(
+    place: Place, undisturbed: Run
+) -> None:
+    run = place.train("waiting", "--on", "a,b", "--steps", str(STEPS), workers="0")
+    protected(place, run)
     place.workers["b"].signal(signal.SIGKILL)
-    run.ends_an_attempt()
-    eventually("it says so", lambda: "waiting for b" in str(job_of(place, "net")["reason"]))
-    assert job_of(place, "net")["state"] == "queued"
     place.workers["b"].code()
-    rejoin(place, "b")
+    eventually("it says so", lambda: "waiting for b to return with its disk" in str(job_of(place, "net")))
+    place.workers["b"] = place.on.worker("b")
     assert_same(run, undisturbed)
+    assert [row["step"] for row in run.rows] == list(range(1, STEPS + 1))
+    (taken,) = run.events("regrouping")
+    assert not run.events("rolled back") and taken["replayers"] == ["b"]
+    assert taken["replay_from"] < taken["unit"]
+    place.broker.says("waits for b, and its other workers keep their state")
+    place.broker.says(" run again on b alone")
+    place.workers["a"].says("the state stays")
     place.on.idle(*WORKERS)
 
 

@@ -16,10 +16,12 @@ from farflung.broker.core.facts import JobMoves, JobPlanning, JobReplaying, JobR
 from farflung.broker.core.protection import shares_of, who_has
 from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, Job, State
 from farflung.broker.core.recovery import MOST_REGROUPED
+from farflung.broker.core.recutting import is_readable
 from farflung.broker.core.restoring import fits
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec
+from farflung.protocol.fields import has_left
 from farflung.protocol.messages import (
     Cancel,
     Ended,
@@ -80,6 +82,11 @@ class Laws:
             held = [state.workers[name].job for name in job.members]
             if not self.broker.just_began:
                 self._require(all(one == job.job for one in held), f"{job.job} lacks one of {job.members}")
+            missing = [name for name in job.awaited if not state.workers[name].connected]
+            self._require(
+                bool(missing) == bool(job.awaited), f"{job.job} waits for {job.awaited}, who are back"
+            )
+            self._require(not job.awaited or job.state == LOADING, f"{job.job} is {job.state}, and waits")
             self._require(
                 (job.state == QUEUED) != bool(job.members), f"{job.job} is {job.state}: {job.members}"
             )
@@ -128,8 +135,12 @@ class Laws:
         if isinstance(event, events.Tick):
             for one in outcome.state.workers.values():
                 since = event.now if one.away_since is None else one.away_since
-                self._require(event.now - since <= event.return_seconds, f"{one.worker} is awaited for ever")
+                job = None if one.job is None else outcome.state.jobs[one.job]
+                is_awaited = job is not None and one.worker in job.awaited
+                limit = event.return_seconds if job is None or not is_awaited else job.patience_seconds
+                self._require(event.now - since <= limit, f"{one.worker} is awaited for ever")
             for job in outcome.state.jobs.values():
+                self._require_end_of_wait(job, outcome.state, event)
                 ledger = self.log.jobs.get(job.job) if job.state == QUEUED else None
                 overdue = ledger is not None and ledger.is_overdue(event.now)
                 self._require(not overdue, f"{job.job} waits for ever: {job.words!r}")
@@ -154,6 +165,16 @@ class Laws:
             held = who_has(state, job, job.versions.stable, share)
             idle = [one for one in held if state.workers[one].idle]
             self._require(not idle, f"{fact}: {donor} sends what {idle} have")
+
+    def _require_end_of_wait(self, job: Job, state: State, event: events.Tick) -> None:
+        """A job awaits lost members no longer than that if the others have copies of the whole state."""
+        gone = [state.workers[name] for name in job.awaited if not state.workers[name].connected]
+        there = [state.workers[name] for name in job.members if state.workers[name].connected]
+        left = [one.worker for one in there if one.leaving is None and one.worker not in job.unable]
+        if not gone or not is_readable(state, job, left) or set(left) <= set(job.recovery.unfit):
+            return
+        waited = event.now - min(one.away_since or event.now for one in gone)
+        self._require(waited <= event.replace_seconds, f"{job.job} waits for {job.awaited} without need")
 
     def _require_turn(self, begun: str, state: State) -> None:
         """A job begins only if those before it have begun, or wait for their submitters or other ops."""
@@ -181,7 +202,12 @@ class Laws:
         shares = [share for share, owner in shares_of(plan).items() if owner in again]
         has_copies = all({*staying, *able} & set(who_has(before, job, version, share)) for share in shares)
         has_logs = all(job.logged.get(name, version.next_unit + 1) <= version.next_unit for name in staying)
-        can_go_on = self._world.alike and len(able) >= len(lost) and has_copies and has_logs
+        is_taken = len(able) >= len(lost)
+        may_return = (
+            isinstance(event, events.WorkerLeaves) and not job.ending and not has_left(who, event.reason)
+        )
+        is_fixed = before.workers[who].leaving is None if may_return else False
+        can_go_on = self._world.alike and (is_taken or (may_return and is_fixed)) and has_copies and has_logs
         is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and job.began <= job.recovery.reached
         is_damaged = self.log.jobs[fact.job].damaged
         self._require(

@@ -301,9 +301,12 @@ class LogLaws:
         self._require(fact.attempt == ledger.attempt + 1, f"{fact} follows attempt {ledger.attempt}")
         is_further = ledger.next_unit > ledger.furthest
         ledger.fruitless = 0 if is_further else ledger.fruitless
-        ledger.regrouped = 1 if is_further else ledger.regrouped + 1
-        self._require(ledger.regrouped <= MOST_REGROUPED, f"{fact} is no. {ledger.regrouped} in a row")
-        ledger.furthest = max(ledger.furthest, ledger.next_unit)
+        if fact.awaited:
+            self._counts["awaited"] += 1
+        else:
+            ledger.regrouped = 1 if is_further else ledger.regrouped + 1
+            self._require(ledger.regrouped <= MOST_REGROUPED, f"{fact} is no. {ledger.regrouped} in a row")
+            ledger.furthest = max(ledger.furthest, ledger.next_unit)
         ledger.attempt = fact.attempt
         ledger.lines[fact.attempt] = Line(ledger.next_unit, before.plan, keeps=True)
         ledger.interrupt_copies()

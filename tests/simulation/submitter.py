@@ -312,7 +312,8 @@ class SubmitterProcess(Process):
     def _roll_back(self, run: Run, message: RolledBack) -> None:
         """Drop the attempt, and go back to the state that the next one begins with."""
         if run.attempt is not None:  # else it waited for workers that have the state
-            self._current(run, message)
+            known = run.attempt.planned.attempt  # or of one in which the job awaited lost workers
+            assert message.attempt >= known, f"{message} comes in attempt {known}"
         run.rollbacks += 1
         self.world.laws.on_rolled_back(run, message)
         self._leave(run, message.reason)

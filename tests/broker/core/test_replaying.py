@@ -26,7 +26,6 @@ from farflung.protocol.messages import (
 )
 
 KERNELS = msgspec.structs.replace(DEVICE, kernels="these kernels")
-OTHERS = msgspec.structs.replace(DEVICE, kernels="other kernels")
 
 
 def place(units: int = 4, stands_by: bool = True, **changes: object) -> Scenario:
@@ -158,22 +157,7 @@ def logged_too_late(story: Scenario) -> None:
     story.all_ready(4)
 
 
-def no_other_worker(story: Scenario) -> None:
-    story.leave("d")
-
-
-def other_kernels(story: Scenario) -> None:
-    story.leave("d")
-    story.join("d", device=OTHERS, disk_bytes=10**9)
-
-
-def two_at_once(story: Scenario) -> None:
-    story.leave("c")
-
-
-@pytest.mark.parametrize(
-    "why", [nothing_logged, logged_too_late, no_other_worker, other_kernels, two_at_once]
-)
+@pytest.mark.parametrize("why", [nothing_logged, logged_too_late])
 def test_else_the_job_goes_back_to_the_stable_version(why: Callable[[Scenario], None]) -> None:
     story = place()
     why(story)
@@ -193,14 +177,6 @@ def test_what_cannot_be_replayed_leads_back_to_the_stable_version(trouble: Refus
     story.leave("b")
     story.feed(events.WorkerMessage(story.now, "d", trouble))
     assert [message.unit for message in rollbacks(story)] == [1] and job_of(story).replayers == ()
-
-
-def test_a_worker_lost_during_a_replay_that_no_other_replaces_leads_back_to_the_stable_version() -> None:
-    for lost in "acd":
-        story = place()
-        story.leave("b")
-        story.leave(lost)
-        assert [message.unit for message in rollbacks(story)] == [1]
 
 
 def test_workers_that_link_up_again_keep_their_state_when_one_of_them_is_lost() -> None:

@@ -316,12 +316,14 @@ class VersionGivenUp(Decision, frozen=True):
 class JobRegrouped(Decision, frozen=True):
     """The attempt before `attempt` ended. In this one every member keeps its state and the job goes on.
 
-    The unit in flight is dropped and runs again; what was decided stays applied.
+    The unit in flight is dropped and runs again; what was decided stays applied. If members are `awaited`,
+    which return with their disks alone, the others hear of the attempt after this one, in which these replay.
     """
 
     job: str
     attempt: int
     reason: str
+    awaited: list[str] = []
 
 
 class JobReplaying(Decision, frozen=True):

@@ -175,6 +175,7 @@ def cancel(turn: Transition, job: Job, message: Cancel) -> None:
 def end(turn: Transition, job: Job, state: str, reason: str) -> None:
     """End the job; its workers return to the backup pool."""
     reason = one_line(reason)
+    lose_awaited(turn, job)
     turn.emit(facts.JobEnded(turn.now, job.job, state, reason))
     protection.forget(turn, job)
     if job.plan is not None and job.state != PLANNING:
@@ -182,6 +183,14 @@ def end(turn: Transition, job: Job, state: str, reason: str) -> None:
             if turn.state.workers[name].connected:
                 turn.do(Send(name, Stop(job.job, job.attempt, reason or state, over=True)))
     turn.tell(job.job, Ended(job.job, state, reason))
+
+
+def lose_awaited(turn: Transition, job: Job) -> None:
+    """Count the members as lost that the job awaits, and that are not there: it awaits them no longer."""
+    for name in job.awaited:
+        worker = turn.state.workers[name]
+        if worker.job == job.job and not worker.connected:
+            turn.emit(facts.WorkerLost(turn.now, name, worker.trouble))
 
 
 def is_planning(job: Job, attempt: int) -> bool:

@@ -112,6 +112,9 @@ def _describe_version_given_up(fact: facts.VersionGivenUp) -> str:
 
 @log_line.register
 def _describe_job_regrouped(fact: facts.JobRegrouped) -> str:
+    if fact.awaited:
+        names = ", ".join(fact.awaited)
+        return f"{fact.job} waits for {names}, and its other workers keep their state: {fact.reason}"
     return f"{fact.job} goes on with the state that its workers hold (attempt {fact.attempt}): {fact.reason}"
 
 

@@ -159,7 +159,8 @@ class Job:
     share get it from `donors`. If the plan is another one than that of the version, `sources` name the shares
     that each member reads, with those that have them. A queued job that has a plan waits for workers with
     that version; if it `recuts`, on any plan. The `replayers` begin with that version, too, and run the units
-    of the `history` again, while the others keep their state.
+    of the `history` again, while the others keep their state. While members are `awaited`, which were lost
+    and may return with their disks, nothing runs.
 
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
     and it last moved to a better plan at `moved_at` (0: never).
@@ -213,6 +214,7 @@ class Job:
     sources: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     recuts: bool = False
     replayers: tuple[str, ...] = ()
+    awaited: tuple[str, ...] = ()
     history: History = field(default_factory=History)
     logged: Mapping[str, int] = field(default_factory=dict)
     unprotected: str = ""
@@ -250,6 +252,15 @@ class Job:
     def holder_of(self, member: str) -> str:
         """The worker that holds a member's copies; empty if none does."""
         return self.standbys.get(member) or self.holders.get(member, "")
+
+    @property
+    def without_state(self) -> set[str]:
+        """The members that do not hold the state of the first undecided unit, as far as is known."""
+        if self.plan is None or self.state in (RUNNING, COLLECTING):
+            return set()
+        if self.state == LOADING and self.keeps:
+            return set(self.replayers) - self.loaded
+        return set(self.plan.workers())
 
     def partners(self, worker: str) -> set[str]:
         """The workers that a member or a standby exchanges values or copies with."""

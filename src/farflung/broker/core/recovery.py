@@ -71,7 +71,7 @@ def can_regroup(turn: Transition, job: Job) -> bool:
     """
     members = [turn.state.workers[name] for name in job.members]
     is_there = all(member.connected or member.away for member in members)
-    return is_there and job.plan is not None and not replaying.without_state(job)
+    return is_there and job.plan is not None and not job.without_state
 
 
 def link_up(turn: Transition, job: Job, reason: str) -> None:
@@ -95,13 +95,17 @@ def _regroup(turn: Transition, job: Job, reason: str) -> None:
 def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
     """A member is lost. If workers can run its past units again, the others keep their state."""
     found = replaying.takeover(turn.state, job, {worker})
-    is_in_vain = job.recovery.regrouped >= MOST_REPLAYED and not _got_further(job)
-    if isinstance(found, Takeover) and not is_in_vain:
+    if isinstance(found, Takeover) and not is_in_vain(job):
         take_over(turn, job, found, reason)
     elif isinstance(found, Obstacle) and protection.version_to_restore(job) is not None:
         give_up(turn, job, f"{reason}; all members go back, as {found.reason}")
     else:
         give_up(turn, job, reason)
+
+
+def is_in_vain(job: Job) -> bool:
+    """Whether members have replayed too often without getting further."""
+    return job.recovery.regrouped >= MOST_REPLAYED and not _got_further(job)
 
 
 def take_over(turn: Transition, job: Job, found: Takeover, reason: str) -> None:
@@ -175,7 +179,7 @@ def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> Non
     version = job.versions.stable
     having = [] if version is None else protection.who_has(turn.state, job, version, message.share)
     protection.on_copy_lost(turn, job, worker, message)
-    if job.state != LOADING or not (job.restores or job.replayers):
+    if job.state != LOADING or not (job.restores or job.replayers) or job.awaited:
         return
     if worker in having or (job.ending and job.ending != DONE):
         lost = f"the copy of share {message.share} on worker {worker} is lost: {message.reason}"
@@ -281,6 +285,7 @@ def _roll_back(
     version = protection.version_to_restore(job)
     unit = job.copies.stable if version is None else version.next_unit
     is_over, restores = job.unit is None, version is not None
+    jobs.lose_awaited(turn, job)
     turn.emit(
         facts.JobRolledBack(
             turn.now, job.job, job.attempt, unit, reason, is_over, dropped, restores, unlinked

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from farflung.broker.core import restoring
-from farflung.broker.core.records import COLLECTING, LOADING, RUNNING, Job, State
+from farflung.broker.core.records import Job, State
 from farflung.plans import Plan
 
 
@@ -44,7 +44,7 @@ def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | O
     first, units = version.next_unit, job.history.since(version.next_unit)
     if units.first != first or first + len(units.units) != job.next_unit:
         return Obstacle(f"the log no longer holds all decisions since step {version.step}")
-    again = lost_set(job, plan, {*lost, *without_state(job)})
+    again = lost_set(job, plan, {*lost, *job.without_state})
     staying = [name for name in plan.workers() if name not in again]
     if not staying:
         return Obstacle("no worker has kept what it sent")
@@ -63,15 +63,6 @@ def taker_of(job: Job, found: Takeover) -> str:
     """A worker that takes a place in the plan, and was no member before."""
     assert job.plan is not None
     return next(name for name in found.replayers if name not in job.plan.workers())
-
-
-def without_state(job: Job) -> set[str]:
-    """The members that do not hold the state of the first undecided unit, as far as is known."""
-    if job.plan is None or job.state in (RUNNING, COLLECTING):
-        return set()
-    if job.state == LOADING and job.keeps:
-        return set(job.replayers) - job.loaded
-    return set(job.plan.workers())
 
 
 def lost_set(job: Job, plan: Plan, lost: Collection[str]) -> set[str]:

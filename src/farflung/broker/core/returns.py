@@ -6,7 +6,7 @@ lacks; else it is stopped. What only it can know, such as its `UnitReady`, it sa
 
 from __future__ import annotations
 
-from farflung.broker.core import facts, job_queue, jobs, loads, protection, recovery, standbys
+from farflung.broker.core import awaiting, facts, job_queue, jobs, loads, protection, recovery, standbys
 from farflung.broker.core.events import ReadTuning, Send
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, RUNNING, Job, State, Worker
 from farflung.broker.core.transition import Transition
@@ -96,6 +96,8 @@ def take_up(turn: Transition, name: str, standing: Standing | None) -> None:
     if worker.job is None:
         return
     job = turn.state.jobs[worker.job]
+    if name in job.awaited:
+        return  # it hears what to do once all are back
     if standing is None or not (_keeps(job, name) or _is_of(standing, job)):
         if job.state == LOADING:
             turn.do(loads.load_of(turn.state, job, name))
@@ -119,22 +121,33 @@ def take_up(turn: Transition, name: str, standing: Standing | None) -> None:
 def on_tick(turn: Transition, return_seconds: float) -> None:
     """Count workers as lost that have not returned in time."""
     for worker in list(turn.state.workers.values()):
+        is_awaited = worker.job is not None and worker.worker in turn.state.jobs[worker.job].awaited
+        if is_awaited:
+            continue  # see `awaiting`
         if worker.away_since is not None and worker.away and turn.now - worker.away_since > return_seconds:
             reason = f"it did not return within {return_seconds:g} s ({worker.trouble})"
             lose(turn, worker.worker, reason)
 
 
 def lose(turn: Transition, name: str, reason: str) -> None:
-    """Count a worker as lost, and give up the attempt that it has a part in."""
+    """Count a worker as lost, and give up the attempt that it has a part in; or await it, with its disk."""
     job = turn.state.workers[name].job
     reason = one_line(reason)
+    if job is None:
+        turn.emit(facts.WorkerLost(turn.now, name, reason))
+        standbys.lost(turn, name)
+        return
+    lost_job, is_left = turn.state.jobs[job], has_left(name, reason)
+    if name in lost_job.awaited:
+        turn.emit(facts.WorkerAway(turn.now, name, reason))
+        return
+    why = f"worker {name} {'left' if is_left else 'was lost'} {jobs.moment(lost_job)}: {reason}"
+    if not is_left and awaiting.may_await(turn.state, lost_job, name):
+        turn.emit(facts.WorkerAway(turn.now, name, reason))
+        awaiting.begin(turn, lost_job, name, why)
+        return
     turn.emit(facts.WorkerLost(turn.now, name, reason))
-    standbys.lost(turn, name)
-    if job is not None:
-        lost_job = turn.state.jobs[job]
-        verb = "left" if has_left(name, reason) else "was lost"
-        why = f"worker {name} {verb} {jobs.moment(lost_job)}: {reason}"
-        recovery.worker_lost(turn, lost_job, name, why)
+    recovery.worker_lost(turn, turn.state.jobs[job], name, why)
 
 
 def explain(turn: Transition) -> None:
@@ -151,6 +164,8 @@ def explain(turn: Transition) -> None:
 
 def words_of(state: State, job: Job) -> str:
     """Whom the job waits for, in words; empty if everybody is there."""
+    if words := awaiting.words_of(state, job):
+        return words
     away = state.away_for(job)
     if away:
         return one_line(f"{waiting_for(and_more(away, job_queue.NAMED))} to return")

@@ -14,6 +14,7 @@ from functools import singledispatch
 
 from farflung.broker.codecs import tuning
 from farflung.broker.core import (
+    awaiting,
     draining,
     events,
     facts,
@@ -97,6 +98,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     _decide(event, turn)
     draining.hand_over(turn)
     moving.settle(turn)
+    awaiting.resume(turn)
     job_queue.start_queued(turn)
     standbys.arrange(turn)
     draining.release(turn)
@@ -125,6 +127,7 @@ def _on_restarted(event: events.Restarted, turn: Transition) -> None:
 @_decide.register
 def _on_tick(event: events.Tick, turn: Transition) -> None:
     returns.on_tick(turn, event.return_seconds)
+    awaiting.on_tick(turn, event.replace_seconds)
     submitters.on_tick(turn, event.hold_seconds)
     draining.on_tick(turn)
     moving.on_tick(turn)
@@ -173,11 +176,17 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
                 )
             )
             return
-        if returns_to_job and (trouble := returns.trouble(turn.state, known, standing)):
+        if awaiting.returns_to(turn.state, event.worker, register.device):
+            returns_to_job = True
+        elif awaiting.awaits(turn.state, event.worker):
+            awaiting.end(turn, turn.state.jobs[known.job or ""], "it came back with another device")
+            returns_to_job = False
+        elif returns_to_job and (trouble := returns.trouble(turn.state, known, standing)):
             returns.lose(turn, event.worker, trouble)
             returns_to_job = False
         elif not returns_to_job:
             returns.lose(turn, event.worker, "it connected again" if known.connected else "it was restarted")
+            returns_to_job = awaiting.returns_to(turn.state, event.worker, register.device)
     turn.emit(
         facts.WorkerAdmitted(
             turn.now,
@@ -276,6 +285,8 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
                 (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
         case Broken():
             why = f"worker {event.worker} could not go on {jobs.moment(job)}: {message.reason}"
+            if job.awaited and message.peer:
+                return  # that is known: links are made anew once all are back
             if not message.peer:  # a segment failed
                 recovery.fail(turn, job, why)
             elif message.peer == job.submitter:

@@ -86,7 +86,7 @@ def take_place(turn: Transition, job: Job, message: Return, event: SubmitterMess
     turn.tell(job.job, Accepted(job.job, words_of(turn.state, job) or job.state))
     for missed in _missed(turn.state, job, message):
         turn.tell(job.job, missed)
-    if _needs_links(job, message):
+    if _needs_links(job, message) and not job.awaited:
         recovery.link_up(turn, job, LINKLESS)
 
 
@@ -120,7 +120,8 @@ def _trouble(turn: Transition, job: Job, message: Return) -> str:
             f"the submitter has recorded unit {message.unit - 1} of attempt {message.attempt}, and the "
             "broker's log less: the broker was restored from a backup, or its disk lost what was written last"
         )
-    return LINKLESS if _needs_links(job, message) and not recovery.may_link_up(turn, job) else ""
+    is_stuck = _needs_links(job, message) and not job.awaited and not recovery.may_link_up(turn, job)
+    return LINKLESS if is_stuck else ""
 
 
 def _needs_links(job: Job, message: Return) -> bool:
@@ -148,7 +149,7 @@ def _missed(state: State, job: Job, message: Return) -> list[Message]:
         said = _done(job, [result for result in job.results if result.unit >= message.unit], message.attempt)
         if job_queue.waits_for_version(job) and message.unit > job.next_unit:
             said.append(RolledBack(job.job, ended.last, job.next_unit, job.step, job.reason, held=True))
-    if job.state == LOADING and 0 < message.attempt < job.attempt:
+    if job.state == LOADING and 0 < message.attempt < job.attempt and not job.awaited:
         said.append(loads.planned_of(state, job))
     elif message.attempt == job.attempt and job.state == RUNNING:
         said.append(Running(job.job, job.attempt))

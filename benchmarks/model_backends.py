@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 from benchmarks.zoo.case import Case
-from benchmarks.zoo.on_jax import Pipeline
+from benchmarks.zoo.on_backends import Pipeline
 from benchmarks.zoo.parity import (
     MICROBATCHES,
     Step,

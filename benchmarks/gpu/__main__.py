@@ -17,11 +17,18 @@ from typing import Any
 
 import torch
 from benchmarks.gpu.codecs import codecs
+from benchmarks.gpu.parity import parity
 from benchmarks.gpu.rates import rates
+from benchmarks.gpu.runner import runner
 
 from farflung.heap import keep_freed_memory
 
-SECTIONS: dict[str, Callable[[torch.device], Any]] = {"rates": rates, "codecs": codecs}
+SECTIONS: dict[str, Callable[[torch.device], Any]] = {
+    "rates": rates,
+    "codecs": codecs,
+    "runner": runner,
+    "parity": parity,
+}
 
 
 def described(device: torch.device) -> dict[str, object]:

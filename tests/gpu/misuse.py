@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.zoo.on_jax import Pipeline
+from benchmarks.zoo.devices import MICROBATCHES, Run
+from benchmarks.zoo.on_backends import Pipeline
 from benchmarks.zoo.side_by_side import microbatches
-from tests.gpu.numbers import MICROBATCHES, Run
 from tests.gpu.numbers_device import NAME, Refused
 from tests.runtime.test_indices import SAMPLES, TRAINING, captured, good
 

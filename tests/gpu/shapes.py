@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from benchmarks.zoo import case
+from benchmarks.zoo.devices import MICROBATCHES, STEADY, Run
 from benchmarks.zoo.side_by_side import captured, microbatches
-from tests.gpu.numbers import MICROBATCHES, STEADY, Run
 from tests.gpu.numbers_device import NAME, require_alike
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pytest
 from benchmarks.zoo import CASES, MODELS
+from benchmarks.zoo.devices import STEADY
 from tests.gpu import misuse, numbers
 from tests.gpu.conftest import Ask
-from tests.gpu.numbers import STEADY
 from tests.runtime.test_indices import BAD
 
 from farflung.runtime.optimizer import AdamW

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.zoo.on_jax import Pipeline
+from benchmarks.zoo.on_backends import Pipeline
 from torch import Tensor, nn
 
 from farflung.errors import JobError

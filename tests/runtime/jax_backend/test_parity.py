@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.zoo import case
-from benchmarks.zoo.on_jax import Pipeline
+from benchmarks.zoo.on_backends import Pipeline
 from benchmarks.zoo.side_by_side import captured, microbatches, planned
 from torch import Tensor
 

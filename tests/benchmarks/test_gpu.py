@@ -6,7 +6,8 @@ import json
 
 import pytest
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import clock, codecs, rates
+from benchmarks.gpu import clock, codecs, parity, rates, runner
+from benchmarks.zoo import case
 
 
 def test_all_sections_run_on_the_cpu(
@@ -15,10 +16,18 @@ def test_all_sections_run_on_the_cpu(
     monkeypatch.setattr(clock, "SECONDS", 0.0)
     monkeypatch.setattr(codecs, "ELEMENTS", 2**17)
     monkeypatch.setattr(rates, "ELEMENTS", 2**17)
+    monkeypatch.setattr(parity, "CASES", [case("chain")])
+    monkeypatch.setattr(parity, "MODELS", [])
+    monkeypatch.setattr(runner, "PAIRS", 1)
+    monkeypatch.setattr(runner, "SIZES", [runner.Size("tiny", 16, 1, 2, 8, 2)])
     assert gpu.main(["--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["device"] == "cpu"
     assert report["rates"]["found"]["float32_tflops"] > 0
+    assert report["parity"]["found"] == [
+        {"model": "chain", "ok": True, "first": 0.0, "loss": 0.0, "gradient": 0.0, "state": 0.0}
+    ]
+    assert report["runner"]["found"][0]["ratio"] > 0
     assert [row["codec"] for row in report["codecs"]["found"]] == list(codecs.NAMES)
 
 

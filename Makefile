@@ -11,12 +11,13 @@ setup: $(STAMP)
 
 # torch comes first and alone, as it is most of what is fetched. On Linux PyPI's brings CUDA: 526 MB and gigabytes of
 # NVIDIA packages. With PyTorch's index of CPU builds in PIP_EXTRA_INDEX_URL pip takes one of those in its place:
-# 2.13.0+cpu satisfies ==2.13.0 and counts as newer.
+# 2.13.0+cpu satisfies ==2.13.0 and counts as newer. Where there is a GPU that index is left out.
+FOR_GPU := $(if $(shell command -v nvidia-smi 2>/dev/null),env -u PIP_EXTRA_INDEX_URL)
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"farflung needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
 	@echo "Making $(VENV), once. With what it downloads this takes some minutes; 1 of 3: PyTorch, the largest part"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	@$(FOR_GPU) $(BIN)/pip install --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
 	@echo "2 of 3: what else requirements.lock names; pip may print nothing for some minutes"
 	@$(BIN)/pip install --disable-pip-version-check -r requirements.lock
 	@echo "3 of 3: farflung"

@@ -33,7 +33,8 @@ async def examine(folders: list[Path], broker: str | None) -> list[Finding]:
 
     `folders` may hold identities; `broker` is HOST:PORT, by default the one that the first identity joined.
     """
-    findings = [_python(), *await asyncio.to_thread(_frameworks), _port(DEFAULT_PORT)]
+    findings = [_python(), *await asyncio.to_thread(_frameworks), *await asyncio.to_thread(_devices)]
+    findings.append(_port(DEFAULT_PORT))
     identities, troubles = _identities(folders)
     findings += troubles or [_certificate(identity) for identity in identities] or [_no_identity()]
     known = broker or next((identity.broker for identity in identities if identity.broker), None)
@@ -73,6 +74,31 @@ def _framework(name: str) -> Finding:
         return Finding(name, False, f"{name} cannot be imported: {error}", _install(name))
     found = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     return Finding(name, found >= OLDEST[name], f"{name} {version}", _install(name))
+
+
+def _devices() -> list[Finding]:
+    """Name what PyTorch computes on here; a GPU that cannot be used is a failure."""
+    if not is_installed("torch"):
+        return []
+    try:
+        from farflung.runtime.torch_backend.choice import this_machine
+
+        machine = this_machine()
+    except ImportError:  # told by `_framework`
+        return []
+    if machine.gpus:
+        return [
+            Finding("device", not gpu.is_full, f"{gpu.device}: {gpu.model}, {gpu.memory}", _FULL)
+            for gpu in machine.gpus
+        ]
+    if machine.has_mps:
+        return [Finding("device", True, "mps: Apple GPU")]
+    is_missing = machine.has_nvidia or bool(machine.trouble)
+    why = machine.why_no_gpu()
+    return [Finding("device", not is_missing, "the CPU" if not is_missing else why, why.rpartition(": ")[2])]
+
+
+_FULL = "end what uses the GPU (nvidia-smi lists it); until then workers here take another device"
 
 
 def _install(framework: str) -> str:

@@ -195,6 +195,8 @@ class LocalFleet(FleetProcesses):
         If given, workers emulate devices that sustain this speed instead of computing.
     backends
         Backends of worker-0, worker-1, ..., repeated from the first; if empty, each uses what is installed.
+    devices
+        What each worker on PyTorch computes on (`join --device`); if empty, the CPU.
     """
 
     def __init__(
@@ -204,12 +206,14 @@ class LocalFleet(FleetProcesses):
         memory_bytes: int | None = None,
         emulated_tflops: float | None = None,
         backends: Sequence[str] = (),
+        devices: Sequence[str] = (),
     ) -> None:
         super().__init__(logs)
         self._count = workers
         self._memory_bytes = share_of_memory(workers) if memory_bytes is None else memory_bytes
         self._emulated_tflops = emulated_tflops
         self._backends = tuple(backends)
+        self._devices = tuple(devices) or ("cpu",) * workers
         self._identity: Identity | None = None
 
     @property
@@ -230,10 +234,10 @@ class LocalFleet(FleetProcesses):
         submitter, worker = await asyncio.to_thread(self._tokens, self._count)
         # The broker chooses its port: one that is free now could be taken before it listens.
         self._identity = await self._enrolled(await self._start_broker(f"{HOST}:0", NO_SURVEY), submitter)
-        arguments = ["--site", SITE, "--listen", f"{HOST}:0", "--memory", f"{self._memory_bytes / 1e9:.3f}"]
+        arguments = ["--site", SITE, "--listen", f"{HOST}:0"]
         for number in range(self._count):
             backend = self._backend(number)
-            options = [*arguments, "--backend", backend, *self._speed()]
+            options = [*arguments, "--backend", backend, *self._speed(), *self._device(number)]
             is_forked = chosen(backend) in FRAMEWORKS
             await self._start_worker(_name(number), worker, options, is_forked=is_forked)
 
@@ -241,6 +245,14 @@ class LocalFleet(FleetProcesses):
         if self._emulated_tflops is not None:
             return EMULATED
         return self._backends[number % len(self._backends)] if self._backends else AUTO
+
+    def _device(self, number: int) -> list[str]:
+        """What a worker computes on, with the memory that it offers: of its own GPU it asks for itself."""
+        memory = ["--memory", f"{self._memory_bytes / 1e9:.3f}"]
+        if chosen(self._backend(number)) != "torch":
+            return memory
+        device = self._devices[number]
+        return ["--device", device, *([] if device.startswith("cuda") else memory)]
 
     def _speed(self) -> list[str]:
         return [] if self._emulated_tflops is None else ["--tflops", f"{self._emulated_tflops:g}"]

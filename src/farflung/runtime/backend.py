@@ -199,6 +199,9 @@ class Backend(Protocol[Array]):
     def warm_up(self) -> None:
         """Do what the first program that is loaded would else wait for, such as imports."""
 
+    def release(self) -> None:
+        """Give memory of the device that no array uses any more to other processes."""
+
     def verify(self, segment: Segment, batch: int) -> None:
         """Check a received program once more before any of it runs.
 

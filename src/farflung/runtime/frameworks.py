@@ -6,6 +6,7 @@ Only the chosen backend's framework is imported: a worker on JAX does not need t
 from __future__ import annotations
 
 import math
+import re
 from importlib.util import find_spec
 
 from farflung.errors import JobError
@@ -16,6 +17,8 @@ AUTO = "auto"
 COMPUTING = ("torch", "jax")
 """Frameworks, which are also names of farflung's extras; `auto` uses the first one that is installed."""
 BACKENDS = (AUTO, *COMPUTING, EMULATED)
+DEVICES = r"auto|cpu|mps|cuda(:\d{1,3})?"
+"""What `--device` takes, which has a meaning for PyTorch only."""
 
 
 def is_installed(framework: str) -> bool:
@@ -58,7 +61,7 @@ def chosen(backend: str) -> str:
     return backend
 
 
-def checked(name: str, tflops: float | None) -> str:
+def checked(name: str, tflops: float | None, device: str = AUTO) -> str:
     """Check the arguments of `backend_called` without importing a framework, which takes seconds.
 
     Raises
@@ -72,11 +75,17 @@ def checked(name: str, tflops: float | None) -> str:
             raise JobError(f"an emulated device needs --tflops, a number above 0, found {tflops}")
     elif tflops is not None:
         raise JobError(f"--tflops is for --backend emulated: {backend} computes as fast as it can")
+    if not re.fullmatch(DEVICES, device):
+        raise JobError(f"--device takes auto, cpu, cuda, cuda:N or mps, found {device[:40]!r}")
+    if device != AUTO and backend != "torch":
+        raise JobError(f"--device is for --backend torch: {backend} takes the device that it finds")
     return backend
 
 
-def backend_called(name: str, tflops: float | None = None) -> AnyBackend:
+def backend_called(name: str, tflops: float | None = None, device: str = "cpu") -> AnyBackend:
     """Create a backend by name; `tflops` is the sustained speed of an emulated device, None for others.
+
+    `device` is a device of PyTorch that exists, as `torch.device` names it; the other backends ignore it.
 
     Raises
     ------
@@ -93,6 +102,8 @@ def backend_called(name: str, tflops: float | None = None) -> AnyBackend:
         from farflung.runtime.jax_backend.backend import JaxBackend
 
         return JaxBackend(cache_folder() / "xla")
+    import torch
+
     from farflung.runtime.torch_backend.backend import TorchBackend
 
-    return TorchBackend()
+    return TorchBackend(torch.device(device))

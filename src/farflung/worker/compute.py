@@ -236,3 +236,4 @@ class ComputeThread(threading.Thread):
             del job
             gc.collect()  # a job contains reference cycles
             give_freed_memory_back()
+            self._backend.release()

@@ -19,15 +19,15 @@ def test_a_framework_that_takes_its_time_is_announced(
 ) -> None:
     said: list[str] = []
 
-    def imported(name: str, tflops: float | None = None) -> str:
+    def imported(name: str, tflops: float | None = None, device: str = "cpu") -> str:
         said.append(capsys.readouterr().err)
         return f"the backend {name}"
 
     monkeypatch.setattr(frameworks, "COMPUTING", ("abacus",))
     monkeypatch.setattr(frameworks, "backend_called", imported)
-    assert str(_imported("abacus", None)) == "the backend abacus"
+    assert _imported("abacus", None, "auto") == ("the backend abacus", None)
     monkeypatch.setitem(sys.modules, "abacus", sys)
-    assert str(_imported("abacus", None)) == "the backend abacus"
+    assert _imported("abacus", None, "auto") == ("the backend abacus", None)
     assert said == ["importing abacus to measure this machine with it takes 3 to 10 s\n", ""]
 
 

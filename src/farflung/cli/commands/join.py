@@ -12,6 +12,7 @@ import typer
 
 from farflung.cli.process.identity import TokenText, folder_of, hold_folder, obtain_identity
 from farflung.cli.process.service import ExitWithParent, heed_parent, restart_process, run_service
+from farflung.cli.render.output import note
 from farflung.cli.render.progress import searching
 from farflung.errors import DeviceHeld, IdentityError, JobError
 
@@ -48,7 +49,10 @@ ProbeOption = Annotated[
     bool, typer.Option("--probe/--no-probe", help="Let the broker measure this worker's links.")
 ]
 MemoryOption = Annotated[
-    float | None, typer.Option(help="GB of memory that jobs may use. [default: 80 % of the machine's]")
+    float | None,
+    typer.Option(
+        help="GB of memory that jobs may use. [default: 80 % of the machine's, 90 % of a GPU's free memory]"
+    ),
 ]
 DiskOption = Annotated[
     float | None,
@@ -64,6 +68,13 @@ StandbyOption = Annotated[
         metavar="MBPS",
         help="The rate at which this worker sends copies of its state to other workers."
         " [default: what training leaves of the line]",
+    ),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda|cuda:N|mps",
+        help="What PyTorch computes on; auto: the GPU with the most free memory, else the CPU.",
     ),
 ]
 BackendOption = Annotated[
@@ -99,6 +110,7 @@ def join(
     disk: DiskOption = None,
     standby_mbps: StandbyOption = None,
     backend: BackendOption = "auto",
+    device: DeviceOption = "auto",
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
@@ -117,11 +129,12 @@ def join(
     _check_line(up, down, standby_mbps)
     from farflung.runtime.frameworks import checked
 
-    framework = checked(backend, tflops)
+    framework = checked(backend, tflops, device)
     own = folder_of("worker", folder)
     identity = asyncio.run(obtain_identity(own, "worker", broker, token, name))
     hold_folder(own)
-    computes = _imported(framework, tflops)  # last: a worker that is refused need not wait for it
+    # Last: a worker that is refused need not wait for it.
+    computes, free_bytes = _imported(framework, tflops, device)
     from farflung.protocol.worker import HomeLine
     from farflung.worker.departure import Departure
     from farflung.worker.service import WorkerOptions, run
@@ -129,7 +142,7 @@ def join(
     options = WorkerOptions(
         identity=identity,
         listen=listen,
-        memory_bytes=_memory_bytes(memory),
+        memory_bytes=_memory_bytes(memory, free_bytes),
         backend=computes,
         site=site,
         advertise=advertise or [],
@@ -148,15 +161,35 @@ def join(
         restart_process(str(held))
 
 
-def _imported(framework: str, tflops: float | None) -> AnyBackend:
-    """The backend; prints a line while it imports a framework."""
-    from farflung.runtime.frameworks import COMPUTING, backend_called
+def _imported(framework: str, tflops: float | None, device: str) -> tuple[AnyBackend, int | None]:
+    """The backend and the free memory of its GPU, if it has one; says what it computes on unless the CPU.
+
+    Prints a line while it imports a framework.
+    """
+    from farflung.runtime.frameworks import COMPUTING
 
     if framework not in COMPUTING or framework in sys.modules:
-        return backend_called(framework, tflops)
+        return _on_device(framework, tflops, device)
     with searching() as tell:
         tell(f"importing {framework} to measure this machine with it takes 3 to 10 s")
-        return backend_called(framework)
+        return _on_device(framework, tflops, device)
+
+
+def _on_device(framework: str, tflops: float | None, device: str) -> tuple[AnyBackend, int | None]:
+    from farflung.runtime.frameworks import backend_called
+
+    if framework != "torch":
+        return backend_called(framework, tflops), None
+    if device == "cpu":  # asking for GPUs begins CUDA
+        return backend_called(framework, tflops), None
+    from farflung.runtime.torch_backend.choice import choose, this_machine
+
+    found = choose(device, this_machine())
+    if found.remark:
+        note(found.remark)
+    if found.name:
+        note(f"computes on {found.name} ({found.device})")
+    return backend_called(framework, tflops, found.device), found.memory_bytes
 
 
 def _check_line(up: float | None, down: float | None, standby: float | None) -> None:
@@ -175,11 +208,12 @@ def _disk_bytes(gigabytes: float | None) -> int | None:
     return int(gigabytes * 1e9)
 
 
-def _memory_bytes(gigabytes: float | None) -> int:
+def _memory_bytes(gigabytes: float | None, free_bytes: int | None) -> int:
+    """What the owner gives; else nearly all of the GPU's memory that is free, or a share of the machine's."""
     if gigabytes is not None:
         if not 0 < gigabytes < 1e6:
             raise IdentityError(f"--memory takes a number of gigabytes above 0, found {gigabytes}")
         return int(gigabytes * 1e9)
-    from farflung.local.memory import share_of_memory
+    from farflung.local.memory import share_of_free, share_of_memory
 
-    return share_of_memory(1)
+    return share_of_memory(1) if free_bytes is None else share_of_free(free_bytes)

@@ -39,6 +39,7 @@ from farflung.cli.options.planning import (
 from farflung.cli.options.target import (
     BackendsOption,
     BrokerOption,
+    DeviceOption,
     LocalOption,
     OnOption,
     Target,
@@ -77,6 +78,7 @@ def train(
     token: TokenText = None,
     workers: WorkersOption = None,
     backends: BackendsOption = None,
+    device: DeviceOption = None,
     on: OnOption = None,
     wait: WaitOption = False,
     topology: TopologyOption = None,
@@ -110,6 +112,7 @@ def train(
         steps=steps,
         local=local,
         backends=backends,
+        device=device,
         broker=broker,
         folder=_text(folder),
         workers=workers,

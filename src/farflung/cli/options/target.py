@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farflung.plans import CodecWishes, Wishes
 
 MOST_LOCAL = 256
+LOCAL_DEVICES = (AUTO, "cpu", "cuda", "mps")
 
 LocalOption = Annotated[
     int | None, typer.Option(metavar="N", help="Start a broker and N workers on this machine for the run.")
@@ -36,6 +37,14 @@ BackendsOption = Annotated[
         help="Frameworks of the local workers, repeated in turn: torch, jax.",
     ),
 ]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|cpu|cuda|mps",
+        help="What the local workers compute on; auto: a GPU each, if there are enough, else the CPU."
+        " [default: auto]",
+    ),
+]
 OnOption = Annotated[
     str | None,
     typer.Option(metavar="ID,ID,...", help="Ids of the workers to train on; each gets a part of the model."),
@@ -51,7 +60,7 @@ class Target:
 
     Of a broker's workers it takes `workers` (0: the planner chooses), from `pool` if that names any;
     `asked_by` is the option that gave the number. Local workers use `frameworks` in turn; if that is empty,
-    each uses what is installed.
+    each uses what is installed. Those on PyTorch compute on `device`.
     """
 
     local: int
@@ -59,6 +68,7 @@ class Target:
     asked_by: str
     pool: Sequence[str]
     frameworks: Sequence[str]
+    device: str
     wishes: Wishes
 
 
@@ -85,7 +95,9 @@ def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) ->
     if local is not None and wishes.scheduler != AUTO:
         note(f"--scheduler {wishes.scheduler} is ignored: --local workers are not measured before a run")
     asked_by = "--local" if local else "--on" if chosen else "--workers"
-    return Target(local or 0, local or workers or len(chosen), asked_by, pool, frameworks, wishes)
+    return Target(
+        local or 0, local or workers or len(chosen), asked_by, pool, frameworks, _device(options), wishes
+    )
 
 
 def local_ids(count: int) -> list[str]:
@@ -108,6 +120,21 @@ def _frameworks(local: int | None, backends: str | None) -> list[str]:
     if len(names) > local:
         raise JobError(f"--backends names {len(names)} for --local {local}: leave some out")
     return [chosen(name) for name in names]
+
+
+def _device(options: RunOptions) -> str:
+    """Parse `--device`; raises JobError if it is unknown or there are no local workers."""
+    if options.device is None:
+        return AUTO
+    if options.local is None:
+        raise JobError("--device needs --local: other workers choose theirs with `farflung join --device`")
+    if options.device not in LOCAL_DEVICES:
+        raise JobError(f"--device takes {', '.join(LOCAL_DEVICES)} here, found {options.device[:40]!r}")
+    if options.device == "cuda":
+        from farflung.local.devices import devices_for
+
+        devices_for(options.device, options.local)  # says now, not after the capture, if there are too few
+    return options.device
 
 
 def _chosen(on: str | None) -> list[str]:

@@ -142,9 +142,11 @@ class Training:
 @asynccontextmanager
 async def _start_local_fleet(target: Target, logs: Path) -> AsyncIterator[LocalFleet]:
     """Run the fleet of a target for this block, and print which worker computes with which framework."""
+    from farflung.local.devices import devices_for
     from farflung.local.fleet import LocalFleet
 
-    fleet = LocalFleet(target.local, logs, backends=target.frameworks)
+    devices = await asyncio.to_thread(devices_for, target.device, target.local)
+    fleet = LocalFleet(target.local, logs, backends=target.frameworks, devices=devices)
     shares = "; ".join(f"{name} on {', '.join(ids)}" for name, ids in fleet.computing().items())
     start = f"starting a broker and {count_of(target.local, 'worker')} on this machine"
     note(f"{start}: {shares}" if shares else start)

@@ -21,7 +21,7 @@ RUN = "run.json"
 Text = Annotated[str, Meta(max_length=4096)]
 Number = Annotated[int, Meta(ge=0, le=10**9)]
 
-_NOT_AT_A_BROKER = ("local", "backends")
+_NOT_AT_A_BROKER = ("local", "backends", "device")
 _NOT_LOCAL = ("broker", "folder", "workers", "on", "topology")
 
 
@@ -34,6 +34,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     steps: Number | None = None
     local: Number | None = None
     backends: Text | None = None
+    device: Text | None = None
     broker: Text | None = None
     folder: Text | None = None
     workers: Number | None = None

@@ -15,7 +15,7 @@ from farflung.local.child_process import ChildProcess
 from farflung.local.fleet import FleetProcesses
 from farflung.local.memory import share_of_memory
 from farflung.plans import WorkerSpec
-from farflung.runtime.frameworks import AUTO
+from farflung.runtime.frameworks import AUTO, chosen
 from farflung.transport.net.addresses import DEFAULT_PORT
 from farflung.transport.security.tokens import Token
 
@@ -124,7 +124,8 @@ class LabFleet(FleetProcesses):
             device = ["--backend", "emulated", "--tflops", repr(self._emulated_tflops[spec.id])]
             return ["--site", spec.site, "--memory", repr(spec.memory_gb), *device]
         memory_gb = min(spec.memory_gb, share_of_memory(len(self._specs)) / 1e9)
-        return ["--site", spec.site, "--memory", f"{memory_gb:.3f}"]
+        device = ["--device", "cpu"] if chosen(AUTO) == "torch" else []  # a lab's workers are all alike
+        return ["--site", spec.site, "--memory", f"{memory_gb:.3f}", *device]
 
     def _prefix(self, node: str) -> list[str]:
         return self._network.command(node, [])

@@ -182,6 +182,9 @@ class EmulatedBackend:
     def warm_up(self) -> None:
         """Do nothing: programs do not run."""
 
+    def release(self) -> None:
+        """Do nothing: there are no arrays."""
+
     def verify(self, segment: Segment, batch: int) -> None:
         """Do nothing: the program will not run."""
 

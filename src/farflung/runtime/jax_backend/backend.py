@@ -124,6 +124,9 @@ class JaxBackend:
     def warm_up(self) -> None:
         """Do nothing: the first program waits for its compilation."""
 
+    def release(self) -> None:
+        """Do nothing: XLA keeps its pool."""
+
     def verify(self, segment: Segment, batch: int) -> None:
         verify_segment(segment, batch)
 

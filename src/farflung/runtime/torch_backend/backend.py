@@ -20,6 +20,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from farflung.errors import GraphError
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
@@ -28,31 +29,36 @@ from farflung.runtime.carrier import HostMemory
 from farflung.runtime.coding import Coding
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
-from farflung.runtime.torch_backend.device import HOST, Place, placed
+from farflung.runtime.torch_backend.device import HOST, Place, placed, read
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
 
 SIZE = 1024
+SIZE_ON_GPU = 4096
 SECONDS = 0.25
 
 
 @torch.no_grad()
-def measure_tflops() -> float:
-    """TFLOP/s of float32 matrix products with all of this process's threads, in about a quarter second.
+def measure_tflops(device: torch.device = HOST) -> float:
+    """TFLOP/s of float32 matrix products on a device, or all of this process's threads, in a quarter second.
 
-    The median of many products, so that an interrupted one does not count. A slow device runs two.
+    The median of many products, so that an interrupted one does not count. A slow device runs two. The
+    precision is the one in use: TF32 on a GPU that has it, unless a job asks for repeatable bits.
     """
-    left, right, out = (torch.ones(SIZE, SIZE) for _ in range(3))
+    size = SIZE if device.type == "cpu" else SIZE_ON_GPU
+    left, right, out = (torch.ones(size, size, device=device) for _ in range(3))
     torch.mm(left, right, out=out)  # the first product creates threads and buffers
+    read([out[0, 0]])
     seconds: list[float] = []
     deadline = time.perf_counter() + SECONDS
     while not seconds or time.perf_counter() < deadline:
         started = time.perf_counter()
         torch.mm(left, right, out=out)
+        read([out[0, 0]])
         seconds.append(time.perf_counter() - started)
-    return 2 * SIZE**3 / statistics.median(seconds) / 1e12
+    return 2 * size**3 / statistics.median(seconds) / 1e12
 
 
 _MARK = "__dynamo_disable"
@@ -83,6 +89,20 @@ def _mark(found: list[object]) -> None:
                     found.append(cell.cell_contents)
 
 
+def device_name(device: torch.device) -> str:
+    """The device as people know it, such as "NVIDIA H100 PCIe (cuda:0)"."""
+    if device.type == "cpu":
+        return platform.processor() or platform.machine()
+    find = getattr(torch.get_device_module(device), "get_device_name", None)
+    return f"{find(device)} ({device})" if find else str(device)
+
+
+def require_no_bfloat16(segment: Segment, name: str) -> None:
+    """Refuse a segment that computes in bfloat16, for a device without it."""
+    if any(kind.dtype == "bfloat16" for kind in segment.values.values()):
+        raise GraphError(f"the job computes in bfloat16, which {name} lacks: train in float32 or without it")
+
+
 class TorchBackend:
     """See `runtime.backend.Backend`; arrays are tensors on `device`.
 
@@ -108,14 +128,15 @@ class TorchBackend:
         return array.to(self.device) if array.is_floating_point() else array
 
     def offer(self) -> Offer:
-        name = platform.processor() or platform.machine()
-        return Offer("cpu", name, psutil.cpu_count() or 1, f"torch {torch.__version__}")
+        return Offer(
+            self.device.type, device_name(self.device), psutil.cpu_count() or 1, f"torch {torch.__version__}"
+        )
 
     def measure_tflops(self) -> float:
-        return measure_tflops()
+        return measure_tflops(self.device)
 
     def kernel_digest(self) -> str:
-        return kernel_digest()
+        return kernel_digest(self.device)
 
     def warm_up(self) -> None:
         # An op without data imports SymPy for its shapes: 0.45 of the 0.53 s that loading a small GPT takes.
@@ -123,6 +144,12 @@ class TorchBackend:
 
     def verify(self, segment: Segment, batch: int) -> None:
         verify_segment(segment, batch)
+        if self.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            require_no_bfloat16(segment, device_name(self.device))
+
+    def release(self) -> None:
+        if self.device.type in ("cuda", "mps", "xpu"):
+            torch.get_device_module(self.device).empty_cache()
 
     def runner(
         self, segment: Segment, state: Mapping[str, Tensor], training: Training, recompute: bool = False

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from farflung.opdag.graph import Graph
 from farflung.opdag.opset import lookup
 from farflung.plans import Plan
+from farflung.runtime.backend import EMULATED
 from farflung.text import and_more, printable
 
 NAMED = 3
@@ -34,6 +35,22 @@ def draws_notes(graph_draws: bool, workers: Iterable[str], frameworks: Mapping[s
             " the same distribution: losses repeat with this plan, but differ from a run on torch alone"
         )
     ]
+
+
+REPEATABLE = ("", "cpu", EMULATED)
+"""Kinds of devices that have no mode: what they compute repeats bit for bit, or they compute nothing."""
+
+
+def mode_notes(workers: Iterable[str], kinds: Mapping[str, str], deterministic: bool) -> list[str]:
+    """A note on how the GPUs among the workers compute; `kinds` are those of the workers' devices."""
+    gpus = [worker for worker in workers if kinds.get(worker, "") not in REPEATABLE]
+    if not gpus:
+        return []
+    if deterministic:
+        how = "deterministic kernels without TF32: bits repeat on GPUs of one model, steps take longer"
+    else:
+        how = "the fastest kernels, and TF32 if they have it: bits may differ from run to run"
+    return [printable(f"{and_more(gpus, NAMED)}: {how} (Job's `deterministic` says which)")]
 
 
 def recomputing_notes(plan: Plan) -> list[str]:

@@ -14,8 +14,12 @@ Lacks = Annotated[tuple[OpName, ...], Meta(max_length=MOST_LACKS)]
 
 
 class Ability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The newest opset version that a worker supports, and the ops of it that its `framework` lacks."""
+    """The newest opset version that a worker supports, and the ops of it that its `framework` lacks.
+
+    `kind` is that of its device, such as cpu or cuda; empty is unknown.
+    """
 
     opset: int
     lacks: Lacks = ()
     framework: str = ""
+    kind: str = ""

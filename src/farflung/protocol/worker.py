@@ -45,7 +45,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def ability(self) -> Ability:
         """The ops that the device can run."""
-        return Ability(self.opset.version, self.lacks, self.framework)
+        return Ability(self.opset.version, self.lacks, self.framework, self.kind)
 
 
 class HomeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -31,7 +31,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes, so it does not change how the graph runs. `codecs` are all that links may use at any step; a frame
     names its codec by number, in the format `codec_format`. With `sample_codecs`, workers report what the
     codecs do to some of the job's own tensors (`runtime.sample`). Workers have memory for `copies` whole
-    copies of their state beside the current one, which checkpoints take while training goes on.
+    copies of their state beside the current one, which checkpoints take while training goes on. A
+    `deterministic` job has repeatable bits on GPUs, too, which takes longer there; on CPUs all jobs have.
     """
 
     steps: Whole
@@ -49,6 +50,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec_format: Annotated[int, Meta(ge=1, le=10**6)] = 1
     sample_codecs: bool = False
     copies: Annotated[int, Meta(ge=0, le=2)] = 0
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):

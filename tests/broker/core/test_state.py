@@ -514,7 +514,9 @@ def test_the_planner_hears_what_each_worker_can_run() -> None:
     story.join("b", device=replace(DEVICE, lacks=("aten.relu.default",)))
     (command,) = [c for c in story.submit(2).commands if isinstance(c, RunPlanner)]
     assert command.abilities["a"].lacks == ()
-    assert command.abilities["b"] == Ability(Opset.own().version, ("aten.relu.default",), DEVICE.framework)
+    assert command.abilities["b"] == Ability(
+        Opset.own().version, ("aten.relu.default",), DEVICE.framework, DEVICE.kind
+    )
 
 
 def test_the_submitter_and_the_log_hear_who_was_left_out_for_its_ops() -> None:

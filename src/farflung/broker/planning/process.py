@@ -41,7 +41,7 @@ from farflung.planner.codecs.wishes import (
     unplanned,
 )
 from farflung.planner.compatibility import Needs, unable
-from farflung.planner.notes import draws, recomputing_notes
+from farflung.planner.notes import draws, mode_notes, recomputing_notes
 from farflung.planner.registry import scheduler
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, subtopology
@@ -136,6 +136,8 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     owned = [list(program.owned) for program in programs]
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
     notes = plan_notes(made.plan, question.codecs, training.steps, draws(graph), frameworks)
+    kinds = {worker: ability.kind for worker, ability in question.abilities.items()}
+    notes += mode_notes(made.plan.workers(), kinds, training.deterministic)
     return PlanResult(
         made.plan,
         programs,

@@ -77,6 +77,8 @@ class Job:
     precision
         "bfloat16" trains as under `torch.autocast`: matrix products and their results are bfloat16, while
         parameters, optimizer state and the loss stay float32.
+    deterministic
+        On GPUs, compute with repeatable bits and without TF32, which is slower. CPUs always do.
     weights
         Values for a model on the meta device: a safetensors file, or a folder with shards and their index.
         They are read one tensor at a time.
@@ -108,6 +110,7 @@ class Job:
     validate_every: int | None = None
     validation_batches: int = 8
     precision: Precision = "float32"
+    deterministic: bool = False
     weights: Path | str | None = None
     collate: Collate | None = None
     sample: Callable[[Any], str] | None = None
@@ -131,6 +134,8 @@ class Job:
         _require_loss(self.loss)
         if self.name is not None and (not isinstance(self.name, str) or not 0 < len(self.name) <= 64):
             raise JobError(f"name must be a text of 1 to 64 characters, found {self.name!r}")
+        if not isinstance(self.deterministic, bool):
+            raise JobError(f"deterministic must be True or False, found {self.deterministic!r}")
         if self.precision not in get_args(Precision):
             known = " or ".join(map(repr, get_args(Precision)))
             raise JobError(f"precision must be {known}, found {self.precision!r}")
@@ -170,6 +175,7 @@ class Job:
             validation_microbatches=self.validation_microbatches,
             validate_twice=bool(self.validation_microbatches) and is_auto(self.codec),
             precision=self.precision,
+            deterministic=self.deterministic,
         )
 
     def _require_even_batch(self) -> None:

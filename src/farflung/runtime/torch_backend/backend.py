@@ -31,6 +31,7 @@ from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
 from farflung.runtime.torch_backend.device import HOST, Place, placed, read
 from farflung.runtime.torch_backend.kernels import kernel_digest
+from farflung.runtime.torch_backend.modes import repeatable, use_mode
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
@@ -115,6 +116,7 @@ class TorchBackend:
     def __init__(self, device: torch.device = HOST) -> None:
         keep_compiler_out()
         self.device = placed(device)
+        use_mode(self.device, deterministic=False)
         self._is_host = self.device.type == "cpu"
 
     def array(self, buffer: memoryview, form: Form) -> Tensor:
@@ -136,7 +138,8 @@ class TorchBackend:
         return measure_tflops(self.device)
 
     def kernel_digest(self) -> str:
-        return kernel_digest(self.device)
+        with repeatable(self.device):  # only in this mode do bits say anything
+            return kernel_digest(self.device)
 
     def warm_up(self) -> None:
         # An op without data imports SymPy for its shapes: 0.45 of the 0.53 s that loading a small GPT takes.
@@ -154,6 +157,7 @@ class TorchBackend:
     def runner(
         self, segment: Segment, state: Mapping[str, Tensor], training: Training, recompute: bool = False
     ) -> TorchSegment:
+        use_mode(self.device, training.deterministic)
         return TorchSegment(segment, state, training, recompute, Place(self.device))
 
     def coding(

@@ -9,6 +9,8 @@ from farflung.broker.core import facts, log_lines
 from farflung.broker.status import Sighting, status_of
 from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import FromViewer, Status, ToViewer, decode, encode
+from farflung.protocol.reachability import LinkReport
+from farflung.protocol.viewer import LinkView
 
 
 def status(story: Scenario) -> Status:
@@ -31,6 +33,24 @@ def test_every_state_of_a_worker_is_shown() -> None:
     for worker in "ab":
         story.loaded(worker)
     assert [worker.state for worker in status(story).workers] == ["training", "training", "ready", "left"]
+
+
+def test_links_of_workers_that_are_gone_are_left_out() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    kept = [
+        LinkView(holder, "job-1", LinkReport(peer, "", 7001, None))
+        for holder, peer in (("a", "b"), ("b", "a"), ("a", story.state.jobs["job-1"].submitter), ("a", "c"))
+    ]
+
+    def shown() -> list[tuple[str, str]]:
+        timeouts = {"suspect_seconds": 3.0}
+        found = status_of(story.state, {}, kept, "0.1.0", 12.0, timeouts, 0.0, story.now).links
+        return [(view.holder, view.report.peer) for view in found]
+
+    assert shown() == [("a", "b"), ("b", "a"), ("a", story.state.jobs["job-1"].submitter)]
+    story.leave("b")
+    assert ("a", "b") not in shown() and ("b", "a") not in shown()
 
 
 def test_what_a_device_says_of_itself_is_shown() -> None:

@@ -363,7 +363,9 @@ class LogLaws:
             for share in {min(plan.segments_of(worker)) for worker in plan.workers()}:
                 having = [one for one in self._world.workers if (name, version, share) in self._disk_of(one)]
                 others = [one for one in having if one != fact.worker]
-                is_safe = fact.worker not in having or len(others) > 1 or ledger.damaged
+                there = [one for one in self._replayed.workers.values() if one.connected]
+                enough = min(2, max(1, len({one.worker for one in there} - {fact.worker})))
+                is_safe = fact.worker not in having or len(others) >= enough or ledger.damaged
                 self._require(is_safe, f"{fact}, but share {share} of {name} is else only on {others}")
 
     def _judge_rollback(self, ledger: Ledger, fact: facts.JobRolledBack) -> None:

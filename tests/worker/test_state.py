@@ -363,6 +363,8 @@ def test_a_worker_asks_to_leave_and_ends_once_it_is_released() -> None:
 
 
 def test_a_worker_without_a_broker_leaves_at_once_unless_it_has_a_share() -> None:
+    late = Released("it left with its share of job-1", in_order=False)
+    assert run(Leave(600), FromBroker(late))[1][-1] == Exit("it left with its share of job-1", False)
     assert run(BrokerLost("gone"), Leave(600))[1] == [Exit("it held no share of a job")]
     assert run(Leave(600), BrokerLost("gone"))[1] == [Tell(Leaving(600)), Exit("it held no share of a job")]
     assert run(*ONE_UNIT, BrokerLost("gone"), Leave(600), Orphaned(600))[1][-1] == Exit(

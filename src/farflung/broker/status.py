@@ -54,9 +54,18 @@ def status_of(
         jobs=[_job_status(state, job) for job in list(state.jobs.values())[-RECENT_JOBS:]],
         backup_pool=state.backup_pool(),
         timeouts=dict(timeouts),
-        links=list(links),
+        links=[view for view in links if _is_there(state, view)],
         relay_mbps=relay_mbps,
     )
+
+
+def _is_there(state: State, view: LinkView) -> bool:
+    """Whether both ends of a link may still use it: a worker that is gone reports nothing of its end."""
+    job = state.jobs.get(view.job)
+    if job is None:
+        return False
+    there = {name for name in job.members if state.workers[name].connected}
+    return {view.holder, view.report.peer} <= {*there, job.submitter}
 
 
 def _worker_status(

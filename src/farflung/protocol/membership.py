@@ -27,9 +27,13 @@ class Leaving(Message, frozen=True):
 
 
 class Released(Message, frozen=True):
-    """To a worker: it may end its process. `reason` says in one line how it leaves."""
+    """To a worker: it may end its process. `reason` says in one line how it leaves.
+
+    It leaves not `in_order` if its time was over before others had its share and its copies.
+    """
 
     reason: Text
+    in_order: bool = True
 
 
 class Drain(Message, frozen=True):

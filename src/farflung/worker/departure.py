@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable
 
+from farflung.errors import RunFailed
 from farflung.protocol.membership import WITHIN_SECONDS
 from farflung.worker.events import Event, Exit, Leave, LeftBehind
+
+log = logging.getLogger("farflung.worker")
+
+REMINDER_SECONDS = 30.0
 
 
 class Departure:
@@ -21,8 +28,9 @@ class Departure:
         self._step: Callable[[Event], None] | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._reminder: asyncio.TimerHandle | None = None
         self._over = asyncio.Event()
-        self._reason = ""
+        self._command: Exit | None = None
 
     def attach(self, step: Callable[[Event], None], grace_seconds: float) -> None:
         """The worker runs: events are given to `step`."""
@@ -36,7 +44,19 @@ class Departure:
         self._deadline = loop.time() + self._within
         self._timer = loop.call_at(self._deadline + self._grace, self._step, LeftBehind())
         self._step(Leave(self._within))
+        self._reminder = loop.call_later(REMINDER_SECONDS, self._remind)
         return True
+
+    def _remind(self) -> None:
+        """Say that the worker still waits, and until when: nothing else may be said for minutes."""
+        left = self.seconds_left or 0
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+        log.info(
+            "not gone yet: no other worker has all that it holds; it leaves at %s all the same"
+            " (`farflung status` says what it waits for)",
+            until,
+        )
+        self._reminder = asyncio.get_running_loop().call_later(2 * REMINDER_SECONDS, self._remind)
 
     @property
     def seconds_left(self) -> int | None:
@@ -47,14 +67,24 @@ class Departure:
 
     def end(self, command: Exit) -> None:
         """The worker may end."""
-        self._reason = self._reason or command.reason
+        self._command = self._command or command
         self._over.set()
 
     async def wait(self) -> str:
-        """Wait until the worker may end; why."""
+        """Wait until the worker may end; why.
+
+        Raises
+        ------
+        RunFailed
+            It leaves without handing over what it holds.
+        """
         try:
             await self._over.wait()
-            return self._reason
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._reminder):
+                if timer is not None:
+                    timer.cancel()
+        assert self._command is not None
+        if not self._command.in_order:
+            raise RunFailed(f"this worker leaves without handing over: {self._command.reason}")
+        return self._command.reason

@@ -266,9 +266,10 @@ class HangUp:
 
 @dataclass(frozen=True)
 class Exit:
-    """End this process; `reason` is for the worker's owner."""
+    """End this process; `reason` is for its owner. Others may lack what it held if not `in_order`."""
 
     reason: str
+    in_order: bool = True
 
 
 @dataclass(frozen=True)

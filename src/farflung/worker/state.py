@@ -181,7 +181,7 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
     if isinstance(event, Leave):
         return _leave(state, event.within_seconds)
     if isinstance(event, LeftBehind):
-        return state, [Exit("the broker did not release it in time: it leaves with what it has")]
+        return state, [Exit("the broker did not release it in time: it leaves with what it has", False)]
     if isinstance(event, BrokerBack):
         return state, [Tell(state.ready)] if state.ready and state.phase == "running" else []
     if isinstance(event, PeerLinked):
@@ -216,7 +216,7 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     if isinstance(message, messages.Retain):
         return state, [Retain(message)]
     if isinstance(message, Released):
-        return state, [Exit(message.reason)]
+        return state, [Exit(message.reason, message.in_order)]
     if isinstance(message, StandBy):
         return _stand_by(state, message)
     if isinstance(message, Standbys):

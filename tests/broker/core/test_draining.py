@@ -146,6 +146,19 @@ def test_without_a_worker_like_it_the_job_goes_on_from_fresh_copies_in_another_c
     assert is_whole(story)
 
 
+def test_where_one_other_worker_is_there_its_copies_are_enough() -> None:
+    story = Scenario()
+    for worker in "ab":
+        story.join(worker, device=KERNELS, disk_bytes=10**9)
+    story.running(2, steps=20)
+    leave(story, "b")
+    unit = decide_unit(story)
+    spread(story, unit)
+    decide_unit(story)
+    assert job_of(story).members == ("a",)
+    assert released(story, "b") == ["it left in good order: its owner stops it"]
+
+
 def test_a_worker_that_comes_while_one_waits_to_leave_takes_its_share() -> None:
     story = place(units=8)
     story.leave("d")
@@ -313,7 +326,8 @@ def test_the_only_worker_of_a_job_stays_until_its_deadline() -> None:
     story.all_ready(0)
     assert job_of(story).state == "running" and not released(story, "a")
     story.tick(600)
-    assert released(story, "a") and job_of(story).state == "queued"
+    (answer,) = [one for one in sent(story.commands, "a") if isinstance(one, Released)]
+    assert not answer.in_order and job_of(story).state == "queued"
 
 
 def test_one_that_holds_copies_for_others_waits_until_they_lie_elsewhere() -> None:

@@ -6,10 +6,12 @@ import sys
 
 import pytest
 
+from farflung.cli.main import run
 from farflung.cli.render.status import status_lines
 from farflung.protocol.reachability import LinkReport
 from farflung.protocol.viewer import JobStatus, LinkView, Status, WorkerStatus
 from farflung.transport.link.stats import LinkStatus
+from farflung.transport.security.tokens import Token
 
 
 def status_of(*states: str) -> Status:
@@ -86,3 +88,10 @@ def test_in_a_pipe_a_row_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
     (row,) = [line for line in status_lines(wide_status()) if "a-machine-with-a-long-host-name-x7k3" in line]
     assert "training" in row and "[2001:db8:85a3::8a2e:370:7334]:41470" in row and row.endswith("job-1")
+
+
+def test_a_workers_token_is_not_used_up_for_a_look(capsys: pytest.CaptureFixture[str]) -> None:
+    token = Token("worker", bytes(32), b"0123456789abcdef").text
+    assert run(["status", "--broker", "127.0.0.1:1", "--token", token]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "this token lets a worker join" in line and "farflung token create --role viewer" in line

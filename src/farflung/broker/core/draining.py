@@ -188,7 +188,12 @@ def _freed(state: State, job: Job) -> State:
 
 
 def _sole_copies(state: State, worker: Worker) -> str:
-    """A job that loads or runs and has a copy on this worker's disk, but not on two others; or nothing."""
+    """A job that loads or runs and has a copy on this worker's disk, but not on two others; or nothing.
+
+    Where only one other worker is there, its copy is enough.
+    """
+    others_there = [one for one in state.workers.values() if one.connected and one.worker != worker.worker]
+    enough = min(2, max(1, len(others_there)))
     for name in sorted({copy.job for copy in worker.held}):
         job = state.jobs.get(name)
         if job is None or job.over or job.state == QUEUED or job.plan is None or job.versions.stable is None:
@@ -196,7 +201,7 @@ def _sole_copies(state: State, worker: Worker) -> str:
         for share in job.versions.stable.names_by_share(job.plan, job.owned):
             having = protection.who_has(state, job, job.versions.stable, share)
             others = [one for one in having if state.workers[one].connected and one != worker.worker]
-            if worker.worker in having and len(others) < 2:
+            if worker.worker in having and len(others) < enough:
                 return name
     return ""
 
@@ -209,14 +214,16 @@ def _leave_at_last(turn: Transition, worker: Worker) -> None:
     if worker.job is None:
         sole = _sole_copies(turn.state, worker)
         lack = f"its copies of {sole}'s state did not come to two others{within}"
-        _release(turn, worker.worker, lack if sole else IN_ORDER)
+        _release(turn, worker.worker, lack if sole else IN_ORDER, not sole)
         return
     job_left = turn.state.jobs[worker.job]
     why = f"worker {worker.worker} left {jobs.moment(job_left)}: it handed over no share{within}"
-    _release(turn, worker.worker, f"it left with its share of {worker.job}, which no worker took{within}")
+    _release(
+        turn, worker.worker, f"it left with its share of {worker.job}, which no worker took{within}", False
+    )
     recovery.worker_lost(turn, job_left, worker.worker, why)
 
 
-def _release(turn: Transition, name: str, reason: str) -> None:
+def _release(turn: Transition, name: str, reason: str, in_order: bool = True) -> None:
     turn.emit(facts.WorkerReleased(turn.now, name, one_line(reason)))
-    turn.do(Send(name, Released(one_line(reason))))
+    turn.do(Send(name, Released(one_line(reason), in_order)))

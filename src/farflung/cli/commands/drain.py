@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,12 +21,14 @@ from farflung.cli.process.identity import (
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.errors import ConnectionFailed, IdentityError
 from farflung.protocol.membership import MOST_WITHIN_SECONDS, WITHIN_SECONDS
+from farflung.text import duration_words
 
 if TYPE_CHECKING:
     from farflung.protocol.viewer import WorkerStatus
     from farflung.transport.security.identity import Identity
 
 PAUSE_SECONDS = 0.5
+INTERRUPTED = 130
 
 
 def drain(
@@ -50,20 +53,36 @@ def drain(
 
     It waits until the worker has left, and says what that waits for. Ctrl-C ends only this command.
     """
-    left = asyncio.run(_drain(worker, within, broker, token, folder_of("operator", folder)))
+    asked = Asked()
+    try:
+        left = asyncio.run(_drain(worker, within, broker, token, folder_of("operator", folder), asked))
+    except KeyboardInterrupt:
+        if not asked.done:
+            note(f"{worker} was not asked to leave")
+        else:
+            note(f"{worker} leaves all the same, within {duration_words(within)}: `farflung status` shows it")
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json(left)
     else:
         print_text(f"{worker} has left: {left.reason}")
 
 
+@dataclass
+class Asked:
+    """Whether the broker knows of the wish: then the worker leaves without this command, too."""
+
+    done: bool = False
+
+
 async def _drain(
-    worker: str, within: int, broker: str | None, token: str | None, folder: Path
+    worker: str, within: int, broker: str | None, token: str | None, folder: Path, asked: Asked
 ) -> WorkerStatus:
     from farflung.client.run.broker_client import ask_status, ask_to_drain
 
     identity = await _identity(broker, token, folder)
     await ask_to_drain(identity, worker, within)
+    asked.done = True
     said, until = "", None
     while True:
         status = await ask_status(identity)

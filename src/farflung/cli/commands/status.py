@@ -54,6 +54,11 @@ async def any_identity(broker: str | None, token: str | None, folder: Path | Non
         from farflung.transport.security.tokens import Token
 
         role = Token.parse(token).role
+        if role == "worker":
+            raise IdentityError(
+                "this token lets a worker join, and would be used up: run `farflung token create --role"
+                " viewer` on the broker's machine, and use that token here"
+            )
         return await obtain_identity(folder_of(role, folder), role, broker, token)
     folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]
     present = [path for path in folders if (path / "identity.json").exists()]

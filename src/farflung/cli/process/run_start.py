@@ -102,7 +102,8 @@ def standing_options(given: RunOptions, earlier: RunRecord, job: str) -> RunOpti
     if changed:
         raise JobError(
             f"{job} of this run still stands at the broker with other options ({'; '.join(changed)}): resume"
-            " without them; once Ctrl-C has ended the job, the next resume may change them"
+            " without them. To change them, resume as it was and press Ctrl-C, which ends the job; the"
+            " next resume may change them"
         )
     return msgspec.structs.replace(was, broker=asked.broker, folder=asked.folder)
 

@@ -52,7 +52,8 @@ def planned_lines(planned: Planned) -> list[str]:
     """
     out = [printable(f"left out: {worker}: {why}") for worker, why in planned.unable.items()]
     notes = [printable(f"note: {words}") for words in planned.notes]
-    return [*out, *prediction_lines(planned.prediction), *notes]
+    is_new = planned.attempt == 1 or planned.prediction is not None  # else the plan of before, with others
+    return [*out, *(prediction_lines(planned.prediction) if is_new else []), *notes]
 
 
 def chosen_lines(chosen: CodecsChosen) -> list[str]:

@@ -250,6 +250,7 @@ class Recorder:
         self._job_id = ""
         self._state = ""
         self._warned = False
+        self._slow: set[str] = set()
 
     async def submitted(self, name: str, broker: str) -> None:
         """The job has been submitted to the broker."""
@@ -270,6 +271,11 @@ class Recorder:
     async def planned(self, message: Planned) -> None:
         """There is a plan; loading begins."""
         workers = message.plan.workers()
+        if len(workers) == 1 < self.metrics.workers and not self._emulated:
+            self.observer.warned(
+                f"The run goes on with {workers[0]} alone, so no other worker has copies of its state: if it"
+                " is lost, too, the run goes back to its newest checkpoint"
+            )
         self.metrics.planned(time.monotonic(), len(workers), message.prediction)
         self.observer.planned(message)
         await asyncio.to_thread(self.folder.write_plan, message.plan)
@@ -337,8 +343,10 @@ class Recorder:
 
     async def considered(self, message: Considered) -> None:
         """The broker has considered another plan."""
-        for words in [*message.slow, *([message.words] if message.moves else [])]:
-            self.observer.warned(words)
+        slow = {words.partition(" ")[0]: words for words in message.slow}
+        for worker in sorted(slow.keys() - self._slow):
+            self.observer.warned(slow[worker])
+        self._slow = {*slow}
         await self._record(
             "replanning", step=message.step, moves=message.moves, words=message.words, slow=message.slow
         )

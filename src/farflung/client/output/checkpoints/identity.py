@@ -122,8 +122,8 @@ def require_same_job(submitted: SubmittedJob, current: RunIdentity, values: str 
     if found:
         raise CheckpointError(
             f"{submitted.job} still stands at the broker {submitted.broker}, and is another job:"
-            f" {'; '.join(found)}. Resume with the job as it was; once Ctrl-C has ended it, the next resume"
-            " may change it"
+            f" {'; '.join(found)}. Resume with the job as it was. To change it, resume as it was and press"
+            " Ctrl-C, which ends the job; the next resume may change it"
         )
 
 

@@ -1,0 +1,69 @@
+"""What a recorder says to the user while a run goes on: each thing once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+from tests.client.output.test_recorder import job
+from tests.golden.samples import samples
+
+from farflung.cli.render.plan import planned_lines
+from farflung.client.output.progress import Observer
+from farflung.client.output.recorder import Recorder
+from farflung.client.output.run_folder import RunFolder
+from farflung.plans import Placement, Plan
+from farflung.protocol.messages import Considered, Planned
+
+
+class Listener(Observer):
+    """Remembers warnings."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def warned(self, words: str) -> None:
+        self.heard.append(words)
+
+
+def planned(attempt: int, *workers: str) -> Planned:
+    placements = [Placement(segment, [worker], 1, 0, 1) for segment, worker in enumerate(workers)]
+    plan = Plan(placements, [], 2, 1)
+    return Planned("job-1", attempt, plan, [[] for _ in workers], {worker: [] for worker in workers})
+
+
+def test_a_run_that_shrinks_to_one_worker_says_once_that_nothing_protects_it(tmp_path: Path) -> None:
+    async def scene(listener: Listener) -> None:
+        books = Recorder(job(), RunFolder.create(tmp_path / "run"), listener)
+        await books.planned(planned(1, "a", "b"))
+        assert not listener.heard
+        await books.planned(planned(2, "a"))
+        await books.planned(planned(3, "a"))
+        books.folder.close()
+
+    asyncio.run(scene(listener := Listener()))
+    (words,) = listener.heard
+    assert "goes on with a alone" in words and "newest checkpoint" in words
+
+
+def test_a_slow_worker_is_named_once_and_a_move_by_the_rollback_alone(tmp_path: Path) -> None:
+    considered = Considered("job-1", 1, 5, False, "stays", ["b computes 2 s a step"])
+
+    async def scene(listener: Listener) -> None:
+        books = Recorder(job(), RunFolder.create(tmp_path / "run"), listener)
+        await books.considered(considered)
+        await books.considered(msgspec.structs.replace(considered, slow=["b computes 3 s a step"]))
+        await books.considered(msgspec.structs.replace(considered, moves=True, words="moves", slow=[]))
+        await books.considered(considered)
+        books.folder.close()
+
+    asyncio.run(scene(listener := Listener()))
+    assert listener.heard == ["b computes 2 s a step", "b computes 2 s a step"]  # it was as fast as before
+
+
+def test_an_attempt_on_the_plan_of_before_says_nothing_of_predictions() -> None:
+    first = msgspec.structs.replace(samples(Planned)[0], attempt=1, prediction=None)
+    assert any("no measurements" in line for line in planned_lines(first))
+    again = msgspec.structs.replace(first, attempt=2)
+    assert not any("no measurements" in line for line in planned_lines(again))

@@ -91,6 +91,15 @@ def test_one_whose_process_lives_replays_too() -> None:
     assert job_of(story).replayers == ("b",) and not rollbacks(story)
 
 
+def test_one_that_comes_back_without_its_part_is_awaited_with_others() -> None:
+    story = alone()
+    story.leave("b")
+    story.join("c", device=KERNELS, disk_bytes=10**9, held=[*story.state.workers["c"].held])
+    assert job_of(story).awaited == ("b", "c") and story.state.workers["c"].job == "job-1"
+    back(story)
+    assert job_of(story).replayers == ("b", "c") and not rollbacks(story)
+
+
 def test_two_are_awaited_together() -> None:
     story = alone()
     story.leave("b")

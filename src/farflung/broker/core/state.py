@@ -181,12 +181,13 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
         elif awaiting.awaits(turn.state, event.worker):
             awaiting.end(turn, turn.state.jobs[known.job or ""], "it came back with another device")
             returns_to_job = False
-        elif returns_to_job and (trouble := returns.trouble(turn.state, known, standing)):
-            returns.lose(turn, event.worker, trouble)
-            returns_to_job = False
-        elif not returns_to_job:
-            returns.lose(turn, event.worker, "it connected again" if known.connected else "it was restarted")
-            returns_to_job = awaiting.returns_to(turn.state, event.worker, register.device)
+        else:
+            why = "it connected again" if known.connected else "it was restarted"
+            if returns_to_job:
+                why = returns.trouble(turn.state, known, standing)
+            if why:
+                returns.lose(turn, event.worker, why)
+                returns_to_job = awaiting.returns_to(turn.state, event.worker, register.device)
     turn.emit(
         facts.WorkerAdmitted(
             turn.now,

@@ -85,6 +85,11 @@ class RunFiles:
         return path.exists() and json.loads(path.read_text()).get("submitted") is not None
 
     @property
+    def cut(self) -> list[int]:
+        """The FLOPs of each segment of the newest plan."""
+        return [part["flops"] for part in json.loads((self.folder / "plan.json").read_text())["placements"]]
+
+    @property
     def members(self) -> list[str]:
         """The workers of the newest plan, in the order of their segments; empty if there is none yet."""
         path = self.folder / "plan.json"

@@ -8,7 +8,7 @@ If a member is lost, the standby that has its share takes over, and no state has
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from farflung.broker.core import facts, restoring
 from farflung.broker.core.events import Send
@@ -21,6 +21,19 @@ from farflung.protocol.messages import Copied, StandBy, Standbys, Stop
 
 KEPT_VERSIONS = 2
 """Versions of a share that a disk needs room for: the stable one, and the one under way."""
+
+SOON_SECONDS = 20.0
+"""A standby holds several shares only if a version arrives within this time. The copies of all members come
+over one line, its own: at home that would make versions several times as old."""
+
+SLOW = 1.5
+"""A standby keeps several shares until versions take so many times longer than that."""
+
+FEW_BYTES = 16e6
+"""While it is not known how long versions take, a standby holds several shares of at most so many bytes."""
+
+STATE_OF_PARAMETERS = 3
+"""The state's bytes for each of the parameters' bytes: themselves and two slots of an optimizer."""
 
 ByOwner = Mapping[str, str]
 
@@ -143,6 +156,9 @@ def _spread(state: State, job: Job, team: Sequence[str]) -> dict[str, str]:
     kept = {one: by for one, by in job.standbys.items() if by in team}
     if job.versions.under_way is not None or job.state != RUNNING:
         return kept
+    if job.versions.took > SLOW * SOON_SECONDS:
+        one_each = {by: owner for owner, by in kept.items()}
+        kept = {owner: by for by, owner in one_each.items()}
     for owner in _least_protected_first(state, job):
         if owner not in kept and (able := _able(state, job, owner, team, kept)):
             kept[owner] = able[0]
@@ -159,7 +175,11 @@ def _able(state: State, job: Job, owner: str, team: Sequence[str], given: ByOwne
     """Those of the team that may hold a member's copies and have room, the best first."""
     counts, having = Counter(given.values()), _having(state, job, owner)
     able = [
-        name for name in team if _may(state, job, name, owner) and _has_room(state, job, name, owner, given)
+        name
+        for name in team
+        if _may(state, job, name, owner)
+        and _has_room(state, job, name, owner, given)
+        and (not counts[name] or _arrive_soon(job, [owner, *_owners(given, name)]))
     ]
     return sorted(able, key=lambda name: (name not in having, counts[name], name))
 
@@ -179,6 +199,19 @@ def _has_room(state: State, job: Job, worker: str, owner: str, given: ByOwner) -
     owners = [owner, *(one for one, by in given.items() if by == worker)]
     sizes = [_size(state, job, one) for one in owners]
     return KEPT_VERSIONS * sum(sizes) <= state.workers[worker].disk_bytes
+
+
+def _arrive_soon(job: Job, owners: Collection[str]) -> bool:
+    """Whether copies of several members reach one disk soon, as far as is known.
+
+    The newest version says how long so many take as came to one disk then.
+    """
+    took, stable = job.versions.took, job.versions.stable
+    if took and stable is not None and stable.holders:
+        return took * len(owners) <= SOON_SECONDS * max(Counter(stable.holders.values()).values())
+    assert job.plan is not None
+    parameters = sum(one.parameter_bytes for one in job.plan.placements if one.worker in owners)
+    return STATE_OF_PARAMETERS * parameters <= FEW_BYTES
 
 
 def _size(state: State, job: Job, owner: str) -> int:

@@ -214,7 +214,7 @@ class Renewal:
     """Renews a holder's certificate at half of its life. Open connections keep the old one."""
 
     def __init__(self, identity: Identity, contexts: Sequence[ssl.SSLContext]) -> None:
-        self._identity = identity
+        self.identity = identity
         self._contexts = contexts
         self._timer: asyncio.TimerHandle | None = None
 
@@ -222,9 +222,9 @@ class Renewal:
         """Check the certificate now, and at least every `every_seconds`; `send` sends to the broker."""
         if self._timer is not None:
             self._timer.cancel()
-        left = self._identity.renewal_due_at - time.time()
+        left = self.identity.renewal_due_at - time.time()
         if left <= 0:
-            send(Renew(self._identity.renewal_request()))
+            send(Renew(self.identity.renewal_request()))
             left = every_seconds
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(min(left, every_seconds), self.start, send, every_seconds)
@@ -237,10 +237,10 @@ class Renewal:
     def renewed(self, certificate: bytes) -> None:
         """Store the new certificate and use it for new connections."""
         try:
-            self._identity = self._identity.renewed(certificate)
+            self.identity = self.identity.renewed(certificate)
         except FarflungError as error:
             log.warning("the renewed certificate was refused: %s", error)
             return
         for context in self._contexts:
-            self._identity.present_in(context)
+            self.identity.present_in(context)
         log.info("the certificate was renewed")

@@ -66,7 +66,8 @@ class BrokerLine:
         Raises ConnectionFailed if the broker refuses this worker. If its id is in use, only the second
         refusal counts, because the process that had it may just have died (after a reboot, say). Raises
         AnotherAuthority if this is not the broker of this identity; but once connected to the right broker,
-        the worker waits for it, even if another one answers meanwhile.
+        the worker waits for it, even if another one answers meanwhile. Raises IdentityError if it must
+        connect anew and its certificate has ended, because no broker renewed it.
         """
         self._timeouts = timeouts
         pauses, asked_again, was_there, said = Pauses(), False, False, ""
@@ -76,6 +77,7 @@ class BrokerLine:
             except ConnectionFailed as error:
                 if isinstance(error, AnotherAuthority) and not was_there:
                     raise
+                self._renewal.identity.require_valid()  # or no broker would ever admit this worker again
                 if str(error) != said:
                     said = str(error)
                     log.warning("%s; trying again", said)

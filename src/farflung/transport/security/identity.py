@@ -73,12 +73,7 @@ class Identity:
         certificate = _read_certificate(folder)
         identity = cls(folder, check_id(record.id), record.role, record.broker, certificate)
         _check_parts(identity, key, _read(folder, AUTHORITY_FILE))
-        if time.time() >= identity.expires_at:
-            raise IdentityError(
-                f"the certificate of {identity.id} expired at "
-                f"{certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: run farflung token create --role "
-                f"{identity.role} on the broker and join again with that token"
-            )
+        identity.require_valid()
         return identity
 
     @classmethod
@@ -107,6 +102,15 @@ class Identity:
     def expires_at(self) -> float:
         """When the certificate expires, in Unix seconds."""
         return self.certificate.not_valid_after_utc.timestamp()
+
+    def require_valid(self) -> None:
+        """IdentityError if the certificate has expired; the message says what to do."""
+        if time.time() >= self.expires_at:
+            raise IdentityError(
+                f"the certificate of {self.id} expired at "
+                f"{self.certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: run farflung token create"
+                f" --role {self.role} on the broker and join again with that token"
+            )
 
     @property
     def renewal_due_at(self) -> float:

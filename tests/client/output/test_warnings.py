@@ -62,6 +62,22 @@ def test_a_slow_worker_is_named_once_and_a_move_by_the_rollback_alone(tmp_path: 
     assert listener.heard == ["b computes 2 s a step", "b computes 2 s a step"]  # it was as fast as before
 
 
+def test_a_replay_is_told_in_steps(tmp_path: Path) -> None:
+    replay = msgspec.structs.replace(
+        planned(2, "a", "b"), keeps=True, reason="worker c was lost", replayers=["b"], unit=3, replay_from=0
+    )
+
+    async def scene(listener: Listener) -> None:
+        books = Recorder(job(), RunFolder.create(tmp_path / "run"), listener)
+        await books.regrouping(replay)
+        books.folder.close()
+
+    asyncio.run(scene(listener := Listener()))
+    (words,) = listener.heard
+    steps = sum(bool(unit and unit.train) for unit in map(job().training().units().at, range(3)))
+    assert words.endswith(f"b runs {steps} step{'s' * (steps != 1)} again; the others keep their state")
+
+
 def test_an_attempt_on_the_plan_of_before_says_nothing_of_predictions() -> None:
     first = msgspec.structs.replace(samples(Planned)[0], attempt=1, prediction=None)
     assert any("no measurements" in line for line in planned_lines(first))

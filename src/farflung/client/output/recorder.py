@@ -103,6 +103,11 @@ class RunMetrics:
         """The number of the first unit that is not counted, also if the job has no such unit."""
         return self._next
 
+    def steps_between(self, first: int, end: int) -> int:
+        """How many of the units from `first` to before `end` are steps."""
+        units = (self._units.at(number) for number in range(first, end))
+        return sum(unit is not None and unit.train for unit in units)
+
     def finished(self, done: UnitDone, now: float | None, sent_bytes: int | None) -> StepRow | None:
         """Count a decided unit.
 
@@ -293,9 +298,9 @@ class Recorder:
         self.metrics.regrouping()
         how = "The workers keep their state and link up again"
         if message.replayers:
-            units = count_of(message.unit - message.replay_from, "unit")
+            steps = count_of(self.metrics.steps_between(message.replay_from, message.unit), "step")
             verb = "runs" if len(message.replayers) == 1 else "run"
-            how = f"{and_more(message.replayers)} {verb} {units} again; the others keep their state"
+            how = f"{and_more(message.replayers)} {verb} {steps} again; the others keep their state"
         self.observer.warned(f"{message.reason}. {how}")
         await self._record(
             "regrouping",

@@ -1,4 +1,4 @@
-"""Seconds of work on a device: by its events where it has them, else by the clock after it is done."""
+"""Seconds of work on a device, by the host's clock: launches and the wait for the end are part of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def wait_for(device: torch.device) -> None:
 def seconds(work: Callable[[], object], device: torch.device) -> float:
     """The median of runs of about a third of a second together, after two that do not count.
 
-    The host queues each run and waits for its end, so launches count where the host does not run ahead.
+    The host queues each run and waits for its end.
     """
     for _ in range(2):
         work()

@@ -1,4 +1,4 @@
-"""On a device nothing runs on the host, and the host waits once in a unit: shown by shapes, without a GPU."""
+"""On a device nothing runs on the host, and the host reads once in a unit: shown by shapes, without a GPU."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ class WorkerOptions:
     `relay_mbps` is the rate to relay for peers that cannot reach each other, in Mbit/s; `line` is the access
     line as its owner describes it. Copies of jobs' state may take `disk_bytes` in the identity's folder (0:
     none are made or held; None: a fifth of what is free there), and leave for other workers at `standby_mbps`
-    at most, in Mbit/s (0: any rate).
+    at most, in Mbit/s (0: any rate). A device with memory of its own may also use `host_memory_bytes` of the
+    machine's, for what is copied and logged; None: `memory_bytes` are the machine's.
     """
 
     identity: Identity
@@ -66,6 +67,7 @@ class WorkerOptions:
     line: HomeLine = field(default_factory=HomeLine)
     disk_bytes: int | None = 0
     standby_mbps: float = 0.0
+    host_memory_bytes: int | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -427,7 +429,9 @@ class WorkerService:
         """
         load = self._state.load
         if load is not None and load.holders:
-            self._peers.replays.log_sent(max(0, self._options.memory_bytes - needs_bytes) // 2)
+            on_host = self._options.host_memory_bytes
+            free = self._options.memory_bytes - needs_bytes if on_host is None else on_host
+            self._peers.replays.log_sent(max(0, free) // 2)
 
     def _limits(self) -> Limits:
         assert self._device is not None

@@ -28,22 +28,22 @@ from farflung.protocol.messages import (
 KERNELS = msgspec.structs.replace(DEVICE, kernels="these kernels")
 
 
-def place(units: int = 4, stands_by: bool = True, **changes: object) -> Scenario:
+def place(units: int = 4, stands_by: bool = True, kind: str = "cpu", **changes: object) -> Scenario:
     """Workers a, b and c run job-1, and d is idle; version 0 is stable, and `units` units are decided.
 
-    If d `stands_by`, it has the copies of all of them.
+    If d `stands_by`, it has the copies of all of them. All have devices of one `kind`.
     """
-    story = Scenario()
+    story, device = Scenario(), msgspec.structs.replace(KERNELS, kind=kind)
     for worker in "abc":
-        story.join(worker, device=KERNELS, disk_bytes=10**9)
+        story.join(worker, device=device, disk_bytes=10**9)
     story.logged_from = 0
     story.running(3, **{"steps": 20, **changes})
     if stands_by:
-        story.join("d", device=KERNELS, disk_bytes=10**9)
+        story.join("d", device=device, disk_bytes=10**9)
     story.all_ready(0)
     spread(story, 0)
     if not stands_by:
-        story.join("d", device=KERNELS, disk_bytes=10**9)
+        story.join("d", device=device, disk_bytes=10**9)
     for unit in range(1, units):
         story.all_ready(unit)
     return story
@@ -65,6 +65,15 @@ def continues(story: Scenario) -> dict[str, Continue]:
 
 def rollbacks(story: Scenario) -> list[RolledBack]:
     return [message for message in told(story.commands) if isinstance(message, RolledBack)]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_gpus_run_past_units_again_only_if_their_bits_repeat(deterministic: bool) -> None:
+    story = place(kind="cuda", deterministic=deterministic)
+    story.leave("b")
+    assert job_of(story).replayers == (("d",) if deterministic else ())
+    if not deterministic:
+        assert "a GPU computes other bits" in rollbacks(story)[0].reason
 
 
 def test_a_replayer_that_cannot_take_the_copy_is_left_out_at_once() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from farflung.broker.core import restoring
 from farflung.broker.core.records import Job, State
+from farflung.planner.notes import REPEATABLE
 from farflung.plans import Plan
 
 
@@ -45,6 +46,8 @@ def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | O
     if units.first != first or first + len(units.units) != job.next_unit:
         return Obstacle(f"the log no longer holds all decisions since step {version.step}")
     again = lost_set(job, plan, {*lost, *job.without_state})
+    if units.units and not all(_repeats(state, job, name) for name in again):
+        return Obstacle("a GPU computes other bits when it repeats a step (unless the job is deterministic)")
     staying = [name for name in plan.workers() if name not in again]
     if not staying:
         return Obstacle("no worker has kept what it sent")
@@ -57,6 +60,11 @@ def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | O
     takers = {after.worker for before, after in places if before.worker in again}
     replayers = tuple(name for name in found.plan.workers() if name in takers)
     return Takeover(found.plan, found.donors, replayers)
+
+
+def _repeats(state: State, job: Job, member: str) -> bool:
+    """Whether a device like a member's computes the same bits again."""
+    return job.training.deterministic or state.workers[member].device.kind in REPEATABLE
 
 
 def taker_of(job: Job, found: Takeover) -> str:

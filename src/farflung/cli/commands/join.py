@@ -143,6 +143,7 @@ def join(
         identity=identity,
         listen=listen,
         memory_bytes=_memory_bytes(memory, free_bytes),
+        host_memory_bytes=None if free_bytes is None else _share_of_host(),
         backend=computes,
         site=site,
         advertise=advertise or [],
@@ -206,6 +207,14 @@ def _disk_bytes(gigabytes: float | None) -> int | None:
     if not 0 <= gigabytes < 1e6:
         raise JobError(f"--disk takes a number of gigabytes, 0 for none, found {gigabytes:g}")
     return int(gigabytes * 1e9)
+
+
+def _share_of_host() -> int:
+    """What a worker with a GPU may use of the machine's memory, if each GPU has a worker; half of a CPU's."""
+    from farflung.local.memory import share_of_memory
+    from farflung.runtime.torch_backend.choice import this_machine
+
+    return share_of_memory(2 * max(1, len(this_machine().gpus)))
 
 
 def _memory_bytes(gigabytes: float | None, free_bytes: int | None) -> int:

@@ -99,6 +99,11 @@ class Place:
             require_in_range(expected, int(low), int(high), microbatch)
         return values[: len(numbers)]
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether indices were found that the host has not read."""
+        return bool(self._found)
+
     def forget(self) -> None:
         """Drop what was found and not read."""
         self._found = []

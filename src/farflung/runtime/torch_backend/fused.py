@@ -30,7 +30,8 @@ def update(optimizer: Optimizer, due: Sequence[Due], rate: float) -> None:
     groups: dict[tuple[int, torch.dtype], list[Due]] = {}
     for each in due:
         for slot in slots:
-            each.slots.setdefault(slot, torch.zeros_like(each.parameter))
+            if slot not in each.slots:
+                each.slots[slot] = torch.zeros_like(each.parameter)
         groups.setdefault((each.updates, each.parameter.dtype), []).append(each)
     for (updates, _), group in groups.items():
         if isinstance(optimizer, AdamW):

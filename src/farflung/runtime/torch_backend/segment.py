@@ -191,14 +191,20 @@ class TorchSegment:
         return {entry.value: 0.0 for entry in trained} | dict(zip(found, sums, strict=True))
 
     def take_loss(self) -> float:
-        """The float64 sum of w_m * loss_m since the last call."""
-        if self._losses:
+        """The float64 sum of w_m * loss_m since the last call.
+
+        Raises
+        ------
+        JobError
+            The device has computed an index that is out of range.
+        """
+        if self._losses or self._place.has_unread:  # an evaluation reads nothing before
             self._read([])
         loss, self._loss = self._loss, 0.0
         return loss
 
     def _read(self, numbers: list[Tensor]) -> list[float]:
-        """The numbers; also takes the losses so far, so that the host waits for the device once in a unit."""
+        """The numbers; also takes the losses so far, so that the host reads numbers once in a unit."""
         losses, self._losses = self._losses, []
         values = self._place.read([*numbers, *(loss for _, loss in losses)])
         for (weight, _), loss in zip(losses, values[len(numbers) :], strict=True):

@@ -1,4 +1,4 @@
-"""Codecs on a device: only their payloads cross to the host.
+"""Codecs on a device: payloads cross to the host, and tables of random draws to the device.
 
 They write what the NumPy codecs of `farflung.codec` write. `bf16`, `int8`, `int4` and `topk` give the same
 bytes, because each of their operations has one correctly rounded result. A rotation adds up 64 products in an

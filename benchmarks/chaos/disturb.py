@@ -56,7 +56,8 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
             options = ["--steps", str(steps), "--workers", str(WORKERS), "--codec", codec, "--wait"]
 
             def undisturbed(options: list[str] = options, codec: str = codec) -> RunFiles:
-                run = RunFiles(place.folder / f"undisturbed-{codec.partition('/')[0]}-{len(found)}")
+                before = len(list(place.folder.glob("undisturbed-*")))
+                run = RunFiles(place.folder / f"undisturbed-{codec.partition('/')[0]}-{before}")
                 Play(fleet, place, striker, run, options, draw).play(0)
                 run.close()
                 return run

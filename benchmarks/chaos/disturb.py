@@ -56,12 +56,14 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
             options = ["--steps", str(steps), "--workers", str(WORKERS), "--codec", codec, "--wait"]
 
             def undisturbed(options: list[str] = options, codec: str = codec) -> RunFiles:
-                before = len(list(place.folder.glob("undisturbed-*")))
+                before = len(list(place.folder.glob("undisturbed-*.log")))
                 run = RunFiles(place.folder / f"undisturbed-{codec.partition('/')[0]}-{before}")
                 Play(fleet, place, striker, run, options, draw).play(0)
                 run.close()
                 return run
 
+            if not whole:
+                undisturbed()  # later ones are planned with measured links, so in another cut
             if (codec, steps) not in whole:
                 whole[codec, steps] = undisturbed()
             fleet.wait_for_workers()

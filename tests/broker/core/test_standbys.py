@@ -13,8 +13,10 @@ from tests.broker.scenario import Scenario, sent
 from farflung.broker.core import events, facts
 from farflung.broker.core import standbys as core
 from farflung.broker.core.state import durable, replay
+from farflung.errors import ProtocolError
 from farflung.protocol.copies import Retain, StateVersion
-from farflung.protocol.messages import AskReverse, DialBack, PeerMoved, StandBy, Standbys, Stop
+from farflung.protocol.messages import AskReverse, DialBack, Message, PeerMoved, StandBy, Standbys, Stop
+from farflung.protocol.reachability import AskCircuit, NotReached
 from farflung.protocol.worker import Device
 
 
@@ -32,6 +34,11 @@ def place(*spare: str, **changes: object) -> Scenario:
 
 def join(story: Scenario, worker: str, device: Device = KERNELS, disk_bytes: int = 10**9) -> None:
     story.join(worker, device=device, disk_bytes=disk_bytes)
+
+
+def next_copied(story: Scenario, unit: int) -> int:
+    """The first unit from this one on whose state is copied, of the next thousand."""
+    return next(one for one in range(unit, unit + 1000) if is_copied(story, one))
 
 
 def standbys(story: Scenario) -> dict[str, str]:
@@ -91,16 +98,12 @@ def test_a_standby_holds_one_share_where_several_would_take_long() -> None:
     story.now += 25  # for three copies
     spread(story, 0)
     assert len(standbys(story)) == 1
-    owner, unit = next(iter(standbys(story))), 1
-    while not is_copied(story, unit):
-        unit += 1
+    owner = next(iter(standbys(story)))
+    unit = next_copied(story, 1)
     story.now += 9
     spread(story, unit)
     assert standbys(story) == {owner: "d"}  # three would take 45 s
-    unit += 1
-    while not is_copied(story, unit):
-        unit += 1
-    spread(story, unit)  # in 6 s
+    spread(story, next_copied(story, unit + 1))  # in 6 s
     assert standbys(story) == dict.fromkeys("abc", "d")
 
 
@@ -139,9 +142,7 @@ def test_a_standby_that_another_job_takes_leaves_its_copies_to_the_members() -> 
     assert story.state.workers["d"].job == "job-2" and not standbys(story)
     (stop,) = [message for message in sent(story.commands[before:], "d") if isinstance(message, Stop)]
     assert (stop.job, stop.attempt, stop.over) == ("job-1", 1, False)
-    while not is_copied(story, job_of(story).next_unit):
-        pass
-    spread(story, job_of(story).next_unit - 1)
+    spread(story, next_copied(story, job_of(story).next_unit))
     story.feed(events.PlanFailed(story.now, "job-2", 1, "it does not fit"))
     assert standbys(story) == dict.fromkeys("abc", "d")
 
@@ -205,6 +206,24 @@ def test_a_standby_is_helped_to_its_links_and_heard_no_more_once_it_stands_by_no
     back = msgspec.structs.replace(ask, peer="d")
     assert not story.feed(events.WorkerMessage(story.now, "a", back)).commands
     assert not story.feed(events.WorkerMessage(story.now, "d", ask)).commands
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        AskReverse(1, "job-1", 1, "a", 7000),
+        AskCircuit(1, "job-1", 1, "a", []),
+        NotReached(1, "job-1", 1, "a", "refused"),
+    ],
+)
+def test_a_standby_may_still_speak_of_a_member_that_another_one_stands_by_for_now(late: Message) -> None:
+    story = place("d", "e")
+    by = {**standbys(story), "a": "e", "b": "d"}
+    story.take(facts.StandbysChanged("job-1", by))
+    assert not story.feed(events.WorkerMessage(story.now, "d", late)).commands
+    if isinstance(late, AskReverse):  # of members, the broker expects better
+        with pytest.raises(ProtocolError, match="no such link"):
+            story.feed(events.WorkerMessage(story.now, "b", msgspec.structs.replace(late, peer="b")))
 
 
 def test_an_attempt_that_ends_lets_its_standbys_go_and_the_next_one_takes_them_again() -> None:

@@ -151,17 +151,17 @@ def relay_for(state: State, job: str, pair: tuple[str, str], without: Sequence[s
 
 
 def _is_pair(job: Job, plan: Plan, a: str, b: str) -> bool:
-    """Whether the plan has a link between the two; False if one may have stood by for the job until now.
+    """Whether the plan has a link between the two; False if one may have stood by for the other until now.
 
     Raises
     ------
     ProtocolError
-        It has none, and never had.
+        It has none, and never had: both are members, or the job has no standbys.
     """
     workers = set(plan.workers())
     fed = (a in workers and b == job.submitter) or (b in workers and a == job.submitter)
     if fed or b in job.partners(a):
         return True
-    if not job.holders or b in workers:
+    if not job.holders or (a in workers and b in workers):
         raise ProtocolError(f"{a} asks for a link to {b}, but the plan of {job.job} has no such link")
     return False

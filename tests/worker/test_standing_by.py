@@ -39,16 +39,34 @@ def after(state: State, *found: events.Event | Message) -> tuple[State, list[eve
 
 
 def standing_by(worker: str = "d") -> State:
-    return after(State(worker), ORDER)[0]
+    return after(State(worker), for_worker(worker))[0]
+
+
+def for_worker(worker: str, **changes: object) -> StandBy:
+    """The order to stand by for a and c."""
+    return msgspec.structs.replace(ORDER, standbys={"a": worker, "c": worker, "b": "e"}, **changes)
 
 
 def test_a_standby_admits_those_whose_copies_it_holds_and_needs_nobody() -> None:
-    state, commands = after(State("b0"), msgspec.structs.replace(ORDER, standbys={"a": "b0", "c": "b0"}))
+    state, commands = after(State("b0"), for_worker("b0"))
     assert (state.phase, state.attempt) == ("standby", ("job-1", 5))
     assert (state.admitted, state.needed, state.neighbours) == ({"a", "c"}, frozenset(), frozenset())
     assert isinstance(commands[0], Assist) and commands[0].dial == ("c",)
     linked, commands = after(state, PeerLinked("a"), PeerLost("a", "gone"))
     assert not commands and linked.phase == "standby"
+
+
+def test_it_drops_pairs_that_are_not_of_the_plan_or_of_others() -> None:
+    stray = {"a": "d", "stranger": "d", "b": "e"}
+    state, commands = after(State("d"), msgspec.structs.replace(ORDER, standbys=stray))
+    assert isinstance(commands[0], Assist)
+    assert state.standbys == commands[0].standbys == {"a": "d"} and state.admitted == {"a"}
+    changed, commands = after(state, Standbys("job-1", 5, {**stray, "c": "d"}, {}))
+    assert changed.standbys == {"a": "d", "c": "d"} and changed.admitted == {"a", "c"}
+    nothing = {"stranger": "d", "b": "e"}
+    assert after(state, Standbys("job-1", 5, nothing, {})) == (state, [])
+    idle = State("d")
+    assert after(idle, msgspec.structs.replace(ORDER, standbys=nothing)) == (idle, [])
 
 
 def test_it_is_idle_for_everybody_else() -> None:

@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from farflung.plans import Plan
 from farflung.protocol import messages
 from farflung.protocol.membership import Leaving, Released
 from farflung.protocol.messages import (
@@ -272,7 +273,8 @@ def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
 
 def _stand_by(state: State, message: StandBy) -> tuple[State, list[Command]]:
     """Hold copies for a job, unless this worker takes part in one."""
-    if state.phase not in ("idle", "standby"):
+    standbys = _own_pairs(state.worker, message.plan, message.standbys)
+    if state.phase not in ("idle", "standby") or not standbys:
         return state, []
     load = Load(
         message.job,
@@ -286,19 +288,28 @@ def _stand_by(state: State, message: StandBy) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     if state.phase == "standby":
         commands.append(Drop(f"attempt {load.attempt} of job {load.job} began"))
-    fresh = replace(state.idle, phase="standby", load=load, standbys=message.standbys)
+    fresh = replace(state.idle, phase="standby", load=load, standbys=standbys)
     owners = ", ".join(sorted(fresh.partners))
     note = Note(f"job {load.job}: standing by for {owners}")
-    return fresh, [*commands, Assist(load, message.standbys, _dialled(fresh)), note]
+    return fresh, [*commands, Assist(load, standbys, _dialled(fresh)), note]
 
 
 def _change_standbys(state: State, message: Standbys) -> tuple[State, list[Command]]:
-    if state.attempt != (message.job, message.attempt) or state.phase == "broken":
+    if state.load is None or state.attempt != (message.job, message.attempt) or state.phase == "broken":
         return state, []
-    changed = replace(state, standbys=message.standbys)
+    standbys = _own_pairs(state.worker, state.load.plan, message.standbys)
+    if message.standbys and not standbys:
+        return state, []
+    changed = replace(state, standbys=standbys)
     new = changed.partners - state.partners - state.linked
     dial = tuple(sorted(peer for peer in new if peer > state.worker))
-    return changed, [ChangeStandbys(message.standbys, message.addresses, dial)]
+    return changed, [ChangeStandbys(standbys, message.addresses, dial)]
+
+
+def _own_pairs(worker: str, plan: Plan, standbys: Mapping[str, str]) -> dict[str, str]:
+    """The pairs of an owner and its standby that concern a worker, and whose owner has a part in the plan."""
+    owners = plan.workers()
+    return {owner: by for owner, by in standbys.items() if worker in (owner, by) and owner in owners}
 
 
 def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:

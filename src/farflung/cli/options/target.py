@@ -47,7 +47,11 @@ DeviceOption = Annotated[
 ]
 OnOption = Annotated[
     str | None,
-    typer.Option(metavar="ID,ID,...", help="Ids of the workers to train on; each gets a part of the model."),
+    typer.Option(
+        metavar="ID,ID,...",
+        help="Ids of the workers to train on; each gets a part of the model. Without this, any idle worker"
+        " may hold copies of the model's state.",
+    ),
 ]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Also wait for workers of --on or --topology that have never joined.")

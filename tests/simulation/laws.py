@@ -105,13 +105,17 @@ class Laws:
         self._require(not found or job.state in (RUNNING, COLLECTING), f"{job.job} is {job.state}: {found}")
         is_settled = job.state == RUNNING and job.holders and not job.versions.under_way
         if is_settled and not job.unprotected and len(job.standbys) < len(job.holders):
-            free = set(state.idle_for(job)) - found - others - job.unfit_standbys
+            free = set(state.idle_for(job)) - found - others - job.unfit_standbys.workers
             alone = [state.workers[one] for one in job.holders if one not in job.standbys]
             able = [
                 one
                 for one in free
                 if (not job.on or one in job.on)
-                and any(fits(state.workers[one], member, job) for member in alone)
+                and any(
+                    fits(state.workers[one], member, job)
+                    and (member.worker, one) not in job.unfit_standbys.pairs
+                    for member in alone
+                )
             ]
             self._require(not able, f"{able} could stand by for {job.job}")
 

@@ -8,14 +8,27 @@ import msgspec
 import pytest
 from tests.broker.core.test_protection import is_copied, job_of, spread, words
 from tests.broker.core.test_replaying import KERNELS, continues, load_all, loads
-from tests.broker.scenario import Scenario, sent
+from tests.broker.scenario import Scenario, digest_of, sent
 
 from farflung.broker.core import events, facts
 from farflung.broker.core import standbys as core
+from farflung.broker.core.late_versions import LATE, LEAST_SECONDS, MEMBERS_SECONDS
+from farflung.broker.core.log_lines import log_line
+from farflung.broker.core.records import State
 from farflung.broker.core.state import durable, replay
+from farflung.broker.core.versions import FIRST_RETRY_SECONDS
 from farflung.errors import ProtocolError
 from farflung.protocol.copies import Retain, StateVersion
-from farflung.protocol.messages import AskReverse, DialBack, Message, PeerMoved, StandBy, Standbys, Stop
+from farflung.protocol.messages import (
+    AskReverse,
+    Copied,
+    DialBack,
+    Message,
+    PeerMoved,
+    StandBy,
+    Standbys,
+    Stop,
+)
 from farflung.protocol.reachability import AskCircuit, NotReached
 from farflung.protocol.worker import Device
 
@@ -128,9 +141,100 @@ def test_a_lost_standby_costs_the_version_under_way_and_the_members_hold_again()
     for owner in "abc":
         assert Standbys("job-1", 1, {}, {}) in sent(commands, owner)
     assert job_of(story).versions.under_way is None and "d, which held a copy, was lost" in words(story)
-    assert is_copied(story, 1)  # at once
-    spread(story, 1)
-    assert words(story) == "protected up to step 2"
+    assert not is_copied(story, 1)
+    story.now += FIRST_RETRY_SECONDS
+    assert is_copied(story, 2)
+    spread(story, 2)
+    assert words(story) == "protected up to step 3"
+
+
+def test_a_standby_that_is_lost_twice_stands_by_no_more_in_this_attempt() -> None:
+    story = place("d")
+    story.leave("d")
+    join(story, "d")
+    assert standbys(story) == dict.fromkeys("abc", "d")
+    join(story, "d")  # the session before is lost
+    assert not standbys(story)
+    join(story, "e")
+    assert standbys(story) == dict.fromkeys("abc", "e")
+    spread(story, next_copied(story, 0))
+    story.leave("c")
+    load_all(story)
+    assert set(standbys(story).values()) == {"d"}
+
+
+def test_a_standby_that_stays_silent_is_let_go_and_the_members_hold_again() -> None:
+    story = place("d")
+    assert is_copied(story, 0)
+    spread(story, 0)
+    took = job_of(story).versions.took
+    unit = next_copied(story, 1)
+    for share, owner in enumerate("abc"):
+        story.copied(owner, unit, share)
+    story.tick(LEAST_SECONDS - 10)
+    assert standbys(story) == dict.fromkeys("abc", "d")
+    story.tick(max(20.0, LATE * took))
+    assert not standbys(story) and job_of(story).versions.under_way is None
+    assert job_of(story).unfit_standbys.workers == {"d"}
+    assert "no copies came to the disks of d within" in words(story)
+    assert any("no copies came to the disks of d" in log_line(fact) for fact in story.facts)
+    story.now += FIRST_RETRY_SECONDS
+    unit = next_copied(story, unit + 1)
+    spread(story, unit)
+    assert words(story) == f"protected up to step {unit + 1}"
+
+
+def test_a_version_that_members_do_not_finish_is_given_up_and_their_standby_stays() -> None:
+    story = place("d")
+    assert is_copied(story, 0)
+    for unit in range(1, int(MEMBERS_SECONDS) // 200):
+        story.tick(195)
+        assert job_of(story).versions.under_way is not None
+        story.all_ready(unit)
+    story.tick(250)
+    assert job_of(story).versions.under_way is None and standbys(story) == dict.fromkeys("abc", "d")
+    assert "no copies came to the disks of a, b, c within" in words(story)
+
+
+def test_a_version_is_complete_although_its_standby_was_taken_by_another_job() -> None:
+    story = place("d")
+    is_copied(story, 0)
+    for share in range(3):
+        story.copied("d", 0, share)
+    for share, owner in enumerate("ab"):
+        story.copied(owner, 0, share)
+    story.submit(1, submitter="bob")
+    assert not standbys(story)
+    story.copied("c", 0, 2)
+    stable = job_of(story).versions.stable
+    assert stable is not None and set(stable.holders.values()) == {"d"}
+
+
+def test_a_former_standby_deletes_what_counts_no_more() -> None:
+    story = place("d")
+    is_copied(story, 0)
+    story.copied("d", 0, 0)
+    before = len(story.commands)
+    story.submit(1, submitter="bob")
+    first = StateVersion(1, 0)
+    assert sent(story.commands[before:], "d")[-1] == Retain("job-1", [], first)
+    late = story.copied("d", 0, 1)  # it was on its way when the job let go of it
+    assert sent(late.commands, "d") == [Retain("job-1", [], first)] and not story.state.workers["d"].held
+    story.leave("c")
+    late = story.feed(events.WorkerMessage(story.now, "d", Copied("job-1", 1, 0, 2, digest_of(0, 2), 500)))
+    assert job_of(story).attempt > 1 or job_of(story).state == "queued"
+    assert sent(late.commands, "d") == [Retain("job-1", [], first)]
+
+
+def test_many_idle_workers_are_sorted_once_for_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = place()
+    for number in range(10):
+        join(story, f"s{number}", disk_bytes=0)
+    calls = []
+    idle_for = State.idle_for
+    monkeypatch.setattr(State, "idle_for", lambda state, job: calls.append(job) or idle_for(state, job))
+    join(story, "t")
+    assert len(calls) <= 2
 
 
 def test_a_standby_that_another_job_takes_leaves_its_copies_to_the_members() -> None:
@@ -178,13 +282,23 @@ def test_a_disk_holds_as_many_copies_as_fit() -> None:
 
 
 def test_a_standby_that_cannot_hold_a_copy_is_not_asked_again_in_this_attempt() -> None:
-    for worker in "bd":  # the owner could not send it, or the standby not store it
-        story = place("d")
-        is_copied(story, 0)
-        story.copied("b", 0, 1)
-        story.copied(worker, 0, 1, trouble="there is no link")
-        assert not standbys(story) and job_of(story).unfit_standbys == {"d"}
-        assert f"{worker}: there is no link" in words(story) and is_copied(story, 1)
+    story = place("d")
+    is_copied(story, 0)
+    story.copied("b", 0, 1)
+    story.copied("d", 0, 1, trouble="the disk is full")
+    assert not standbys(story) and job_of(story).unfit_standbys.workers == {"d"}
+    story.now += FIRST_RETRY_SECONDS
+    assert "d: the disk is full" in words(story) and is_copied(story, 1)
+
+
+def test_an_owner_without_a_link_to_its_standby_costs_the_others_nothing() -> None:
+    story = place("d")
+    is_copied(story, 0)
+    story.copied("b", 0, 1)
+    story.copied("b", 0, 1, trouble="there is no link")
+    assert standbys(story) == dict.fromkeys("ac", "d") and "b: there is no link" in words(story)
+    join(story, "e")
+    assert standbys(story)["b"] == "e"
 
 
 def test_the_members_own_trouble_is_not_the_standbys() -> None:

@@ -7,7 +7,7 @@
 - `blobs`: large bytes that facts and state name by their digest.
 - `reducer`: applies a fact to the state.
 - `transition`: collects facts and commands while one event is decided.
-- `overdue`: when a job without progress is given up.
+- `overdue`: when a job without progress is given up; `late_versions`: when copies of its state are.
 - `jobs`: the life of a job. `units`: the end of a unit. `commit`: the step commit.
 - `log_lines`: a log line for each stored fact.
 """

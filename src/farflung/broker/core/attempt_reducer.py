@@ -19,6 +19,7 @@ from farflung.broker.core.records import (
     State,
 )
 from farflung.broker.core.replanning import Replanning
+from farflung.broker.core.unfit import Unfit
 from farflung.broker.core.versions import Versions
 from farflung.plans import LinkCodec
 
@@ -123,7 +124,7 @@ def job_restoring(fact: facts.JobRestoring, state: State) -> State:
         logged={},
         unprotected="",
         standbys={},
-        unfit_standbys=frozenset(),
+        unfit_standbys=Unfit(),
         words="",
         pace=replace(held.pace, moved_at=fact.at),
     )
@@ -175,7 +176,7 @@ def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         sources={},
         replanning=Replanning(),
         standbys={},
-        unfit_standbys=frozenset(),
+        unfit_standbys=Unfit(),
         loaded=frozenset(),
         group=None,
         tuning=tuning,
@@ -219,7 +220,7 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
         copies=held.copies.interrupted(),
         unprotected="",
         standbys={},
-        unfit_standbys=frozenset(),
+        unfit_standbys=Unfit(),
         recovery=_regrouped(held),
         pace=replace(held.pace, moved_at=fact.at),
     )
@@ -248,7 +249,7 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
         recuts=False,
         unprotected="",
         standbys={},
-        unfit_standbys=frozenset(),
+        unfit_standbys=Unfit(),
         pace=Pace(fact.at),
     )
     if fact.sources:
@@ -286,7 +287,7 @@ def without_plan(job: Job) -> Job:
         replanning=Replanning(),
         recuts=False,
         standbys={},
-        unfit_standbys=frozenset(),
+        unfit_standbys=Unfit(),
         words="",
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.broker.core.blobs import Digest
+from farflung.broker.core.unfit import Unfit
 from farflung.errors import FarflungError
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol import copies
@@ -416,12 +417,12 @@ class ReplanningChanged(msgspec.Struct, frozen=True):
 class StandbysChanged(msgspec.Struct, frozen=True):
     """Observed: these idle workers hold the copies of members of the job, by owner.
 
-    The `unfit` could not hold them in this attempt, though they should have.
+    Those that are `unfit` from now on may hold none, or not all of them, in this attempt.
     """
 
     job: str
     standbys: dict[str, str]
-    unfit: list[str] = []
+    unfit: Unfit = Unfit()
 
 
 class WorkerReady(msgspec.Struct, frozen=True):

@@ -122,6 +122,7 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
     version, plan = job.versions.under_way, job.plan
     name = StateVersion(message.attempt, message.unit)
     if plan is None or version is None or version.name != name:
+        on_stale_copy(turn, worker, message)
         return  # of a version that has failed
     owner = shares_of(plan).get(message.share, "")
     if worker not in (owner, job.holders.get(owner), job.standbys.get(owner)):
@@ -143,7 +144,7 @@ def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
     if copies := _complete(turn.state, job, version, plan):
         digests = {share: copy.sha256 for share, copy in copies.items()}
         owners = shares_of(plan)
-        holders = {share: job.holder_of(owner) for share, owner in owners.items()}
+        holders = {share: _second(turn.state, job, owners[share], copy) for share, copy in copies.items()}
         written = Counter[str]()
         for share, copy in copies.items():
             written.update({owners[share]: copy.bytes, holders[share]: copy.bytes})
@@ -151,6 +152,20 @@ def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
         stable = facts.VersionStable(turn.now, job.job, version.name, digests, largest, holders, most)
         turn.emit(stable)
         retain(turn, job, [version.name], version.name)
+
+
+def on_stale_copy(turn: Transition, worker: str, message: Copied) -> None:
+    """Let a worker that is no member delete a copy that counts for nothing; `retain` does not reach it."""
+    job = turn.state.jobs[message.job]
+    if not message.trouble and worker not in job.members:
+        retain_known(turn, job, worker, StateVersion(message.attempt, message.unit))
+
+
+def retain_known(turn: Transition, job: Job, worker: str, up_to: StateVersion | None = None) -> None:
+    """Let a worker delete its copies, up to one version, that are not known or count no longer."""
+    known = {copy.version for copy in turn.state.workers[worker].held if copy.job == job.job}
+    versions = [one for one in _used(turn.state, job.job) if one in known]
+    turn.do(Send(worker, Retain(job.job, versions, _newest(job) if up_to is None else up_to)))
 
 
 def on_copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
@@ -242,15 +257,25 @@ def _is_same(one: HeldCopy, other: HeldCopy) -> bool:
 
 
 def _complete(state: State, job: Job, version: Version, plan: Plan) -> dict[int, HeldCopy]:
-    """The copies of all shares, once each is on the disks of its owner and of that one's holder."""
+    """The copies of all shares, once each is on the disks of its owner and of another worker."""
     copies: dict[int, HeldCopy] = {}
     for share, owner in shares_of(plan).items():
         mine = copy_of(state.workers[owner], job, version, share)
-        theirs = copy_of(state.workers[job.holder_of(owner)], job, version, share)
-        if mine is None or theirs is None or mine.sha256 != theirs.sha256:
+        if mine is None or not _second(state, job, owner, mine):
             return {}
         copies[share] = mine
     return copies
+
+
+def _second(state: State, job: Job, owner: str, copy: HeldCopy) -> str:
+    """Another worker that has a member's copy, too: its holder, or a standby until now; empty if none has."""
+    workers = [state.workers[job.holder_of(owner)], *state.workers.values()]
+    having = (one.worker for one in workers if one.connected and one.worker != owner and _has(one, copy))
+    return next(having, "")
+
+
+def _has(worker: Worker, copy: HeldCopy) -> bool:
+    return any(_is_same(one, copy) and one.sha256 == copy.sha256 for one in worker.held)
 
 
 def copy_of(worker: Worker, job: Job, version: Version, share: int) -> HeldCopy | None:

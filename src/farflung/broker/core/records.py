@@ -11,6 +11,7 @@ from farflung.broker.core.commit import CommitGroup
 from farflung.broker.core.copies import Copies
 from farflung.broker.core.history import History
 from farflung.broker.core.replanning import Replanning
+from farflung.broker.core.unfit import Unfit
 from farflung.broker.core.versions import Versions
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
@@ -166,7 +167,7 @@ class Job:
     and it last moved to a better plan at `moved_at` (0: never).
 
     `standbys` maps members to idle workers that hold their copies; these come before `holders`. Those that
-    could not do so are `unfit_standbys` until the attempt ends.
+    may not do so until the attempt ends are `unfit_standbys`.
 
     `loaded`, `group`, `replanning` (whether another plan pays), `traffic` (per link, since the job
     began), `words` (why it waits), `tuning` (codec tuning), `unprotected` (why a member can make no
@@ -219,7 +220,7 @@ class Job:
     logged: Mapping[str, int] = field(default_factory=dict)
     unprotected: str = ""
     standbys: Mapping[str, str] = field(default_factory=dict)
-    unfit_standbys: frozenset[str] = frozenset()
+    unfit_standbys: Unfit = field(default_factory=Unfit)
     needs: Mapping[str, int] = field(default_factory=dict)
     replanning: Replanning = field(default_factory=Replanning)
     results: tuple[Result, ...] = ()
@@ -374,7 +375,7 @@ def durable_job(job: Job) -> Job:
         logged={},
         replanning=Replanning(),
         standbys={},
-        unfit_standbys=frozenset(),
+        unfit_standbys=Unfit(),
     )
 
 

@@ -16,6 +16,7 @@ from farflung.broker.core.records import (
     Recovery,
     State,
 )
+from farflung.broker.core.unfit import Unfit
 from farflung.plans import NO_WISHES
 
 
@@ -157,7 +158,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         copies=Copies(),
         unprotected="",
         standbys={},
-        unfit_standbys=frozenset(),
+        unfit_standbys=Unfit(),
         needs={},
         recovery=Recovery(),
         tuning=None,

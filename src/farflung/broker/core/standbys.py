@@ -12,9 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from farflung.broker.core import facts, restoring
 from farflung.broker.core.events import Send
-from farflung.broker.core.protection import copy_of, fail, shares_of, who_has
+from farflung.broker.core.protection import copy_of, fail, retain_known, shares_of, who_has
 from farflung.broker.core.records import COLLECTING, RUNNING, Job, State
 from farflung.broker.core.transition import Transition
+from farflung.broker.core.unfit import Unfit
+from farflung.broker.core.versions import FIRST_RETRY_SECONDS
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Copied, StandBy, Standbys, Stop
@@ -53,7 +55,7 @@ def arrange(turn: Transition) -> None:
 def on_trouble(turn: Transition, job: Job, worker: str, message: Copied) -> bool:
     """Note that a copy did not come to be because of a standby; says whether that is why.
 
-    It is to blame if it says so itself, or if the owner has its own copy.
+    It is unfit if it says so itself. If the owner does, and has its own copy, none pass between these two.
     """
     version = job.versions.under_way
     if not message.trouble or version is None or job.plan is None:
@@ -65,9 +67,15 @@ def on_trouble(turn: Transition, job: Job, worker: str, message: Copied) -> bool
     own = copy_of(turn.state.workers[owner], job, version, message.share)
     if worker != standby and (worker != owner or own is None):
         return False
-    left = {one: by for one, by in job.standbys.items() if by != standby}
-    _change(turn, job, left, one_line(f"{worker}: {message.trouble}"), [standby])
+    blame(turn, job, {worker} & {standby}, {owner: standby}, one_line(f"{worker}: {message.trouble}"))
     return True
+
+
+def blame(turn: Transition, job: Job, workers: Collection[str], pairs: ByOwner, why: str) -> None:
+    """Let `workers` stand by no longer in this attempt, nor those in `pairs` for these owners."""
+    unfit = job.unfit_standbys.found(workers, pairs.items())
+    left = {one: by for one, by in job.standbys.items() if by not in workers and pairs.get(one) != by}
+    _change(turn, job, left, why, unfit)
 
 
 def lost(turn: Transition, worker: str) -> None:
@@ -75,7 +83,8 @@ def lost(turn: Transition, worker: str) -> None:
     for job in list(turn.state.jobs.values()):
         if worker in job.standbys.values():
             left = {one: by for one, by in job.standbys.items() if by != worker}
-            _change(turn, job, left, f"{worker}, which held a copy, was lost")
+            why = f"{worker}, which held a copy, was lost"
+            _change(turn, job, left, why, job.unfit_standbys.after_loss(worker))
 
 
 def standbys_of(state: State, job: Job, worker: str) -> Standbys:
@@ -101,13 +110,18 @@ def _phase(job: Job) -> tuple[str, int, bool]:
 def _teams(state: State) -> dict[str, list[str]]:
     """The standbys of each job that runs: those that it has, and idle workers for the jobs with fewest."""
     jobs = [job for job in state.jobs.values() if _is_run(job)]
+    able = {job.job: _able_workers(state, job) for job in jobs}
     teams = {job.job: _still_there(state, job) for job in jobs}
     taken = {name for team in teams.values() for name in team}
     is_open = {job.job: job.state == RUNNING and job.versions.under_way is None for job in jobs}
     for worker in state.backup_pool():
         if worker in taken:
             continue
-        fit = [job for job in jobs if is_open[job.job] and _may_join(state, job, worker, teams[job.job])]
+        fit = [
+            job
+            for job in jobs
+            if is_open[job.job] and worker in able[job.job] and _may_join(state, job, worker, teams[job.job])
+        ]
         if fit:
             best = min(fit, key=lambda job: (not _has_copy(state, job, worker), len(teams[job.job])))
             teams[best.job].append(worker)
@@ -116,6 +130,12 @@ def _teams(state: State) -> dict[str, list[str]]:
 
 def _is_run(job: Job) -> bool:
     return job.state in (RUNNING, COLLECTING) and bool(job.holders) and not job.unprotected
+
+
+def _able_workers(state: State, job: Job) -> frozenset[str]:
+    """The idle workers that may hold any copies of a job."""
+    able = frozenset(state.idle_for(job)) - job.unfit_standbys.workers
+    return able & frozenset(job.on) if job.on else able
 
 
 def _still_there(state: State, job: Job) -> list[str]:
@@ -129,11 +149,11 @@ def _may_join(state: State, job: Job, worker: str, team: Sequence[str]) -> bool:
 
 
 def _may(state: State, job: Job, worker: str, member: str) -> bool:
-    """Whether an idle worker may hold a member's copies: it could take over, and no holder is better.
+    """Whether an able worker may hold a member's copies: it could take over, and no holder is better.
 
     A holder at another site is better than a standby at the member's own.
     """
-    if worker in job.unfit_standbys or worker not in state.idle_for(job) or (job.on and worker not in job.on):
+    if (member, worker) in job.unfit_standbys.pairs:
         return False
     site, holder = state.workers[member].site, state.workers[job.holders[member]]
     is_near = bool(site) and state.workers[worker].site == site
@@ -165,7 +185,7 @@ def _spread(state: State, job: Job, team: Sequence[str]) -> dict[str, str]:
     for idle in [name for name in team if name not in kept.values()]:
         counts = Counter(kept.values())
         for owner in sorted(kept, key=lambda one: -counts[kept[one]]):
-            if counts[kept[owner]] > 1 and idle in _able(state, job, owner, team, kept):
+            if counts[kept[owner]] > 1 and _able(state, job, owner, [idle], kept):
                 kept[owner] = idle
                 break
     return kept
@@ -173,7 +193,7 @@ def _spread(state: State, job: Job, team: Sequence[str]) -> dict[str, str]:
 
 def _able(state: State, job: Job, owner: str, team: Sequence[str], given: ByOwner) -> list[str]:
     """Those of the team that may hold a member's copies and have room, the best first."""
-    counts, having = Counter(given.values()), _having(state, job, owner)
+    counts = Counter(given.values())
     able = [
         name
         for name in team
@@ -181,6 +201,9 @@ def _able(state: State, job: Job, owner: str, team: Sequence[str], given: ByOwne
         and _has_room(state, job, name, owner, given)
         and (not counts[name] or _arrive_soon(job, [owner, *_owners(given, name)]))
     ]
+    if len(able) < 2:
+        return able
+    having = _having(state, job, owner)
     return sorted(able, key=lambda name: (name not in having, counts[name], name))
 
 
@@ -227,10 +250,10 @@ def _least_protected_first(state: State, job: Job) -> list[str]:
     return sorted(job.plan.workers(), key=lambda owner: len(_having(state, job, owner)))
 
 
-def _change(turn: Transition, job: Job, new: ByOwner, why: str = "", unfit: Sequence[str] = ()) -> None:
+def _change(turn: Transition, job: Job, new: ByOwner, why: str = "", unfit: Unfit | None = None) -> None:
     """Let other workers hold copies from now on, and say so to all that need to know."""
     old = job.standbys
-    turn.emit(facts.StandbysChanged(job.job, dict(new), list(unfit)))
+    turn.emit(facts.StandbysChanged(job.job, dict(new), unfit or job.unfit_standbys))
     job = turn.state.jobs[job.job]
     _fail_version(turn, job, old, why)
     job = turn.state.jobs[job.job]
@@ -262,7 +285,7 @@ def _fail_version(turn: Transition, job: Job, old: ByOwner, why: str) -> None:
             and holder != job.standbys.get(owner)
             and not (is_there and turn.state.workers[holder].connected)
         ):
-            fail(turn, job, version, why or f"{holder} stands by no longer", 0.0)
+            fail(turn, job, version, why or f"{holder} stands by no longer", FIRST_RETRY_SECONDS)
             return
 
 
@@ -281,3 +304,4 @@ def _release(turn: Transition) -> None:
             if turn.state.workers[worker].connected and worker not in job.members:
                 reason = job.reason or "another worker holds the copies"
                 turn.do(Send(worker, Stop(job.job, before.attempt, one_line(reason), job.over)))
+                retain_known(turn, job, worker)

@@ -20,6 +20,7 @@ from farflung.broker.core import (
     facts,
     job_queue,
     jobs,
+    late_versions,
     loads,
     moving,
     protection,
@@ -131,6 +132,7 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
     submitters.on_tick(turn, event.hold_seconds)
     draining.on_tick(turn)
     moving.on_tick(turn)
+    late_versions.on_tick(turn)
     for job in list(turn.state.jobs.values()):
         if job.held or turn.state.away_for(job):
             continue  # it waits for them, with deadlines of its own
@@ -257,6 +259,8 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
     message = event.message
     job = _job_of(turn, event)
     if job is None:
+        if isinstance(message, Copied):
+            protection.on_stale_copy(turn, event.worker, message)
         return
     match message:
         case Loaded():

@@ -87,8 +87,7 @@ def version_failed(fact: facts.VersionFailed, state: State) -> State:
 
 def standbys_changed(fact: facts.StandbysChanged, state: State) -> State:
     job = state.jobs[fact.job]
-    unfit = job.unfit_standbys | {*fact.unfit}
-    return state.with_job(replace(job, standbys=dict(fact.standbys), unfit_standbys=unfit))
+    return state.with_job(replace(job, standbys=dict(fact.standbys), unfit_standbys=fact.unfit))
 
 
 def copy_asked(fact: facts.CopyAsked, state: State) -> State:

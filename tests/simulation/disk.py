@@ -14,12 +14,15 @@ Key = tuple[str, StateVersion, int]
 
 
 class Disk:
-    """The copies of one worker, with the names of what each has. A disk that is `full` takes no other one."""
+    """The copies of one worker, with the names of what each has. A disk that is `full` takes no other one.
+
+    Of those on a `mute` one the broker does not hear.
+    """
 
     def __init__(self) -> None:
         self.copies: dict[Key, Chain] = {}
         self.names: dict[Key, frozenset[str]] = {}
-        self.full = False
+        self.full = self.mute = False
 
     def keep(self, job: str, copy: Copy) -> None:
         """Write a copy."""
@@ -47,7 +50,7 @@ class Disk:
 
     def empty(self) -> None:
         """There is room again."""
-        self.full = False
+        self.full = self.mute = False
 
     def damage(self, draw: random.Random) -> str:
         """Lose one of the copies; returns its job, or nothing if there is none."""

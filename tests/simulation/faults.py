@@ -31,7 +31,7 @@ KINDS = (
     "fail",  # an operation of a worker raises an error
     "hang",  # an operation of a worker does not end, so the worker gives its device up
     "refuse",  # a worker refuses the next job
-    "full",  # a worker's disk takes no copies
+    "full",  # a worker's disk takes no copies, or the broker does not hear of them
     "damage",  # a worker's disk loses a copy
     "lose",  # a worker dies soon after its state is on disks, and sometimes all copies of it are lost
     "pair",  # two neighbours die soon after their state is on disks, at once or a moment after one another
@@ -138,7 +138,7 @@ def strike(fleet: Fleet, fault: Fault) -> None:
         case "refuse" | "nan":
             worker.trouble = fault.kind
         case "full":
-            worker.disk.full = True
+            worker.disk.full, worker.disk.mute = bool(fault.other % 3), not fault.other % 3
             world.schedule(20 * fault.seconds, world.weather, worker.disk.empty)
         case "damage":
             if job := worker.disk.damage(worker.random):

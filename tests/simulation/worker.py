@@ -330,7 +330,8 @@ class WorkerProcess(Process):
             self._tell(Copied(*found, trouble="the disk is full"))
             return False
         self.disk.keep(load.job, copy)
-        self._tell(Copied(*found, digest_of(copy.chain), 100))
+        if not self.disk.mute:
+            self._tell(Copied(*found, digest_of(copy.chain), 100))
         return True
 
     def _take_copy(self, peer: str, copy: Copy) -> None:

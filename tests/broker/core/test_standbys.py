@@ -351,6 +351,15 @@ def test_an_attempt_that_ends_lets_its_standbys_go_and_the_next_one_takes_them_a
     assert not standbys(story) and loads(story) == []
 
 
+def test_a_standby_that_may_get_a_part_in_the_next_plan_stands_by_no_longer() -> None:
+    story = place("d")
+    before = len(story.commands)
+    story.leave("c")
+    assert job_of(story).state == "planning" and "d" in job_of(story).members
+    (stop,) = [message for message in sent(story.commands[before:], "d") if isinstance(message, Stop)]
+    assert (stop.job, stop.attempt) == ("job-1", 1)
+
+
 def test_a_worker_that_begins_a_new_session_stands_by_anew() -> None:
     story = place("d")
     before = len(story.commands)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from farflung.broker.core import facts, restoring
 from farflung.broker.core.events import Send
 from farflung.broker.core.protection import copy_of, fail, retain_known, shares_of, who_has
-from farflung.broker.core.records import COLLECTING, RUNNING, Job, State
+from farflung.broker.core.records import COLLECTING, PLANNING, RUNNING, Job, State
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.unfit import Unfit
 from farflung.broker.core.versions import FIRST_RETRY_SECONDS
@@ -301,7 +301,8 @@ def _release(turn: Transition) -> None:
         job = turn.state.jobs[name]
         stay = set(job.standbys.values()) if job.attempt == before.attempt else set()
         for worker in sorted(set(before.standbys.values()) - stay):
-            if turn.state.workers[worker].connected and worker not in job.members:
+            has_part = worker in job.members and job.state != PLANNING
+            if turn.state.workers[worker].connected and not has_part:
                 reason = job.reason or "another worker holds the copies"
                 turn.do(Send(worker, Stop(job.job, before.attempt, one_line(reason), job.over)))
                 retain_known(turn, job, worker)

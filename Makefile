@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := $(VENV)/.tools-installed
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup train test test-fast test-all fuzz lint bench models docs clean
@@ -15,14 +16,19 @@ setup: $(STAMP)
 FOR_GPU := $(if $(shell command -v nvidia-smi 2>/dev/null),env -u PIP_EXTRA_INDEX_URL)
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"farflung needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.11")'
-	@echo "Making $(VENV), once. With what it downloads this takes some minutes; 1 of 3: PyTorch, the largest part"
+	@echo "Making $(VENV), once. With what it downloads this takes some minutes; 1 of 2: PyTorch, the largest part"
 	@$(PYTHON) -m venv $(VENV)
 	@$(FOR_GPU) $(BIN)/pip install --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	@echo "2 of 3: what else requirements.lock names; pip may print nothing for some minutes"
-	@$(BIN)/pip install --disable-pip-version-check -r requirements.lock
-	@echo "3 of 3: farflung"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "2 of 2: farflung, and the rest of what it needs"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock hatchling editables
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --no-build-isolation -e '.[torch,pictures]'
 	@touch $(STAMP)
+
+# What tests, checks, benchmarks and the documentation need besides.
+$(TOOLS): $(STAMP)
+	@echo "Installing what else requirements.lock names, once; pip may print nothing for some minutes"
+	@$(BIN)/pip install --disable-pip-version-check -r requirements.lock
+	@touch $(TOOLS)
 
 train: $(STAMP)
 	$(BIN)/farflung train examples/gpt.py --local 4 --out runs/gpt
@@ -31,38 +37,38 @@ train: $(STAMP)
 PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 30
 
 # What CI runs: at most 15 minutes on two cores.
-test: $(STAMP)
+test: $(TOOLS)
 	$(PYTEST) --numprocesses 3 -m "not full"
 
 # Pure tests only, at most 3 minutes on two cores: no processes, no labs, no fuzzing.
-test-fast: $(STAMP)
+test-fast: $(TOOLS)
 	$(PYTEST) --numprocesses 2 -m "not (processes or lab or fuzz or slow or full)"
 
 # Also the largest models and the longest runs.
-test-all: $(STAMP)
+test-all: $(TOOLS)
 	$(PYTEST) --numprocesses 3
 
 # A million each of damaged documents, payloads of codecs, frames, and events of simulated fleets
 # (docs/measurements/fuzzing.md). Goes on where it was broken off, payloads and events apart.
-fuzz: $(STAMP)
+fuzz: $(TOOLS)
 	$(BIN)/python -m tests.fuzz
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)
+bench: $(TOOLS)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/transport.py
 
 # Minutes on one core: every model of the zoo is captured, most at their usual size too.
-models: $(STAMP)
+models: $(TOOLS)
 	$(BIN)/python -m benchmarks.model_table --page docs/reference/models.md
 
 # The site, in build/site; any warning fails it. It needs no internet.
-docs: $(STAMP)
+docs: $(TOOLS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:

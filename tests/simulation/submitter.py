@@ -74,7 +74,8 @@ class SubmitterProcess(Process):
             return
         lag = self.random.choice([0, 0, 1, 2])
         recorded = max(len(disk.origin), disk.recorded - lag)
-        job = disk.job if self.random.random() < 0.8 else ""  # else it only knows what it submitted
+        is_known = self.random.random() < 0.8  # else it only knows what it submitted
+        job = disk.job if is_known or disk.collected else ""
         self.run = Run(disk.project, disk.submit, disk.origin, disk.start, job, recorded=recorded)
         self.run.collected, self.run.home, self.run.returned = disk.collected, disk.home, True
         self._redial_in(self.random.uniform(0, 2), self.run)

@@ -55,6 +55,18 @@ def test_an_evaluation_between_two_steps_moves_it_little() -> None:
     assert abs(run.left / (before - 1.0) - 1) < 0.05
 
 
+def test_a_wait_that_is_over_says_nothing_of_the_pace() -> None:
+    run = Run(100)
+    for _ in range(5):
+        run.step(1.0)
+    run.now += 300.0
+    run._remaining.restart()
+    assert run.left is None
+    for _ in range(20):
+        run.step(1.0)
+    assert run.left == pytest.approx(75.0)
+
+
 def test_a_lasting_change_shows() -> None:
     run = Run(10_000)
     for _ in range(600):

@@ -8,6 +8,7 @@ queue; else as long as its patience lasts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
 from farflung.protocol.submitter import waiting_for
 from farflung.protocol.worker import Device
-from farflung.text import and_more, duration_words
+from farflung.text import and_more, duration_words, format_utc
 
 
 def may_await(state: State, job: Job, name: str) -> bool:
@@ -84,7 +85,7 @@ def on_tick(turn: Transition, least_seconds: float) -> None:
         gone = absent(turn.state, job)
         if not gone:
             continue
-        waited = turn.now - min(turn.state.workers[name].away_since or turn.now for name in gone)
+        waited = turn.now - min(turn.now, _away_since(turn.state, gone))
         freed = _freed(turn.state, job, gone)
         why = f"{and_more(gone, job_queue.NAMED)} did not come back within {duration_words(round(waited))}"
         if waited > job.patience_seconds:
@@ -105,7 +106,16 @@ def words_of(state: State, job: Job) -> str:
         return ""
     names, disks = and_more(gone, job_queue.NAMED), "its disk" if len(gone) == 1 else "their disks"
     like = "another one like it" if len(gone) == 1 else "others like them"
-    return one_line(f"{waiting_for(names)} to return with {disks}, or {like}: the others keep their state")
+    without = " (or to go on without, after a while)" if _can_begin(_freed(state, job, gone), job) else ""
+    since = _away_since(state, gone)
+    until = "" if since == math.inf else f", at most until {format_utc(since + job.patience_seconds)}"
+    words = f"{waiting_for(names)} to return with {disks}, or {like}{without}{until}"
+    return one_line(f"{words}: the others keep their state")
+
+
+def _away_since(state: State, gone: Collection[str]) -> float:
+    """Since when the first of them is away."""
+    return min(state.workers[name].away_since or math.inf for name in gone)
 
 
 def _can_come_back(state: State, job: Job, gone: Collection[str]) -> bool:

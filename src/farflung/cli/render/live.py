@@ -57,7 +57,7 @@ class LiveObserver(Observer):
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=BAR_WIDTH),
+            BarColumn(bar_width=BAR_WIDTH, complete_style="cyan", finished_style="green"),
             _Facts(self._console),
             _Left(),
             console=self._console,
@@ -90,6 +90,10 @@ class LiveObserver(Observer):
         self._show(
             "loading", sent_bytes, total_bytes, [f"{format_bytes(sent_bytes)} of {format_bytes(total_bytes)}"]
         )
+
+    def running(self) -> None:
+        if "training" in self._remaining:  # an attempt before this one
+            self._remaining["training"].restart()
 
     def working(self, unit: Unit, microbatches: int) -> None:
         done = f"{microbatches}/{unit.microbatches} microbatches"

@@ -63,6 +63,11 @@ class RemainingTime:
         is_known = len(self._reports) >= LEAST_REPORTS and last[0] - first[0] >= LEAST_SECONDS
         self._span = (*first, *last) if is_known and last[1] > first[1] else None
 
+    def restart(self) -> None:
+        """Begin to count anew: what was waited for before says nothing of the pace."""
+        self._reports.clear()
+        self._span = None
+
     def seconds(self, total: float) -> float | None:
         """Seconds until `total` is done; None while there are too few reports for an estimate."""
         if (span := self._span) is None:
@@ -153,6 +158,7 @@ class PlainObserver(Observer):
             note(f"loading the workers: {format_bytes(sent_bytes)} of {format_bytes(total_bytes)}")
 
     def running(self) -> None:
+        self._remaining.restart()
         note("running")
 
     def working(self, unit: Unit, microbatches: int) -> None:

@@ -193,3 +193,13 @@ def test_a_job_that_is_stopped_meanwhile_sends_its_weights_once_it_is_back() -> 
     load_all(story)
     assert [message.step for message in told(story.commands) if isinstance(message, Collecting)] == [4]
     assert not any(isinstance(message, Ended) for message in told(story.commands))
+
+
+def test_a_submitter_that_has_the_last_state_is_believed_though_members_go_back_meanwhile() -> None:
+    story = alone(steps=4)
+    story.leave("b")  # while the weights are collected
+    assert job_of(story).awaited == ("b",)
+    story.leave("c", shutting_down("c"))
+    assert rollbacks(story) and not job_of(story).over
+    story.collected(attempt=1)
+    assert job_of(story).state == "done"

@@ -313,11 +313,11 @@ def _recut(job: Job, codecs: tuple[LinkCodec, ...]) -> Versions:
 
 def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
     before = job.recovery
+    first = before.over if job.keeps and before.over else fact.attempt
+    over = first if fact.over else before.over
     if fact.dropped:
-        over = fact.attempt if fact.over else before.over
         return replace(before, over=over, last=fact.attempt, begins=fact.unit)
     fruitless = 0 if job.began > before.reached else before.fruitless + 1
-    over = fact.attempt if fact.over else before.over
     reached = max(job.began, before.reached)
     unlinked = before.unlinked + fact.unlinked
     return Recovery(

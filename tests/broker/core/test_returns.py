@@ -336,7 +336,10 @@ def test_a_job_stands_while_its_submitter_is_away_and_keeps_its_workers_for_a_wh
     story.feed(events.SubmitterLeaves(story.now, "job-1", "connection reset"))
     job = job_of(story)
     assert job.held and job.state == "running"
-    assert job.words == "its submitter is away: it waits for it until 1970-01-02 00:16 UTC"
+    assert job.words == (
+        "its submitter is away: it waits for it until 1970-01-02 00:16 UTC; where that ran,"
+        " `farflung train JOB --resume RUN` goes on"
+    )
     story.all_ready(0)
     story.tick(500.0)
     assert job_of(story).state == "running"

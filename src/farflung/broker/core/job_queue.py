@@ -60,9 +60,13 @@ def start_queued(turn: Transition) -> None:
 
 
 def held_words(job: Job) -> str:
-    """Why a job waits that no session of its submitter holds, and until when."""
+    """Why a job waits that no session of its submitter holds, until when, and what helps."""
     assert job.waits_until is not None
-    return f"its submitter is away: it waits for it until {format_utc(job.waits_until)}"
+    until = format_utc(job.waits_until)
+    return (
+        f"its submitter is away: it waits for it until {until}; where that ran,"
+        " `farflung train JOB --resume RUN` goes on"
+    )
 
 
 def waits_for_version(job: Job) -> bool:

@@ -3,7 +3,8 @@ the thread that writes a copy to disk and verifies one that arrives.
 
 All segments run in this process, on one thread; after each step all shares are copied, as after a commit.
 The ratio is that of the copies to the step. A step of several workers takes at least as long as a worker's
-part of it, so the ratio is an upper bound. And workers do not copy each step (`broker/core/versions.py`).
+part of it, so the ratio is an upper bound. And workers do not copy each step
+(`broker/core/protecting/versions.py`).
 
     python -m benchmarks.copy_cost [--steps 30] [--json]
 """
@@ -33,7 +34,7 @@ from farflung.protocol.copies import StateVersion
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.training import Training
-from farflung.worker.copy_store import CopyStore, Piece
+from farflung.worker.storing.copy_store import CopyStore, Piece
 
 COURSES = {"small": COURSE, "race": Course()}
 WORKERS = ["w0", "w1", "w2"]

@@ -22,8 +22,8 @@ from farflung.broker.core.events import (
     RunPlanner,
     WorkerLeaves,
 )
-from farflung.broker.core.loads import load_of
 from farflung.broker.core.state import replay
+from farflung.broker.core.training.loads import load_of
 from farflung.broker.planning import client
 from farflung.broker.planning.messages import PlanResult, Searched
 from farflung.broker.service import BrokerService, serve

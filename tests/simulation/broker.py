@@ -20,8 +20,8 @@ from tests.simulation.world import LEASE_SECONDS, Process, World
 from farflung.broker.arrivals import Arrival, Closed, Generation, events_of
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import ConsiderPlan, Hold, Reject, RunPlanner, SendLoad
-from farflung.broker.core.jobs import is_loading, is_planning
 from farflung.broker.core.state import decide
+from farflung.broker.core.training.jobs import is_loading, is_planning
 from farflung.broker.journal import SNAPSHOT_EVERY, Journal
 from farflung.broker.sessions import SessionRegistry
 from farflung.errors import ProtocolError

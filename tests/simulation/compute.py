@@ -14,8 +14,8 @@ from tests.simulation.model import share_of
 from tests.simulation.parcels import Asked, Chain, Given, Input, Parcel, State, Taken, Values
 
 from farflung.protocol.messages import Load
+from farflung.worker.computing.replay import Replay
 from farflung.worker.events import Attempt, ComputeFailed, Filled, Traffic, UnitFinished, Verified
-from farflung.worker.replay import Replay
 
 if TYPE_CHECKING:
     from tests.simulation.worker import WorkerProcess

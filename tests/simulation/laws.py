@@ -13,11 +13,11 @@ from tests.simulation.world import World
 
 from farflung.broker.core import events
 from farflung.broker.core.facts import JobMoves, JobPlanning, JobReplaying, JobRolledBack, WaitExplained
-from farflung.broker.core.protection import shares_of, who_has
+from farflung.broker.core.protecting.protection import shares_of, who_has
 from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, Job, State
-from farflung.broker.core.recovery import MOST_REGROUPED
-from farflung.broker.core.recutting import is_readable
-from farflung.broker.core.restoring import fits
+from farflung.broker.core.recovering.recovery import MOST_REGROUPED
+from farflung.broker.core.recovering.recutting import is_readable
+from farflung.broker.core.recovering.restoring import fits
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec

@@ -14,9 +14,14 @@ from tests.simulation.twins import Twins
 from tests.simulation.world import LEASE_SECONDS, World
 
 from farflung.broker.core import facts
-from farflung.broker.core.draining import RECENT_UNITS
 from farflung.broker.core.facts import AnyDecision
-from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED, MOST_REPLAYED, MOST_UNLINKED
+from farflung.broker.core.fleet.draining import RECENT_UNITS
+from farflung.broker.core.recovering.recovery import (
+    MOST_FRUITLESS,
+    MOST_REGROUPED,
+    MOST_REPLAYED,
+    MOST_UNLINKED,
+)
 from farflung.broker.core.state import State, durable, reduce_fact
 from farflung.broker.journal import Journal
 from farflung.protocol.copies import StateVersion

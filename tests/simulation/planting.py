@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.simulation import faults
 
-from farflung.broker.core import reducer
 from farflung.broker.core.events import Send
+from farflung.broker.core.reducing import reducer
 from farflung.broker.core.transition import Transition
 from farflung.worker import state as worker
 

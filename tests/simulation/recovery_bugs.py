@@ -11,10 +11,14 @@ from tests.simulation.planting import Patch, only, reduces
 from tests.simulation.submitter import SubmitterProcess
 
 from farflung.broker import journal
-from farflung.broker.core import attempt_reducer, facts, jobs, protection, records, recovery, recutting
-from farflung.broker.core.copies import Copies
+from farflung.broker.core import facts, records
+from farflung.broker.core.protecting import protection
+from farflung.broker.core.protecting.versions import Version
+from farflung.broker.core.recovering import recovery, recutting
+from farflung.broker.core.reducing import attempt_reducer
+from farflung.broker.core.training import jobs
+from farflung.broker.core.training.copies import Copies
 from farflung.broker.core.transition import Transition
-from farflung.broker.core.versions import Version
 from farflung.protocol.messages import RolledBack, Stop
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from tests.simulation.planting import Patch, reduces
 
-from farflung.broker.core import awaiting, facts, replaying
+from farflung.broker.core import facts
 from farflung.broker.core.records import LOADING, Job
-from farflung.broker.core.replaying import Obstacle
-from farflung.worker.replay import Replay
+from farflung.broker.core.recovering import awaiting, replaying
+from farflung.broker.core.recovering.replaying import Obstacle
+from farflung.worker.computing.replay import Replay
 
 
 def goes_back_at_each_loss(patch: Patch) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 from tests.simulation.planting import Patch, hears, only, reduces
 
-from farflung.broker.core import facts, returns, submitters
+from farflung.broker.core import facts
+from farflung.broker.core.recovering import returns
+from farflung.broker.core.training import submitters
 from farflung.protocol.messages import Registered
 from farflung.worker import events
 from farflung.worker import state as worker

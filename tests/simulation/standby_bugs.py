@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.simulation.planting import Patch
 
-from farflung.broker.core import restoring, standbys
+from farflung.broker.core.protecting import standbys
+from farflung.broker.core.recovering import restoring
 
 
 def counts_on_standbys_that_are_gone(patch: Patch) -> None:

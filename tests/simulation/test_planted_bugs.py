@@ -18,9 +18,11 @@ from tests.simulation.standby_bugs import STANDBY_BUGS
 from tests.simulation.world import LawBroken
 
 from farflung.broker import journal
-from farflung.broker.core import facts, job_queue, jobs, recovery, returns, state
-from farflung.broker.core.commit import CommitGroup
-from farflung.broker.core.copies import Copies
+from farflung.broker.core import facts, state
+from farflung.broker.core.recovering import recovery, returns
+from farflung.broker.core.training import job_queue, jobs
+from farflung.broker.core.training.commit import CommitGroup
+from farflung.broker.core.training.copies import Copies
 from farflung.broker.core.transition import Transition
 from farflung.protocol.messages import Decide, SendState, Stop, UnitDone
 from farflung.worker import events

@@ -15,7 +15,8 @@ from tests.simulation.recovery_bugs import reads_too_few_shares
 from tests.simulation.test_planted_bugs import forgets_stop, ignores_lost_workers
 from tests.simulation.world import REMEMBERED, WIDEST, LawBroken
 
-from farflung.broker.core import facts, replanning
+from farflung.broker.core import facts
+from farflung.broker.core.fleet import replanning
 
 pytestmark = pytest.mark.faults
 

@@ -7,7 +7,7 @@ from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.training import Training
-from farflung.worker.task_deadlines import Limits
+from farflung.worker.computing.task_deadlines import Limits
 
 STEPS, MICROBATCHES, WINDOW = 3, 4, 2
 

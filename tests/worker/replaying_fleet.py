@@ -29,11 +29,11 @@ from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
-from farflung.worker.compute import ComputeThread
+from farflung.worker.computing.compute import ComputeThread
+from farflung.worker.computing.outcomes import Outgoing, OutgoingState, Restored, StateCopied, StateGiven
+from farflung.worker.computing.replay import BoundaryLog, Replay
+from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import Filled, UnitFinished, UnitReplayed, Verified
-from farflung.worker.outcomes import Outgoing, OutgoingState, Restored, StateCopied, StateGiven
-from farflung.worker.replay import BoundaryLog, Replay
-from farflung.worker.state_receiver import StateReceiver
 
 torch.set_num_threads(1)
 SAMPLES, MICROBATCHES, STEPS, PATIENCE_SECONDS = 2, 3, 7, 20.0

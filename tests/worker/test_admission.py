@@ -9,7 +9,7 @@ from tests.worker.loads import MICROBATCHES, WINDOW, load
 from farflung.errors import ProtocolError
 from farflung.plans import FEEDER
 from farflung.transport.wire.headers import ValueHeader
-from farflung.worker.admission import Admission
+from farflung.worker.linking.admission import Admission
 
 VALUE = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
 GRADIENT = ValueHeader("job-1", 5, 0, 0, 2, 1, 2, True, 0, 32)

@@ -28,11 +28,11 @@ from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.schedule import MOST_WAITING
-from farflung.worker.codec_thread import CodecThread, CodedLinks
-from farflung.worker.compute import ComputeThread
+from farflung.worker.computing.codec_thread import CodecThread, CodedLinks
+from farflung.worker.computing.compute import ComputeThread
+from farflung.worker.computing.outcomes import Outcome, Outgoing
+from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import ComputeFailed, UnitFinished, Verified
-from farflung.worker.outcomes import Outcome, Outgoing
-from farflung.worker.state_receiver import StateReceiver
 
 SAMPLES, MICROBATCHES, PATIENCE_SECONDS = 2, 3, 60.0
 ATTEMPT = ("job-1", 1)

@@ -21,10 +21,10 @@ from farflung.runtime.state import trained_names
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
-from farflung.worker.compute import ComputeThread
+from farflung.worker.computing.compute import ComputeThread
+from farflung.worker.computing.outcomes import Outcome, Outgoing, OutgoingState, StateGiven
+from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import UnitFinished, Verified
-from farflung.worker.outcomes import Outcome, Outgoing, OutgoingState, StateGiven
-from farflung.worker.state_receiver import StateReceiver
 
 torch.set_num_threads(1)
 SAMPLES, MICROBATCHES, PATIENCE_SECONDS = 2, 3, 60.0

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from farflung.errors import CopyError
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.runtime.state import StateKey
-from farflung.worker.copy_store import SHARE_OF_DISK, CopyStore, Piece
+from farflung.worker.storing.copy_store import SHARE_OF_DISK, CopyStore, Piece
 
 JOB, VERSION, LATER = "job-1", StateVersion(2, 7), StateVersion(2, 8)
 PIECES = {

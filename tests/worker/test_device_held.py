@@ -12,13 +12,13 @@ from tests.worker.loads import fresh, limits, load
 from farflung.errors import DeviceHeld
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.transport.timeouts import Timeouts
-from farflung.worker.compute import ComputeThread
+from farflung.worker.computing.compute import ComputeThread
+from farflung.worker.computing.outcomes import Outcome
+from farflung.worker.computing.state_receiver import StateReceiver
+from farflung.worker.computing.task_deadlines import Doing, of_state
 from farflung.worker.events import Attempt, ComputeFailed
-from farflung.worker.outcomes import Outcome
 from farflung.worker.service import WorkerService
 from farflung.worker.state import State
-from farflung.worker.state_receiver import StateReceiver
-from farflung.worker.task_deadlines import Doing, of_state
 
 LENT_FOR_EVER = Doing("the forward pass", float("inf"))
 

@@ -14,9 +14,9 @@ from tests.worker.loads import load
 from farflung.protocol.copies import Copied
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader
-from farflung.worker import copying
-from farflung.worker.copy_store import CopyStore
-from farflung.worker.copying import Copying
+from farflung.worker.storing import copying
+from farflung.worker.storing.copy_store import CopyStore
+from farflung.worker.storing.copying import Copying
 
 SLICE, COUNT = 100, 10
 

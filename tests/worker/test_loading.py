@@ -18,8 +18,8 @@ from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
-from farflung.worker.loading import load_segments, require_compiled_to_fit
-from farflung.worker.state_receiver import StateReceiver
+from farflung.worker.computing.loading import load_segments, require_compiled_to_fit
+from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.workload.footprint import Needs
 
 

@@ -16,9 +16,9 @@ from farflung.runtime.parcel import Coded, Parcel
 from farflung.transport.link.ranges import Part, Parts
 from farflung.transport.security.peer import Peer
 from farflung.transport.wire.headers import DataHeader, Receipt, ValueHeader
-from farflung.worker.peers import Peers
-from farflung.worker.pending_links import MAX_PENDING_LINKS, MAX_PENDING_LINKS_PER_PEER
-from farflung.worker.state_receiver import StateReceiver
+from farflung.worker.computing.state_receiver import StateReceiver
+from farflung.worker.linking.peers import Peers
+from farflung.worker.linking.pending_links import MAX_PENDING_LINKS, MAX_PENDING_LINKS_PER_PEER
 
 WELCOME = encode(Welcome("job-1", 5))
 CLAIM = encode(Claim("job-1", 5))

@@ -19,7 +19,7 @@ from farflung.protocol.reachability import AskCircuit, AskReverse, DialBack, Not
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.probing.probe import Prober
 from farflung.transport.timeouts import Timeouts
-from farflung.worker.probing import Probing
+from farflung.worker.linking.probing import Probing
 
 TIMEOUTS = Timeouts(30.0)
 WAIT_SECONDS = 60.0
@@ -30,7 +30,7 @@ PROBING_SECONDS = 10.0
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe ends once it knows the path: more time for it only forgives a busy machine."""
     for name in ("SURVEY_PROBE_SECONDS", "PROBE_SECONDS"):
-        monkeypatch.setattr(f"farflung.worker.link_probe.{name}", PROBING_SECONDS)
+        monkeypatch.setattr(f"farflung.worker.linking.link_probe.{name}", PROBING_SECONDS)
 
 
 AMessage = TypeVar("AMessage", bound=Message)

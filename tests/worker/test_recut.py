@@ -21,11 +21,11 @@ from farflung.protocol.messages import Load, Message
 from farflung.runtime.optimizer import SGD, AdamW, Optimizer
 from farflung.runtime.state import CODERS, StateKey
 from farflung.transport.timeouts import Timeouts
-from farflung.worker.copy_store import CopyStore, Piece, Pieces
-from farflung.worker.copying import Copying
+from farflung.worker.computing.outcomes import StateCopied
+from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import Filled
-from farflung.worker.outcomes import StateCopied
-from farflung.worker.state_receiver import StateReceiver
+from farflung.worker.storing.copy_store import CopyStore, Piece, Pieces
+from farflung.worker.storing.copying import Copying
 
 __all__ = ["one_pass_at_a_time"]  # used by each test
 VERSION = StateVersion(5, 1)

@@ -9,7 +9,7 @@ from tests.worker.loads import MICROBATCHES, load
 
 from farflung.protocol.worker import PastUnit
 from farflung.runtime.parcel import Coded, Parcel
-from farflung.worker.replay import BoundaryLog, Replay
+from farflung.worker.computing.replay import BoundaryLog, Replay
 
 SIZE = 10
 

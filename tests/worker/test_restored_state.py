@@ -25,11 +25,11 @@ from farflung.runtime.frameworks import backend_called
 from farflung.runtime.optimizer import SGD, STEP, AdamW, Optimizer
 from farflung.runtime.state import CODERS, StateKey, trained_names
 from farflung.transport.wire.headers import SliceHeader
-from farflung.worker.compute import ComputeThread
+from farflung.worker.computing.compute import ComputeThread
+from farflung.worker.computing.loading import load_segments
+from farflung.worker.computing.outcomes import Outcome
+from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import ComputeFailed, Filled, Verified
-from farflung.worker.loading import load_segments
-from farflung.worker.outcomes import Outcome
-from farflung.worker.state_receiver import StateReceiver
 
 torch.set_num_threads(1)
 ATTEMPT = ("job-1", 1)

@@ -15,9 +15,9 @@ from farflung.protocol.copies import Copied
 from farflung.runtime.state import StateKey
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader
-from farflung.worker.copy_store import CopyStore, Piece
-from farflung.worker.copying import Copying
-from farflung.worker.outcomes import StateCopied
+from farflung.worker.computing.outcomes import StateCopied
+from farflung.worker.storing.copy_store import CopyStore, Piece
+from farflung.worker.storing.copying import Copying
 
 HOLDERS = {"a": "b", "b": "c", "c": "a"}
 PIECE = Piece(0, StateKey("weight"))

@@ -10,7 +10,7 @@ from tests.worker.loads import fresh, load
 
 from farflung.errors import GraphError, ProtocolError
 from farflung.transport.wire.headers import SliceHeader
-from farflung.worker.state_receiver import StateReceiver
+from farflung.worker.computing.state_receiver import StateReceiver
 
 WEIGHT = bytes(range(12))
 HEADER = SliceHeader("job-1", 5, 1, "weight", 0, 8, 12, hashlib.sha256(WEIGHT).digest())

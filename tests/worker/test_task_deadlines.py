@@ -13,7 +13,7 @@ from tests.worker.loads import limits
 from farflung.errors import GraphError
 from farflung.planner import plan_graph
 from farflung.schedule import TaskKind
-from farflung.worker.task_deadlines import (
+from farflung.worker.computing.task_deadlines import (
     LEARNED_AFTER,
     TIMES,
     Doing,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from farflung.protocol.worker import LinkRate
 from farflung.worker.events import Traffic
-from farflung.worker.traffic_meter import TrafficMeter
+from farflung.worker.linking.traffic_meter import TrafficMeter
 
 
 class Counters:

@@ -35,9 +35,9 @@ from farflung.broker.core.events import (
     SendLoad,
     TuningRead,
 )
-from farflung.broker.core.job_queue import planning_words
-from farflung.broker.core.jobs import is_loading, is_planning
 from farflung.broker.core.state import Outcome, decide
+from farflung.broker.core.training.job_queue import planning_words
+from farflung.broker.core.training.jobs import is_loading, is_planning
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
 from farflung.broker.planning.client import Clock, consider, plan

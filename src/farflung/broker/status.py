@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from farflung.broker.core.membership import Membership, listed, membership
-from farflung.broker.core.protection import protection
+from farflung.broker.core.fleet.membership import Membership, listed, membership
+from farflung.broker.core.protecting.protection import protection
 from farflung.broker.core.records import COLLECTING, RUNNING, Job, State, Worker
 from farflung.protocol.messages import Status
 from farflung.protocol.viewer import LEFT, JobStatus, LinkView, WorkerStatus

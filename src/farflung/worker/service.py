@@ -29,17 +29,17 @@ from farflung.transport.wire.frames import boot
 from farflung.worker import events
 from farflung.worker import state as machine
 from farflung.worker.broker_line import BrokerLine
-from farflung.worker.compute import ComputeThread
-from farflung.worker.copy_store import CopyStore
-from farflung.worker.copying import Copying
+from farflung.worker.computing.compute import ComputeThread
+from farflung.worker.computing.outcomes import Outcome, OutgoingState, Restored, StateCopied, StateGiven
+from farflung.worker.computing.state_receiver import StateReceiver
+from farflung.worker.computing.task_deadlines import Limits, Watch, most_seconds
 from farflung.worker.departure import Departure
-from farflung.worker.dialling import Dialling
-from farflung.worker.outcomes import Outcome, OutgoingState, Restored, StateCopied, StateGiven
-from farflung.worker.peers import Peers
-from farflung.worker.routes import PathMessage, Routes
-from farflung.worker.state_receiver import StateReceiver
-from farflung.worker.task_deadlines import Limits, Watch, most_seconds
-from farflung.worker.traffic_meter import TrafficMeter
+from farflung.worker.linking.dialling import Dialling
+from farflung.worker.linking.peers import Peers
+from farflung.worker.linking.routes import PathMessage, Routes
+from farflung.worker.linking.traffic_meter import TrafficMeter
+from farflung.worker.storing.copy_store import CopyStore
+from farflung.worker.storing.copying import Copying
 
 log = logging.getLogger("farflung.worker")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.broker.scenario import plan_over
 
-from farflung.broker.core.commit import CommitGroup, add_traffic
+from farflung.broker.core.training.commit import CommitGroup, add_traffic
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkBytes, LinkRate, LinkTraffic, Share

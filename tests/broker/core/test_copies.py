@@ -12,9 +12,9 @@ from tests.broker.copy_laws import check_copies
 from tests.broker.scenario import RESUMING, Reply, Scenario, loads, sent, told, training
 
 from farflung.broker.core import events, facts, log_lines
-from farflung.broker.core.overdue import BYTES_PER_SECOND, overdue
 from farflung.broker.core.records import Job
 from farflung.broker.core.state import durable, replay
+from farflung.broker.core.training.overdue import BYTES_PER_SECOND, overdue
 from farflung.errors import ProtocolError
 from farflung.plans import Placement, Plan
 from farflung.protocol import messages

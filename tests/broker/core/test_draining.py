@@ -11,8 +11,8 @@ from tests.broker.core.test_replaying import KERNELS, continues, load_all, loads
 from tests.broker.scenario import DEVICE, Scenario, sent, told
 
 from farflung.broker.core import events, facts
-from farflung.broker.core.draining import waits_for
 from farflung.broker.core.events import Reply
+from farflung.broker.core.fleet.draining import waits_for
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.protocol.membership import Draining, Released
 from farflung.protocol.messages import Denied, Planned, Stop

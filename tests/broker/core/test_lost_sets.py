@@ -10,9 +10,10 @@ from tests.broker.core.test_protection import job_of, spread
 from tests.broker.core.test_replaying import KERNELS, load_all, rollbacks
 from tests.broker.scenario import Scenario, told
 
-from farflung.broker.core import events, facts, replaying
+from farflung.broker.core import events, facts
 from farflung.broker.core.events import Send, SendLoad
-from farflung.broker.core.recovery import MOST_REPLAYED
+from farflung.broker.core.recovering import replaying
+from farflung.broker.core.recovering.recovery import MOST_REPLAYED
 from farflung.broker.core.state import durable, replay
 from farflung.plans import Plan
 from farflung.protocol.messages import Broken, Continue, Load, Planned, Stop

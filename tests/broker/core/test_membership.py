@@ -9,7 +9,7 @@ from tests.broker.core.test_draining import decide_unit, leave, spread
 from tests.broker.core.test_replaying import place
 from tests.broker.scenario import Scenario
 
-from farflung.broker.core.membership import LISTED_SECONDS, MOST_LISTED, Membership, listed, membership
+from farflung.broker.core.fleet.membership import LISTED_SECONDS, MOST_LISTED, Membership, listed, membership
 from farflung.protocol.fields import shutting_down
 
 

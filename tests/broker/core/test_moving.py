@@ -9,8 +9,8 @@ from tests.broker.scenario import Scenario, plan_over, sent, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import ConsiderPlan
+from farflung.broker.core.fleet.replanning import LEAST_CONSIDER_SECONDS
 from farflung.broker.core.records import LOADING, RUNNING
-from farflung.broker.core.replanning import LEAST_CONSIDER_SECONDS
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Prediction

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.broker.scenario import Scenario
 
-from farflung.broker.core.overdue import BYTES_PER_SECOND, overdue
+from farflung.broker.core.training.overdue import BYTES_PER_SECOND, overdue
 from farflung.plans import Placement, Plan
 
 

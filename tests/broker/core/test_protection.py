@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from tests.broker.scenario import EMULATED_DEVICE, Scenario, digest_of, sent
 
 from farflung.broker.core import facts
-from farflung.broker.core.protection import protection
-from farflung.broker.core.records import Job
-from farflung.broker.core.state import durable, replay
-from farflung.broker.core.versions import (
+from farflung.broker.core.protecting.protection import protection
+from farflung.broker.core.protecting.versions import (
     COSTS,
     FIRST_RETRY_SECONDS,
     FREE_SECONDS,
@@ -22,6 +20,8 @@ from farflung.broker.core.versions import (
     Version,
     Versions,
 )
+from farflung.broker.core.records import Job
+from farflung.broker.core.state import durable, replay
 from farflung.errors import ProtocolError
 from farflung.protocol.copies import HeldCopy, Retain, StateVersion
 from farflung.protocol.messages import Decide, Kept, Stop

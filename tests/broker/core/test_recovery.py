@@ -7,7 +7,7 @@ from tests.broker.scenario import Scenario, told, training
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.records import Job
-from farflung.broker.core.recovery import MOST_FRUITLESS, MOST_REGROUPED, MOST_UNLINKED
+from farflung.broker.core.recovering.recovery import MOST_FRUITLESS, MOST_REGROUPED, MOST_UNLINKED
 from farflung.broker.core.state import replay
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.broker.core.replanning import (
+from farflung.broker.core.fleet.replanning import (
     CONSIDER_SECONDS,
     LEAST_CONSIDER_SECONDS,
     LEAST_GAIN,

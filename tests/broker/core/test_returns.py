@@ -384,7 +384,7 @@ def test_only_a_cancel_counts_from_one_that_does_not_hold_the_job() -> None:
 def test_so_many_results_are_kept_and_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("farflung.broker.core.unit_reducer.MOST_RESULTS", 2)
+    monkeypatch.setattr("farflung.broker.core.reducing.unit_reducer.MOST_RESULTS", 2)
     story = restarted(4, steps=9)
     done = [one.unit for one in told(story.say(Return("job-1", 1, 0)).commands) if isinstance(one, UnitDone)]
     assert done == [2, 3]

@@ -11,12 +11,12 @@ from tests.broker.core.test_replaying import KERNELS, continues, load_all, loads
 from tests.broker.scenario import Scenario, digest_of, sent
 
 from farflung.broker.core import events, facts
-from farflung.broker.core import standbys as core
-from farflung.broker.core.late_versions import LATE, LEAST_SECONDS, MEMBERS_SECONDS
 from farflung.broker.core.log_lines import log_line
+from farflung.broker.core.protecting import standbys as core
+from farflung.broker.core.protecting.late_versions import LATE, LEAST_SECONDS, MEMBERS_SECONDS
+from farflung.broker.core.protecting.versions import FIRST_RETRY_SECONDS
 from farflung.broker.core.records import State
 from farflung.broker.core.state import durable, replay
-from farflung.broker.core.versions import FIRST_RETRY_SECONDS
 from farflung.errors import ProtocolError
 from farflung.protocol.copies import Retain, StateVersion
 from farflung.protocol.messages import (

@@ -25,8 +25,8 @@ from tests.broker.scenario import (
 
 from farflung.broker.core import events, facts, log_lines
 from farflung.broker.core.events import Send, SendToSubmitter
-from farflung.broker.core.job_queue import planning_words
 from farflung.broker.core.state import durable, reduce_fact, replay
+from farflung.broker.core.training.job_queue import planning_words
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
 from farflung.errors import FarflungError, ProtocolError

@@ -13,7 +13,7 @@ from farflung.planner.codecs.controller import Controller, LinkMeasured, Switch,
 from farflung.planner.codecs.decisions import on_event
 from farflung.planner.codecs.limits import Limits
 from farflung.transport.link.rate_estimator import ReceiveRate
-from farflung.worker.traffic_meter import TrafficMeter
+from farflung.worker.linking.traffic_meter import TrafficMeter
 
 FAST, SLOW = 1e7, 1e5
 MESSAGE_BYTES = 6_000

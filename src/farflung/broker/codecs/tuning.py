@@ -14,9 +14,9 @@ import msgspec
 
 from farflung.broker.codecs.tuning_state import TuningState
 from farflung.broker.core import facts
-from farflung.broker.core.commit import CommitGroup, Verdict
 from farflung.broker.core.events import CodecsConsidered, ConsiderCodecs
 from farflung.broker.core.records import Job
+from farflung.broker.core.training.commit import CommitGroup, Verdict
 from farflung.broker.core.transition import Transition
 from farflung.errors import FarflungError
 from farflung.plans import LinkCodec, Plan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.broker.core.blobs import Digest
-from farflung.broker.core.unfit import Unfit
+from farflung.broker.core.protecting.unfit import Unfit
 from farflung.errors import FarflungError
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol import copies
@@ -24,7 +24,7 @@ from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
     from farflung.broker.codecs.tuning_state import TuningState
-    from farflung.broker.core.replanning import Replanning
+    from farflung.broker.core.fleet.replanning import Replanning
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True):

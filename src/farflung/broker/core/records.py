@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from farflung.broker.core.blobs import Digest, JobBlobs
-from farflung.broker.core.commit import CommitGroup
-from farflung.broker.core.copies import Copies
-from farflung.broker.core.history import History
-from farflung.broker.core.replanning import Replanning
-from farflung.broker.core.unfit import Unfit
-from farflung.broker.core.versions import Versions
+from farflung.broker.core.fleet.replanning import Replanning
+from farflung.broker.core.protecting.history import History
+from farflung.broker.core.protecting.unfit import Unfit
+from farflung.broker.core.protecting.versions import Versions
+from farflung.broker.core.training.commit import CommitGroup
+from farflung.broker.core.training.copies import Copies
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.copies import HeldCopy

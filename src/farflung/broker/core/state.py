@@ -13,29 +13,17 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from farflung.broker.codecs import tuning
-from farflung.broker.core import (
-    awaiting,
-    draining,
-    events,
-    facts,
-    job_queue,
-    jobs,
-    late_versions,
-    loads,
-    moving,
-    protection,
-    recovery,
-    returns,
-    standbys,
-    submitters,
-    units,
-)
+from farflung.broker.core import events, facts
 from farflung.broker.core.blobs import Digest
 from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
-from farflung.broker.core.overdue import overdue
+from farflung.broker.core.fleet import draining, moving
+from farflung.broker.core.protecting import late_versions, protection, standbys
 from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, RUNNING, Job, State, durable
-from farflung.broker.core.reducer import reduce_fact
+from farflung.broker.core.recovering import awaiting, recovery, returns
+from farflung.broker.core.reducing.reducer import reduce_fact
+from farflung.broker.core.training import job_queue, jobs, loads, submitters, units
+from farflung.broker.core.training.overdue import overdue
 from farflung.broker.core.transition import Transition
 from farflung.broker.network import reachability
 from farflung.errors import ProtocolError

@@ -13,7 +13,7 @@ from farflung.broker.core.facts import (
     VersionGivenUp,
 )
 from farflung.broker.core.records import Job, State
-from farflung.broker.core.reducer import reduce_fact
+from farflung.broker.core.reducing.reducer import reduce_fact
 from farflung.protocol.messages import Message
 
 _CHANGES_BLOBS = (JobPlanning, JobLoading, JobRolledBack, VersionGivenUp, JobEnded)

@@ -1,0 +1,1 @@
+"""Copies of a job's state: versions on workers' disks, who holds them, and what was decided since."""

@@ -1,0 +1,89 @@
+"""When a version that is under way is given up, because its copies do not come. Pure.
+
+A standby that does not say in time that it has its copies stands by no longer, so that the members' own
+holders take its place. Members are not to blame: only another version can be tried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from farflung.broker.core.protecting import standbys
+from farflung.broker.core.protecting.protection import copy_of, fail, shares_of
+from farflung.broker.core.protecting.versions import Version
+from farflung.broker.core.records import Job, State
+from farflung.broker.core.transition import Transition
+from farflung.text import and_more
+
+LATE = 10.0
+"""A standby may take so many times longer than the last version took, for as many shares on one disk."""
+
+LEAST_SECONDS = 60.0
+
+MEMBERS_SECONDS = 1800.0
+"""Least time for members, and for standbys while no version has shown how long one takes."""
+
+BYTES_PER_SECOND = 125e3
+"""1 Mbit/s: the whole state may come over one such line."""
+
+
+def on_tick(turn: Transition) -> None:
+    """Give up versions whose copies are late, and let standbys go that do not say they have theirs."""
+    for job in list(turn.state.jobs.values()):
+        version = job.versions.under_way
+        if version is None or job.plan is None or turn.state.away_for(job):
+            continue
+        age, pairs = turn.now - version.at, _missing(turn.state, job, version)
+        if pairs and age > _standbys_seconds(job):
+            silent = {by for by in pairs.values() if not _has_any(turn.state, job, version, by)}
+            standbys.blame(turn, job, silent, pairs, _reason(sorted({*pairs.values()}), age))
+        elif age > _members_seconds(job):
+            is_urgent = any(turn.state.workers[name].leaving for name in job.members)
+            reason = _reason(_late_members(turn.state, job, version), age)
+            fail(turn, job, version, reason, job.versions.retry_seconds(is_urgent))
+
+
+def _reason(late: Sequence[str], age: float) -> str:
+    return f"no copies came to the disks of {and_more(late, 3)} within {age:.0f} s"
+
+
+def _missing(state: State, job: Job, version: Version) -> dict[str, str]:
+    """The standbys that lack a copy which its owner has made, by owner."""
+    assert job.plan is not None
+    return {
+        owner: job.standbys[owner]
+        for share, owner in shares_of(job.plan).items()
+        if owner in job.standbys
+        and copy_of(state.workers[owner], job, version, share)
+        and not copy_of(state.workers[job.standbys[owner]], job, version, share)
+    }
+
+
+def _has_any(state: State, job: Job, version: Version, worker: str) -> bool:
+    return any((copy.job, copy.version) == (job.job, version.name) for copy in state.workers[worker].held)
+
+
+def _late_members(state: State, job: Job, version: Version) -> list[str]:
+    """The members that lack their own copy; if none does, the holders that lack another's."""
+    assert job.plan is not None
+    shares = shares_of(job.plan)
+    lacking = [one for share, one in shares.items() if not copy_of(state.workers[one], job, version, share)]
+    holders = [(share, job.holder_of(one)) for share, one in shares.items()]
+    without = {by for share, by in holders if not copy_of(state.workers[by], job, version, share)}
+    return sorted(lacking or without)
+
+
+def _standbys_seconds(job: Job) -> float:
+    stable, took = job.versions.stable, job.versions.took
+    if stable is None or not took:
+        return _members_seconds(job)
+    then = max(Counter(stable.holders.values()).values(), default=1)
+    now = max(Counter(job.standbys.values()).values(), default=1)
+    return max(LEAST_SECONDS, LATE * took * max(1.0, now / then))
+
+
+def _members_seconds(job: Job) -> float:
+    assert job.plan is not None
+    parameters = sum(part.parameter_bytes for part in job.plan.placements)
+    return max(MEMBERS_SECONDS, (1 + job.training.optimizer.moments) * parameters / BYTES_PER_SECOND)

@@ -1,0 +1,1 @@
+"""What follows when a worker, a link or the broker is lost."""

@@ -1,0 +1,310 @@
+"""What follows when an attempt of a job cannot go on.
+
+If all its workers are there, they *regroup*: the next attempt goes on with the state that they hold. If some
+are lost, others *replay* their shares. Else the job *rolls back*: the next attempt begins with the newest
+version on workers' disks, or at the newest unit whose state the submitter has, whichever is later.
+"""
+
+from __future__ import annotations
+
+from farflung.broker.core import facts
+from farflung.broker.core.events import ReadTuning, Send
+from farflung.broker.core.protecting import protection
+from farflung.broker.core.records import DONE, FAILED, LOADING, PLANNING, Job, State
+from farflung.broker.core.recovering import recutting, replaying, restoring
+from farflung.broker.core.recovering.replaying import Obstacle, Takeover
+from farflung.broker.core.training import job_queue, jobs, loads
+from farflung.broker.core.transition import Transition
+from farflung.broker.planning.messages import PlanResult
+from farflung.protocol.fields import one_line
+from farflung.protocol.messages import Continue, CopyLost, RolledBack, Stop
+from farflung.text import count_of
+
+MOST_FRUITLESS = 5
+"""After so many attempts in a row that got no further the job ends: others would fail in the same way."""
+
+MOST_REGROUPED = 2
+"""After so many attempts in a row in which members kept their state and that got no further, a lost link
+makes the job roll back: it may get other workers then.
+"""
+
+MOST_REPLAYED = 5
+"""As `MOST_REGROUPED`, if a worker is lost: each may be lost by what it replays."""
+
+
+MOST_UNLINKED = 2
+"""After so many attempts in a row in which two workers could not reach each other a job ends that never ran:
+these two may have no way to each other. One more is tried because the broker may have been away.
+"""
+
+
+def workers_apart(turn: Transition, job: Job, reason: str) -> None:
+    """Two workers cannot reach each other. A job that never ran ends if that is so again."""
+    unlinked = job.recovery.unlinked
+    has_run = (
+        job.keeps or job.restores or job.recovery.failed > unlinked or (job.recovery.last and not unlinked)
+    )
+    if job.state != LOADING or has_run:
+        link_lost(turn, job, reason)
+    elif unlinked + 1 < MOST_UNLINKED:
+        _roll_back(turn, job, one_line(reason), unlinked=True)
+    else:
+        fail(turn, job, f"{reason}; the attempt before ended in the same way")
+
+
+def link_lost(turn: Transition, job: Job, reason: str) -> None:
+    """Two members of an attempt, or one and the submitter, lost the link between them for good."""
+    if may_link_up(turn, job):
+        link_up(turn, job, reason)
+    else:
+        give_up(turn, job, reason)
+
+
+def may_link_up(turn: Transition, job: Job) -> bool:
+    """Whether members can keep their state and link up anew, and have not done so in vain too often."""
+    is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and not _got_further(job)
+    can = can_regroup(turn, job) or isinstance(replaying.takeover(turn.state, job), Takeover)
+    return can and not is_in_vain
+
+
+def can_regroup(turn: Transition, job: Job) -> bool:
+    """Whether every member of the job's plan holds the state of the first undecided unit.
+
+    One that is away hears of the new attempt when it returns.
+    """
+    members = [turn.state.workers[name] for name in job.members]
+    is_there = all(member.connected or member.away for member in members)
+    return is_there and job.plan is not None and not job.without_state
+
+
+def link_up(turn: Transition, job: Job, reason: str) -> None:
+    """Begin an attempt in which all members that hold the state keep it; the unit in flight runs again."""
+    if can_regroup(turn, job):
+        _regroup(turn, job, reason)
+        return
+    found = replaying.takeover(turn.state, job)
+    assert isinstance(found, Takeover)
+    take_over(turn, job, found, reason)
+
+
+def _regroup(turn: Transition, job: Job, reason: str) -> None:
+    turn.emit(facts.JobRegrouped(turn.now, job.job, job.attempt + 1, one_line(reason)))
+    job = turn.state.jobs[job.job]
+    for name in job.members:
+        turn.do(Send(name, continue_of(turn.state, job, name)))
+    turn.tell(job.job, loads.planned_of(turn.state, job))
+
+
+def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
+    """A member is lost. If workers can run its past units again, the others keep their state."""
+    found = replaying.takeover(turn.state, job, {worker})
+    if isinstance(found, Takeover) and not is_in_vain(job):
+        take_over(turn, job, found, reason)
+    elif isinstance(found, Obstacle) and protection.version_to_restore(job) is not None:
+        give_up(turn, job, f"{reason}; all members go back, as {found.reason}")
+    else:
+        give_up(turn, job, reason)
+
+
+def is_in_vain(job: Job) -> bool:
+    """Whether members have replayed too often without getting further."""
+    return job.recovery.regrouped >= MOST_REPLAYED and not _got_further(job)
+
+
+def take_over(turn: Transition, job: Job, found: Takeover, reason: str) -> None:
+    """Begin an attempt in which some members run past units again, and the others keep their state."""
+    before = job
+    holders = protection.holders_for(turn.state, job, found.plan)
+    attempt, replayers = job.attempt + 1, list(found.replayers)
+    turn.emit(
+        facts.JobReplaying(
+            turn.now, job.job, attempt, found.plan, holders, found.donors, replayers, one_line(reason)
+        )
+    )
+    job = turn.state.jobs[job.job]
+    for name in before.members:
+        worker = turn.state.workers[name]
+        is_replaced = name not in job.members and worker.leaving is None
+        if worker.connected and (name in replayers or is_replaced):
+            turn.do(Send(name, Stop(job.job, before.attempt, job.reason)))
+    for name in job.members:
+        is_new = name in replayers
+        turn.do(
+            loads.load_of(turn.state, job, name) if is_new else Send(name, continue_of(turn.state, job, name))
+        )
+    turn.tell(job.job, loads.planned_of(turn.state, job))
+    if job.blobs.steering is not None:
+        turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
+
+
+def continue_of(state: State, job: Job, worker: str) -> Continue:
+    """What a member that holds the state of the job's next unit needs to go on in the current attempt."""
+    assert job.plan is not None
+    peers = sorted(job.partners(worker))
+    addresses = {peer: state.addresses_for(peer, worker) for peer in peers}
+    return Continue(
+        job.job,
+        job.attempt,
+        job.next_unit,
+        addresses,
+        loads.why_kept(job),
+        job.plan,
+        list(job.replayers),
+        loads.replay_from(job),
+        dict(job.holders),
+        dict(job.donors),
+        job.versions.stable.name if job.donors and job.versions.stable is not None else None,
+    )
+
+
+def give_up(turn: Transition, job: Job, reason: str) -> None:
+    """End an attempt that cannot go on; another one follows.
+
+    While the job is planned no worker has heard of the attempt, so it is only queued again. The job ends if
+    the user has stopped it, or if too many attempts have failed.
+    """
+    if job.state == PLANNING:
+        turn.emit(facts.JobRequeued(turn.now, job.job, one_line(reason)))
+    elif job.ending and job.ending != DONE:
+        jobs.end(turn, job, job.ending, f"{job.reason}; its weights are not complete: {reason}")
+    elif job.recovery.fruitless + 1 >= MOST_FRUITLESS and not _got_further(job):
+        attempts = count_of(MOST_FRUITLESS, "attempt")
+        jobs.end(turn, job, FAILED, f"{reason}; {attempts} in a row ended without a new step")
+    else:
+        _roll_back(turn, job, one_line(reason))
+
+
+def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
+    """Note that a worker lacks a copy that was counted on; a job that loads from it does that again.
+
+    If the worker was to get the copy and could not take it, the next attempt does without that worker.
+    """
+    version = job.versions.stable
+    having = [] if version is None else protection.who_has(turn.state, job, version, message.share)
+    protection.on_copy_lost(turn, job, worker, message)
+    if job.state != LOADING or not (job.restores or job.replayers) or job.awaited:
+        return
+    if worker in having or (job.ending and job.ending != DONE):
+        lost = f"the copy of share {message.share} on worker {worker} is lost: {message.reason}"
+        give_up(turn, job, lost)
+    else:
+        why = f"worker {worker} could not take the copy of share {message.share}: {message.reason}"
+        cannot_restore(turn, job, worker, why, lacks=False)
+
+
+def cannot_restore(turn: Transition, job: Job, worker: str, reason: str, lacks: bool) -> None:
+    """End an attempt that a worker refuses. The next one does without it, and has another plan.
+
+    If the copies of the version lack a part of the state (`lacks`), no other worker finds it there, too: then
+    the job begins again with the submitter's.
+    """
+    _roll_back(turn, job, one_line(reason))
+    queued = turn.state.jobs[job.job]
+    if not job_queue.waits_for_version(queued):
+        return
+    if lacks:
+        job_queue.give_version_up(turn, queued, reason)
+    else:
+        job_queue.give_plan_up(turn, queued, reason, worker)
+
+
+def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
+    """Let a queued job wait no longer for the workers of its plan.
+
+    After `least_seconds` it goes on from its version with those that are there. If these lack a share of it,
+    or their plan leaves out one that has it, the job begins again with the submitter's state, but only once
+    more waiting is not worth it. If no plan is possible on them, it waits on: that state would not help.
+    """
+    assert job.plan is not None
+    if any(turn.state.workers[name].away for name in job.plan.workers()):
+        return  # they have a deadline of their own
+    waited = turn.now - job.pace.moved_at
+    missing = ", ".join(restoring.missing(turn.state, job)) or "a copy"
+    why = f"{missing} did not come back within {waited:.0f} s"
+    usable = job_queue.usable_for(turn.state, job)
+    can_run = len(usable) >= (len(job.on) or job.asked or 1)
+    if job_queue.recut_on(turn.state, job)[0]:
+        if waited > least_seconds:
+            job_queue.give_plan_up(turn, job, why)
+    elif recutting.is_readable(turn.state, job, usable) and not job.recovery.scattered:
+        return
+    elif can_run and waited > restoring.worth_waiting_seconds(job, least_seconds):
+        job_queue.give_version_up(turn, job, why)
+
+
+def plan_made(turn: Transition, job: Job, result: PlanResult) -> None:
+    """A job has been planned. If it goes on from a version, members of the plan must have what it needs."""
+    if job.plan is None:
+        loads.send_plan(turn, job, result)
+        return
+    sources = recutting.sources(turn.state, job, result.plan, result.owned)
+    if sources is None:
+        why = "copies of its state are on workers that the new plan does not use"
+        cannot_be_planned(turn, job, why, scattered=True)
+    else:
+        loads.send_plan(turn, job, result, sources)
+
+
+def fail(turn: Transition, job: Job, reason: str) -> None:
+    """End a job whose error would come again."""
+    kept = f"; {job.step} of {job.training.steps} steps were applied" if job.step else ""
+    jobs.end(turn, job, FAILED, reason + kept)
+
+
+def cannot_be_planned(turn: Transition, job: Job, reason: str, scattered: bool = False) -> None:
+    """End a job that cannot be planned; one that was loaded before waits for other workers.
+
+    If its state is `scattered`, the plan is possible, but leaves out workers that have copies.
+    """
+    if job.recovery.failed > job.recovery.unlinked or job.plan is not None:
+        why = f"the job cannot go on with the workers that are left: {reason}"
+        unfit = list(job.members)
+        turn.emit(facts.JobRequeued(turn.now, job.job, one_line(why), unfit=unfit, scattered=scattered))
+    else:
+        jobs.end(turn, job, FAILED, reason)
+
+
+def drop(turn: Transition, job: Job, reason: str, told: bool = False) -> None:
+    """End an attempt that has not failed, but whose submitter is away or has returned without its links.
+
+    The job ends if the user has stopped it: its weights cannot come home any more. The submitter hears of
+    it, unless the caller has `told` it.
+    """
+    if job.ending and job.ending != DONE:
+        give_up(turn, job, reason)
+    else:
+        _roll_back(turn, job, one_line(reason), dropped=True, told=told)
+
+
+def _roll_back(
+    turn: Transition,
+    job: Job,
+    reason: str,
+    dropped: bool = False,
+    told: bool = False,
+    unlinked: bool = False,
+) -> None:
+    """Free the workers and queue the job again, at the newest unit whose state is on disks."""
+    version = protection.version_to_restore(job)
+    unit = job.copies.stable if version is None else version.next_unit
+    is_over, restores = job.unit is None, version is not None
+    jobs.lose_awaited(turn, job)
+    turn.emit(
+        facts.JobRolledBack(
+            turn.now, job.job, job.attempt, unit, reason, is_over, dropped, restores, unlinked
+        )
+    )
+    if version is None:
+        protection.forget(turn, turn.state.jobs[job.job])
+    for name in job.members:
+        if turn.state.workers[name].connected:
+            turn.do(Send(name, Stop(job.job, job.attempt, reason)))
+    step = turn.state.jobs[job.job].step
+    if told:
+        return
+    turn.tell(job.job, RolledBack(job.job, job.attempt, unit, step, reason, held=restores))
+
+
+def _got_further(job: Job) -> bool:
+    """Whether the attempt has begun a unit that no earlier one had."""
+    return job.began > job.recovery.reached

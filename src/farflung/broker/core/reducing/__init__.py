@@ -1,0 +1,1 @@
+"""How facts change the state, each by a function that decides nothing."""

@@ -1,0 +1,233 @@
+"""The queue: jobs begin in order while workers last, and each that waits says for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from farflung.broker.core import facts
+from farflung.broker.core.events import ReadTuning, RunPlanner
+from farflung.broker.core.protecting import protection
+from farflung.broker.core.records import FAILED, PLANNING, QUEUED, Job, State
+from farflung.broker.core.recovering import recutting, restoring
+from farflung.broker.core.training import jobs
+from farflung.broker.core.training.loads import load_of, planned_of
+from farflung.broker.core.transition import Transition
+from farflung.protocol.fields import TEXT_LENGTH, one_line
+from farflung.protocol.messages import Accepted, RolledBack
+from farflung.protocol.submitter import waiting_for
+from farflung.text import and_more, count_of, duration_words, format_utc
+
+_PLANNING_LENGTH = 120
+"""Characters that `planning_words` keeps for itself when the reason in front is long."""
+
+
+NAMED = 5
+"""The largest number of missing workers that an explanation names."""
+
+
+def start_queued(turn: Transition) -> None:
+    """Start queued jobs in order while workers last, and tell the other submitters why their jobs wait."""
+    blocked: Job | None = None
+    for job in list(turn.state.jobs.values()):
+        if job.state != QUEUED:
+            continue
+        if job.held:  # and it blocks no other
+            _explain(turn, job, held_words(job))
+            continue
+        if blocked is not None:
+            # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
+            _wait(turn, job, waiting_for(f"{blocked.job}, which is ahead of it in the queue"))
+            continue
+        if job.plan is not None and recutting.is_lost(turn.state, job):
+            give_version_up(turn, job, "a copy of the newest version is lost")
+            job = turn.state.jobs[job.job]
+        if job.plan is not None:
+            is_begun = _restore(turn, job) or _recut(turn, job)
+            blocked = None if is_begun else _wait_for_members(turn, job)
+            continue
+        usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or 1
+        if away := turn.state.away_for(job):
+            words = f"{waiting_for(and_more(away, NAMED))} to return"
+            blocked = _wait(turn, job, words, missing=len(away))
+        elif job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
+            blocked = _wait(turn, job, waiting_for("1 more worker"), missing=1)
+        elif len(usable) >= needs:
+            _plan(turn, job, usable, job.asked)
+        else:
+            present = turn.state.same_kind_as(job)
+            lacking = {name: why for name, why in job.unable.items() if name in present}
+            for_ops = _waits_for_ops_alone(turn, job, needs)
+            words = _waiting(job, needs, usable, lacking)
+            waits = _wait(turn, job, words, for_ops, needs - len(usable))
+            blocked = None if for_ops else waits
+
+
+def held_words(job: Job) -> str:
+    """Why a job waits that no session of its submitter holds, until when, and what helps."""
+    assert job.waits_until is not None
+    until = format_utc(job.waits_until)
+    return (
+        f"its submitter is away: it waits for it until {until}; where that ran,"
+        " `farflung train JOB --resume RUN` goes on"
+    )
+
+
+def waits_for_version(job: Job) -> bool:
+    """Whether the job will go on from its newest version, once workers are there that have it."""
+    return job.state in (QUEUED, PLANNING) and job.plan is not None
+
+
+def usable_for(state: State, job: Job) -> list[str]:
+    """The idle workers on which the job may be planned now."""
+    idle = state.idle_for(job)
+    return [name for name in job.on if name in idle] if job.on else idle
+
+
+def give_version_up(turn: Transition, job: Job, reason: str) -> None:
+    """Let a job that waits for a version on workers' disks begin again with the state of the submitter."""
+    reason, unit = one_line(reason), job.copies.stable
+    turn.emit(facts.VersionGivenUp(turn.now, job.job, unit, reason))
+    protection.forget(turn, job)
+    step = turn.state.jobs[job.job].step
+    turn.tell(job.job, RolledBack(job.job, job.attempt, unit, step, reason))
+
+
+def planning_words(job: Job, workers: int, so_far: str = "") -> str:
+    """Describe the planning of a job on some of `workers` idle workers; `so_far` adds its progress.
+
+    The text with progress begins with the text without, so a client can tell that it continues it.
+    """
+    pool = count_of(workers, "worker")
+    count = f"{job.asked} of {pool}" if 0 < job.asked < workers else pool
+    why = f"{job.reason[: TEXT_LENGTH - _PLANNING_LENGTH]}; " if job.reason else ""
+    return one_line(f"{why}planning for {count}{': ' if so_far else ''}{so_far}")
+
+
+def _restore(turn: Transition, job: Job) -> bool:
+    """Load the newest stable version on its workers; says whether all places are taken."""
+    found = restoring.seating(turn.state, job) or recutting.seating(turn.state, job)
+    if found is None:
+        return False
+    holders = protection.holders_for(turn.state, job, found.plan)
+    attempt = job.attempt + 1
+    turn.emit(
+        facts.JobRestoring(turn.now, job.job, attempt, found.plan, holders, found.donors, found.sources)
+    )
+    job = turn.state.jobs[job.job]
+    for name in job.members:
+        turn.do(load_of(turn.state, job, name))
+    turn.tell(job.job, planned_of(turn.state, job))
+    if job.blobs.steering is not None:
+        turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
+    return True
+
+
+def recut_on(state: State, job: Job) -> tuple[list[str], int]:
+    """The workers to plan anew on, to go on from the job's newest version, and how many of them to use.
+
+    Best are those that have it, all of them; so no state moves to newcomers. If no plan fits these, any will
+    do (0: the planner chooses). There are none if a share of the version would not be there.
+    """
+    usable, unfit = usable_for(state, job), set(job.recovery.unfit)
+    near = recutting.having(state, job, usable)
+    for workers, count in ((near, len(near)), (usable, min(job.asked, len(usable)))):
+        if not set(workers) <= unfit and recutting.is_readable(state, job, workers):
+            return workers, count
+    return [], 0
+
+
+def give_plan_up(turn: Transition, job: Job, reason: str, unable: str = "") -> None:
+    """Let a job that waits for the workers of its plan go on from its version on any others.
+
+    If one of them refused, it is `unable`.
+    """
+    if not job.recuts or unable:
+        reason = one_line(reason)
+        turn.emit(facts.PlanGivenUp(turn.now, job.job, reason, {unable: reason} if unable else {}))
+
+
+def _recut(turn: Transition, job: Job) -> bool:
+    """Plan anew, to go on from the newest version; says whether that is due and possible."""
+    workers, count = recut_on(turn.state, job) if job.recuts else ([], 0)
+    if workers:
+        _plan(turn, job, workers, count, restores=True)
+    return bool(workers)
+
+
+def _wait_for_members(turn: Transition, job: Job) -> Job | None:
+    """Say whom the job waits for, to go on from its newest version; the job if it still waits."""
+    missing, usable = restoring.missing(turn.state, job), usable_for(turn.state, job)
+    names = and_more(missing, NAMED) or "workers that have a copy of its state"
+    like = "another one like it" if len(missing) == 1 else "others like them"
+    lacks = max((len(job.on) or job.asked or 1) - len(usable), set(usable) <= set(job.recovery.unfit))
+    words = f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}"
+    if not recutting.is_readable(turn.state, job, usable):
+        has = "has" if len(missing) == 1 else "have"
+        words = f"{waiting_for(names)}, which alone {has} all of its state, to go on at step {job.step + 1}"
+    elif recut_on(turn.state, job)[0]:
+        words += " (or without, after a while)"
+    return _wait(turn, job, words, missing=max(0, lacks))
+
+
+def _plan(turn: Transition, job: Job, workers: list[str], count: int, restores: bool = False) -> None:
+    attempt = job.attempt + 1
+    turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers, restores))
+    turn.tell(job.job, Accepted(job.job, planning_words(job, len(workers))))
+    abilities = {name: turn.state.workers[name].device.ability for name in workers}
+    graph = job.blobs.graph
+    assert graph is not None
+    copies = protection.copies_wanted(turn.state, job, workers)
+    turn.do(
+        RunPlanner(
+            job.job, attempt, graph, job.training, tuple(workers), count, job.wishes, abilities, copies
+        )
+    )
+
+
+def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]) -> str:
+    have, missing = len(usable), needs - len(usable)
+    why = [f"{name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
+    found = [f"have {have}, the job needs {needs}", *why]
+    account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
+    if job.on:
+        names = [name for name in job.on if name not in usable]
+        return f"{waiting_for(and_more(names, NAMED))} {account}"
+    kind = "emulated worker" if job.training.emulated else "worker"
+    able = " with the model's ops" if lacking else ""
+    return f"{waiting_for(count_of(missing, f'more {kind}'))}{able} {account}"
+
+
+def _waits_for_ops_alone(turn: Transition, job: Job, needs: int) -> bool:
+    """Whether enough workers are connected for `job`, but too few of them have its model's ops.
+
+    Such a job needs another worker to join, so it must not block the jobs behind it.
+    """
+    kin = [name for name in turn.state.same_kind_as(job) if not job.on or name in job.on]
+    return len([name for name in kin if name not in job.unable]) < needs <= len(kin)
+
+
+def _wait(turn: Transition, job: Job, words: str, lacking: bool = False, missing: int = 0) -> Job | None:
+    """Say what the job waits for, and until when; end it, and return None, once its patience is over.
+
+    A job that never had workers waits without a limit: it costs nothing, and its submitter sees why.
+    """
+    until = job.waits_until
+    if until is None:
+        _explain(turn, job, words, lacking, missing)
+        return job
+    if turn.now < until:
+        _explain(turn, job, f"{words}, at most until {format_utc(until)}", lacking, missing)
+        return job
+    waited = words.replace("waiting", f"waited {duration_words(job.patience_seconds)}", 1)
+    why = f"{job.reason}; {waited}" if job.reason else waited
+    jobs.end(
+        turn, job, FAILED, f"{why}: `farflung train --resume` goes on from a checkpoint, if there is one"
+    )
+    return None
+
+
+def _explain(turn: Transition, job: Job, words: str, lacking: bool = False, missing: int = 0) -> None:
+    words = one_line(f"{job.reason}; {words}") if job.reason else words
+    if words != job.words:
+        turn.emit(facts.WaitExplained(job.job, words))
+        turn.tell(job.job, Accepted(job.job, words, lacking, missing))

@@ -1,0 +1,106 @@
+"""The end of a unit: when all shares have arrived, the commit group decides and the next unit begins."""
+
+from __future__ import annotations
+
+from farflung.broker.codecs import tuning
+from farflung.broker.core import facts
+from farflung.broker.core.events import Send
+from farflung.broker.core.protecting import protection
+from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
+from farflung.broker.core.training import jobs
+from farflung.broker.core.training.commit import CommitGroup
+from farflung.broker.core.transition import Transition
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import UnitDone, UnitReady
+
+
+def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
+    """Add a worker's shares; the last ones decide the unit.
+
+    A worker sends its message again when it cannot know whether it arrived. The same one changes nothing; for
+    the unit that was decided last it is answered with the decision.
+
+    Raises
+    ------
+    ProtocolError
+        The shares are not what the plan and the current unit let the worker send.
+    """
+    if decision := job.decision_of(message.unit):
+        turn.do(Send(worker, decision))
+        return
+    if job.state == COLLECTING:
+        return  # sent before the worker knew that the unit was dropped
+    if job.state != RUNNING:
+        raise ProtocolError(f"worker {worker} is ready for unit {message.unit} of a job that is {job.state}")
+    assert job.unit is not None
+    if message.unit < job.unit.number or (job.group is not None and job.group.holds(worker, message)):
+        return
+    turn.emit(facts.WorkerReady(job.job, worker, message))
+    job = turn.state.jobs[job.job]
+    assert job.group is not None
+    if job.group.complete and not job.replanning.is_moving:
+        decide_unit(turn, job, job.group)
+
+
+def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
+    """Decide a unit whose shares have all arrived."""
+    assert job.unit is not None
+    verdict = group.verdict(job.training.clip)
+    if verdict.trouble:
+        jobs.collect(turn, job, FAILED, _trouble(job, verdict.trouble))
+        return
+    unit = job.unit.number
+    is_last = job.training.units().at(unit + 1) is None
+    # After the last one the state is sent anyway.
+    keep = not is_last and job.copies.takes(job.unit) and protection.memory_is_free(turn.state, job)
+    copy = not is_last and (protection.takes_version(turn, job, job.unit) or _is_last_of_its_plan(job))
+    turn.emit(
+        facts.UnitDecided(
+            turn.now,
+            job.job,
+            job.attempt,
+            unit,
+            verdict.scale,
+            verdict.loss,
+            verdict.gradient_norm,
+            verdict.bytes_sent,
+            keep,
+            copy,
+            {segment: share.digest for segment, share in sorted(group.shares.items())} if job.holders else {},
+        )
+    )
+    tuning.on_unit_decided(turn, job, group, verdict)
+    decision = turn.state.jobs[job.job].decision_of(unit)
+    assert decision is not None
+    turn.send_members(job, decision)
+    turn.tell(
+        job.job,
+        UnitDone(
+            job.job,
+            job.attempt,
+            unit,
+            verdict.loss,
+            verdict.gradient_norm,
+            verdict.bytes_sent,
+            list(verdict.links),
+            keep,
+            verdict.bytes_copied,
+        ),
+    )
+    job = turn.state.jobs[job.job]
+    if job.unit is None:
+        jobs.collect(turn, job, DONE, "")
+
+
+def _is_last_of_its_plan(job: Job) -> bool:
+    """Whether a version is taken after the job's unit because the job then moves to another plan."""
+    is_free = job.versions.under_way is None and job.copies.under_way is None
+    return job.replanning.proposal is not None and is_free and job.unit is not None and job.unit.train
+
+
+def _trouble(job: Job, trouble: str) -> str:
+    return (
+        f"{trouble} at step {job.step + 1}: that step was not applied, the weights of step {job.step} "
+        "(last good) are kept; look for NaN or infinity in that step's data, try a lower learning rate, or"
+        " clip gradients with Job(clip=1.0)"
+    )

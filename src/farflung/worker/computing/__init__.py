@@ -1,0 +1,1 @@
+"""The compute and codec threads, and the job that runs on them."""

@@ -1,0 +1,74 @@
+"""What the compute thread hands to the event loop: outcomes of its calls, and parcels for other workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from farflung.runtime.parcel import Coded, Parcel
+from farflung.runtime.state import StateKey
+from farflung.worker.events import Attempt, ComputeFailed, Filled, UnitFinished, UnitReplayed, Verified
+from farflung.worker.storing.copy_store import Piece
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A parcel for `peer`: another worker, or the submitter."""
+
+    attempt: Attempt
+    peer: str
+    parcel: Parcel[Coded]
+
+
+@dataclass(frozen=True)
+class OutgoingState:
+    """One piece of a segment's state at the end, for the submitter; its bytes do not change until it is sent.
+
+    The coders of the whole worker count to its first segment.
+    """
+
+    attempt: Attempt
+    segment: int
+    key: StateKey
+    buffer: memoryview
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class StateCopied:
+    """A copy of this worker's share right after `unit`; its bytes do not change.
+
+    The pieces in `keep` are for the submitter; if `copy`, all are for disks.
+    """
+
+    attempt: Attempt
+    unit: int
+    pieces: dict[Piece, memoryview]
+    keep: frozenset[Piece]
+    copy: bool
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The state is that of the load's unit: what was sent in the units of its history may come now."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class StateGiven:
+    """The whole state has been emitted as `OutgoingState`."""
+
+    attempt: Attempt
+
+
+Outcome = (
+    OutgoingState | StateCopied | StateGiven | Restored | Verified | Filled | UnitFinished | UnitReplayed
+    | ComputeFailed
+)  # fmt: skip
+
+
+Emit = Callable[[Outcome], None]
+
+
+Send = Callable[[Outgoing], None]

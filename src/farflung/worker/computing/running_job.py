@@ -1,0 +1,274 @@
+"""One job on the compute thread: its segments and executor, and how its state is given out and taken in."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic
+
+from farflung.opdag.analysis import changed_by_training
+from farflung.opdag.form import Form
+from farflung.plans import FEEDER, LinkCodec
+from farflung.protocol.messages import Load
+from farflung.protocol.worker import Share
+from farflung.runtime.backend import Array, Backend
+from farflung.runtime.executor import Executor, SegmentShare
+from farflung.runtime.link_book import LinkBook, PlainLinks
+from farflung.runtime.parcel import Coded, Parcel, Sent
+from farflung.runtime.state import CODERS, StateKey
+from farflung.schedule import Unit
+from farflung.worker.computing.codec_thread import CodecThread, CodedLinks
+from farflung.worker.computing.loading import (
+    load_segments,
+    needed_bytes,
+    no_room_for_copy,
+    require_compiled_to_fit,
+    restore_slots,
+)
+from farflung.worker.computing.outcomes import (
+    Emit,
+    Outgoing,
+    OutgoingState,
+    Send,
+    StateCopied,
+    StateGiven,
+)
+from farflung.worker.computing.state_receiver import EMPTY, StateReceiver
+from farflung.worker.computing.task_deadlines import Limits, Passes, Stopwatch
+from farflung.worker.events import Attempt, Filled, UnitFinished, UnitReplayed, Verified
+from farflung.worker.storing.copy_store import Piece
+
+
+class RunningJob(Generic[Array]):
+    """Segments and executor of one attempt; converts between the backend's arrays and bytes."""
+
+    def __init__(
+        self,
+        worker: str,
+        load: Load,
+        receiver: StateReceiver,
+        memory_bytes: int,
+        backend: Backend[Array],
+        emit: Emit,
+        send: Send,
+        limits: Limits,
+        codecs: CodecThread,
+        post: Callable[[Attempt, str, Callable[[], None]], None],
+    ) -> None:
+        self._worker, self._load, self._memory_bytes = worker, load, memory_bytes
+        self._peers = self._peers_of(load)
+        self.live_from = load.unit + len(load.history)
+        self._attempt = (load.job, load.attempt)
+        self._post = post
+        self._backend = backend
+        self._emit, self._send = emit, send
+        self._batch = load.training.microbatch_size
+        self.segments = load_segments(worker, load, receiver, memory_bytes, backend)
+        programs = {number: runner.segment for number, runner in self.segments.items()}
+        self.needs_bytes = needed_bytes(worker, load, programs.values(), load.training)
+        self.unprotected = no_room_for_copy(worker, load, programs.values(), memory_bytes)
+        self.passes = Passes.of(programs, self._batch, limits)
+        self.executor = Executor(load.plan, self.segments, load.training, self, load.unit)
+        self._forms = {
+            (number, value): Form.of(kind, self._batch)
+            for number, segment in programs.items()
+            for value, kind in segment.values.items()
+        }
+        self.is_coded = bool(load.training.codecs)
+        self._links: PlainLinks | CodedLinks
+        if self.is_coded:
+            coding = backend.coding(worker, load.plan, load.training, programs.values(), load.unit)
+            self._links = CodedLinks(
+                coding,
+                codecs.post,
+                backend.allocate,
+                self._decoded,
+                self._written,
+                self._fail,
+                self.live_from,
+            )
+        else:
+            book = LinkBook(worker, load.plan, load.training, programs.values())
+            self._links = PlainLinks(book, self._receive, self._written)
+        self._computing = 0.0
+
+    @staticmethod
+    def _peers_of(load: Load) -> dict[int, str]:
+        """The peer of each segment, and of the feeder."""
+        peers = dict(enumerate(placed.worker for placed in load.plan.placements))
+        return {**peers, FEEDER: load.submitter}
+
+    def run_next(self, stopwatch: Stopwatch) -> bool:
+        """Run the next task, timed by `stopwatch`; false if there is none now."""
+        due = self.executor.next()
+        if due is None:
+            return False
+        unit, task = due
+        began = time.perf_counter()
+        with stopwatch.passing(self.passes, (task.segment, task.kind, unit.train), task.microbatch):
+            self.executor.run(unit, task)
+        self._computing += time.perf_counter() - began
+        return True
+
+    def compile(self, stopwatch: Stopwatch) -> None:
+        """Compile every segment; raises GraphError if a compiled one does not fit into memory."""
+        with stopwatch.during(self.passes.compiling()):
+            needs = {number: runner.compile() for number, runner in self.segments.items()}
+        require_compiled_to_fit(self._worker, self._load, self.segments, needs, self._memory_bytes)
+
+    def close(self) -> None:
+        """Wait for everything that still runs for the job."""
+        self._links.close()
+        for runner in self.segments.values():
+            runner.close()
+
+    def receive(self, parcel: Parcel[Coded]) -> None:
+        """Take a parcel that was received; in a job with codecs this may be called on any thread."""
+        self._links.read(parcel)
+
+    def send(self, parcel: Parcel[Array]) -> None:
+        leave: Callable[[Array], Any] = self._backend.leave if self.is_coded else self._backend.memory
+        tensor = None if parcel.payload is None else leave(parcel.payload)
+        began = time.perf_counter()
+        self._links.write(Parcel(*parcel[:-1], tensor))
+        self._computing -= time.perf_counter() - began
+
+    def _decoded(self, parcel: Parcel[Any]) -> None:
+        self._post(self._attempt, "taking a value in", lambda: self._receive(parcel))
+
+    def _receive(self, parcel: Parcel[Any]) -> None:
+        array: Array | None = None
+        if parcel.payload is not None or not parcel.gradient:
+            received = EMPTY if parcel.payload is None else parcel.payload
+            array = self._backend.enter(received, self._forms[parcel.target, parcel.value])
+        self.executor.receive(Parcel(*parcel[:-1], array))
+
+    def _written(self, parcel: Parcel[Coded]) -> None:
+        self._send(Outgoing(self._attempt, self._peers[parcel.target], parcel))
+
+    def _fail(self, error: Exception) -> None:
+        """End the attempt: raise an error of the codec thread on the compute thread."""
+
+        def fail() -> None:
+            raise error
+
+        self._post(self._attempt, "reading what came", fail)
+
+    def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
+        reported = tuple(Share(s.segment, s.finite, s.loss, s.squares) for s in shares)
+        seconds, self._computing = max(0.0, self._computing), 0.0
+        if unit.number < self.live_from:
+            self._links.finish(lambda sent: self._post_replayed(unit.number, reported))
+            return
+
+        def report(sent: tuple[Sent, ...]) -> None:
+            self._emit(UnitFinished(self._attempt, unit.number, reported, sent, seconds))
+
+        self._links.finish(report)
+
+    def replay(self) -> bool:
+        """Go on with the units of the load's history; says whether they are over.
+
+        What an evaluation did to the state is nothing, so it is passed over.
+        """
+        units = self._load.training.units()
+        while (number := self.executor.current) < self.live_from:
+            unit = units.at(number)
+            if unit is None or unit.train:
+                return False
+            self._end_replayed(number)
+        return True
+
+    def _post_replayed(self, unit: int, shares: tuple[Share, ...]) -> None:
+        self._post(self._attempt, "updating the parameters", lambda: self._replayed(unit, shares))
+
+    def _replayed(self, unit: int, shares: tuple[Share, ...]) -> None:
+        """Decide a unit that ran again as it was decided, if it had the bits that it had then."""
+        expected = self._load.history[unit - self._load.unit].digests
+        if any(expected.get(share.segment) != share.digest for share in shares):
+            problem = f"unit {unit} has other numbers than it had before its worker was lost"
+            self._emit(Verified(self._attempt, problem))
+            return
+        self._end_replayed(unit)
+        if self.replay():
+            self._emit(Filled(self._attempt))
+
+    def _end_replayed(self, unit: int) -> None:
+        past = self._load.history[unit - self._load.unit]
+        self._links.decided(unit, past.codecs)
+        self.executor.decide(unit, past.scale)
+        self._emit(UnitReplayed(self._attempt, unit))
+
+    def decide(self, unit: int, scale: float, codecs: Sequence[LinkCodec] | None) -> None:
+        """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""
+        self._links.decided(unit, codecs)
+        self.executor.decide(unit, scale)
+
+    def regroup(self, load: Load) -> None:
+        """Go on in another attempt with the state as it is; the unit in flight is dropped and runs again."""
+        self.executor.restart()
+        self._links.restart()
+        self._links.rename(load.plan)
+        self._load, self._attempt, self._computing = load, (load.job, load.attempt), 0.0
+        self._peers = self._peers_of(load)
+        self.live_from = load.unit
+
+    def restore(self, receiver: StateReceiver) -> None:
+        """Go on from the optimizer slots and the coders' state that were received, whole and verified."""
+        restore_slots(self.segments, receiver)
+        if (coders := receiver.take_coders()) is not None:
+            assert isinstance(self._links, CodedLinks)
+            self._links.restore(bytes(coders))
+
+    def give_state(self, whole: bool) -> None:
+        """Emit all owned tensors that training changes, as the last applied step left them.
+
+        If `whole`, with optimizer slots and the coders' state. After `ComputeThread.end_training` this takes
+        no memory; before, what is emitted are copies, and the unit in flight goes on.
+        """
+
+        def end(coders: bytes) -> None:
+            self._emit_piece(min(self.segments), CODERS, memoryview(coders))
+            self._emit(StateGiven(self._attempt))
+
+        for number, segment in self.segments.items():
+            changed = changed_by_training(segment.segment)
+            for key, buffer in segment.snapshot(changed, whole, self.executor.is_over).items():
+                self._emit_piece(number, key, buffer)
+        if whole and isinstance(self._links, CodedLinks):
+            self._links.snapshot(end)
+        else:
+            self._emit(StateGiven(self._attempt))
+
+    def copy_state(self, unit: int, keep: bool, copy: bool) -> None:
+        """Emit a copy of the state right after `unit`, which has just been decided.
+
+        What training does not change, of which the submitter needs no copy, takes no more memory.
+        """
+        attempt, changing = self._attempt, dict[Piece, memoryview]()
+        fixed: dict[Piece, memoryview] = {}
+        for number, runner in self.segments.items():
+            changed = changed_by_training(runner.segment)
+            for key, buffer in runner.snapshot(changed, slots=True).items():
+                changing[Piece(number, key)] = buffer
+            rest = set(runner.segment.owned) - set(changed) if copy else ()
+            for key, buffer in runner.snapshot(rest, live=True).items():
+                fixed[Piece(number, key)] = buffer
+
+        def emit() -> None:
+            kept = frozenset(changing) if keep else frozenset[Piece]()
+            self._emit(StateCopied(attempt, unit, {**changing, **fixed}, kept, copy))
+
+        def with_coders(coders: bytes) -> None:
+            changing[Piece(min(self.segments), CODERS)] = memoryview(coders)
+            emit()
+
+        if isinstance(self._links, CodedLinks):
+            self._links.snapshot(with_coders)
+        else:
+            emit()
+
+    def _emit_piece(self, segment: int, key: StateKey, buffer: memoryview) -> None:
+        digest = hashlib.sha256(buffer).digest()
+        self._emit(OutgoingState(self._attempt, segment, key, buffer, digest))

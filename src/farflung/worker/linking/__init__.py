@@ -1,0 +1,1 @@
+"""Links to other members: dialled, metered, probed, and what they bring."""

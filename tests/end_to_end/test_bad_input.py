@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support.processes import JOB, Command, Machines, Run, machines, train
+from tests.support.processes import JOB, Command, Machines, Run, eventually, machines, train
 
 from farflung.broker.security.authority import Authority
 from farflung.broker.storage.store import Store
@@ -190,8 +191,10 @@ def _token(hub: Hub, kind: str) -> str:
             return on.token("worker", "--hours", "0.0000001")
         case "used up":
             token = on.token("worker")
-            spender = on.start("spender", "status", "--broker", on.address, "--token", token)
-            assert spender.code() == 0
+            spender = on.worker("spender", token)
+            eventually("it has joined", (on.folder / "spender" / "worker" / "identity.json").exists)
+            spender.signal(signal.SIGKILL)
+            spender.code()
             return token
         case "unknown":
             real = Token.parse(on.token("worker"))

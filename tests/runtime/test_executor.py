@@ -215,7 +215,7 @@ def test_a_unit_that_is_dropped_runs_again_with_the_same_bits(name: str, again: 
             networks[1].feed(unit, batches[unit])
             for _ in range(turns):
                 networks[1].turn(draw)
-        while not any(segment._loss for segment in networks[1].segments):
+        while not any(segment._losses for segment in networks[1].segments):
             networks[1].turn(draw)
         networks[1].restart()
         assert networks[1].run(unit, batches[unit], draw) == expected

@@ -48,7 +48,7 @@ def reduces(patch: Patch, kind: type, wrong: Callable[[Any, Any, Any], Any]) -> 
         after = honest(before, fact)
         return wrong(fact, before, after) if isinstance(fact, kind) else after
 
-    for module in ("transition", "state", "reducer"):
+    for module in ("transition", "state", "reducing.reducer"):
         patch.setattr(f"farflung.broker.core.{module}.reduce_fact", reduce_fact)
     patch.setattr("tests.simulation.log_laws.reduce_fact", reduce_fact)
 

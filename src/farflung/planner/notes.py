@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from farflung.opdag.graph import Graph
 from farflung.opdag.opset import lookup
 from farflung.plans import Plan
-from farflung.runtime.backend import EMULATED
+from farflung.runtime.backend import REPEATABLE
 from farflung.text import and_more, printable
 
 NAMED = 3
@@ -35,10 +35,6 @@ def draws_notes(graph_draws: bool, workers: Iterable[str], frameworks: Mapping[s
             " the same distribution: losses repeat with this plan, but differ from a run on torch alone"
         )
     ]
-
-
-REPEATABLE = ("", "cpu", EMULATED)
-"""Kinds of devices that have no mode: what they compute repeats bit for bit, or they compute nothing."""
 
 
 def mode_notes(workers: Iterable[str], kinds: Mapping[str, str], deterministic: bool) -> list[str]:

@@ -35,6 +35,9 @@ Array = TypeVar("Array", bound=Summable)
 EMULATED = "emulated"
 """The kind of an emulated device, which sends bytes and takes time but computes nothing."""
 
+REPEATABLE = ("", "cpu", EMULATED)
+"""Kinds of devices that have no mode: what they compute repeats bit for bit, or they compute nothing."""
+
 
 class Offer(NamedTuple):
     """The device as it is described to the broker; `framework` includes the version.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.recovering import restoring
-from farflung.planner.notes import REPEATABLE
 from farflung.plans import Plan
+from farflung.runtime.backend import REPEATABLE
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the workers of a fleet on this machine compute on."""
+"""What the workers of this machine compute on, and how they share its memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from farflung.runtime.frameworks import AUTO, is_installed
+
+OFFERED = 0.8
+"""Share of the machine's memory for workers; the rest is for everything else."""
+OFFERED_OF_GPU = 0.9
+"""Share of a GPU's free memory for jobs; the rest is for kernels' workspaces and gaps between tensors."""
 
 
 def devices_for(wanted: str, workers: int) -> Sequence[str]:
@@ -26,3 +31,15 @@ def devices_for(wanted: str, workers: int) -> Sequence[str]:
 
 def _may_have_gpu() -> bool:
     return shutil.which("nvidia-smi") is not None or Path("/dev/kfd").exists()
+
+
+def share_of_free(free_bytes: int) -> int:
+    """Bytes that a worker offers of a GPU of its own that has `free_bytes`."""
+    return int(OFFERED_OF_GPU * free_bytes)
+
+
+def share_of_memory(workers: int) -> int:
+    """Bytes for each of `workers` workers on this machine."""
+    import psutil
+
+    return int(OFFERED * psutil.virtual_memory().total / workers)

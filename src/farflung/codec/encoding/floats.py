@@ -22,7 +22,7 @@ Bfloat16Bits = NDArray[np.uint16]
 
 _NAMES = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16", np.dtype(np.uint16): "bfloat16"}
 _QUIET_NAN, _INFINITY = 0x7FC0, 0x7F80
-_MOST_FLOAT16 = np.float32(65504)
+MOST_FLOAT16 = np.float32(65504)
 
 
 def flat(array: Floats) -> Floats:
@@ -111,7 +111,7 @@ def narrow(numbers: Float32, into: Floats) -> None:
     if into.dtype == np.uint16:
         to_bfloat16(numbers, cast(Bfloat16Bits, into))
     elif into.dtype == np.float16:
-        np.copyto(into, np.clip(numbers, -_MOST_FLOAT16, _MOST_FLOAT16), casting="same_kind")
+        np.copyto(into, np.clip(numbers, -MOST_FLOAT16, MOST_FLOAT16), casting="same_kind")
         if (infinite := np.isinf(numbers)).any():
             into[infinite] = numbers[infinite]
     else:

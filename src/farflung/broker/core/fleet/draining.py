@@ -9,13 +9,11 @@ job goes back only to a version that was decided after it asked: no step before 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from farflung.broker.core import facts
 from farflung.broker.core.events import Reply, Send
 from farflung.broker.core.protecting import protection
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, RUNNING, Job, State, Worker
-from farflung.broker.core.recovering import recovery, recutting, replaying, restoring
+from farflung.broker.core.recovering import recovery, replaying
 from farflung.broker.core.recovering.replaying import Takeover
 from farflung.broker.core.training import job_queue, jobs
 from farflung.broker.core.transition import Transition
@@ -134,7 +132,7 @@ def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
 
 def _begin_without(turn: Transition, job: Job, why: str) -> None:
     """End the attempt: the next one begins with the newest version, on another plan if that needs one."""
-    is_same_plan = _seating(_freed(turn.state, job), job) is not None
+    is_same_plan = job_queue.seating(job_queue.freed(turn.state, job), job) is not None
     recovery.drop(turn, job, why)
     queued = turn.state.jobs[job.job]
     if job_queue.waits_for_version(queued) and not is_same_plan:
@@ -166,28 +164,16 @@ def _is_fresh(job: Job, since: float) -> bool:
 
 def _can_restore_without(state: State, job: Job) -> bool:
     """Whether others can go on from the job's newest version if the attempt ends now."""
-    freed = _freed(state, job)
-    can = _seating(freed, job) is not None or bool(job_queue.recut_on(freed, job)[0])
+    can = job_queue.can_go_on(job_queue.freed(state, job), job)
     return can and protection.version_to_restore(job) is not None
-
-
-def _seating(state: State, job: Job) -> restoring.Seating | None:
-    return restoring.seating(state, job) or recutting.seating(state, job)
 
 
 def _can_begin_without(state: State, job: Job) -> bool:
     """Whether others can load what a job that is loading begins with."""
     if protection.version_to_restore(job) is not None:
         return _can_restore_without(state, job)
-    usable = job_queue.usable_for(_freed(state, job), job)
+    usable = job_queue.usable_for(job_queue.freed(state, job), job)
     return len(usable) >= (len(job.on) or job.asked or 1)
-
-
-def _freed(state: State, job: Job) -> State:
-    """The state with the job's members in the backup pool, but for those that leave."""
-    for name in job.members:
-        state = state.with_worker(replace(state.workers[name], job=None))
-    return state
 
 
 def _sole_copies(state: State, worker: Worker) -> str:

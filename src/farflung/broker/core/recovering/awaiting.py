@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from farflung.broker.core import facts
 from farflung.broker.core.records import DONE, FAILED, LOADING, PLANNING, QUEUED, Job, State
-from farflung.broker.core.recovering import recovery, recutting, replaying, restoring
+from farflung.broker.core.recovering import recovery, replaying, restoring
 from farflung.broker.core.recovering.replaying import Takeover
 from farflung.broker.core.training import job_queue, jobs
 from farflung.broker.core.transition import Transition
@@ -33,7 +33,9 @@ def may_await(state: State, job: Job, name: str) -> bool:
         return False
     if recovery.is_in_vain(job) or isinstance(replaying.takeover(state, job, gone), Takeover):
         return False
-    return _seating(_freed(state, job, gone), job) is None and _can_come_back(state, job, gone)
+    return job_queue.seating(job_queue.freed(state, job, gone), job) is None and _can_come_back(
+        state, job, gone
+    )
 
 
 def begin(turn: Transition, job: Job, name: str, reason: str) -> None:
@@ -88,13 +90,13 @@ def on_tick(turn: Transition, least_seconds: float) -> None:
         if not gone:
             continue
         waited = turn.now - min(turn.now, _away_since(turn.state, gone))
-        freed = _freed(turn.state, job, gone)
+        freed = job_queue.freed(turn.state, job, gone)
         why = f"{and_more(gone, job_queue.NAMED)} did not come back within {duration_words(round(waited))}"
         if waited > job.patience_seconds:
             words = "`farflung train --resume` goes on from a checkpoint, if there is one"
             jobs.end(turn, job, FAILED, f"{job.reason}; {why}: {words}")
-        elif waited > least_seconds and (_can_begin(freed, job) or job.ending not in ("", DONE)):
-            is_same_plan = _seating(freed, job) is not None
+        elif waited > least_seconds and (job_queue.can_go_on(freed, job) or job.ending not in ("", DONE)):
+            is_same_plan = job_queue.seating(freed, job) is not None
             end(turn, job, why)
             queued = turn.state.jobs[job.job]
             if job_queue.waits_for_version(queued) and not is_same_plan:
@@ -108,7 +110,11 @@ def words_of(state: State, job: Job) -> str:
         return ""
     names, disks = and_more(gone, job_queue.NAMED), "its disk" if len(gone) == 1 else "their disks"
     like = "another one like it" if len(gone) == 1 else "others like them"
-    without = " (or to go on without, after a while)" if _can_begin(_freed(state, job, gone), job) else ""
+    without = (
+        " (or to go on without, after a while)"
+        if job_queue.can_go_on(job_queue.freed(state, job, gone), job)
+        else ""
+    )
     since = _away_since(state, gone)
     until = "" if since == math.inf else f", at most until {format_utc(since + job.patience_seconds)}"
     words = f"{waiting_for(names)} to return with {disks}, or {like}{without}{until}"
@@ -128,20 +134,3 @@ def _can_come_back(state: State, job: Job, gone: Collection[str]) -> bool:
     again = job.without_state | set(gone)
     paused = replace(job, state=LOADING, keeps=True, replayers=tuple(sorted(again)), loaded=frozenset())
     return isinstance(replaying.takeover(state, paused), Takeover)
-
-
-def _freed(state: State, job: Job, gone: Collection[str]) -> State:
-    """The state with the job's members in the backup pool, but for those that are `gone`."""
-    for name in job.members:
-        worker = replace(state.workers[name], job=None)
-        state = state.with_worker(replace(worker, connected=worker.connected and name not in gone))
-    return state
-
-
-def _can_begin(freed: State, job: Job) -> bool:
-    """Whether the job can go on from its version without those that are gone."""
-    return _seating(freed, job) is not None or bool(job_queue.recut_on(freed, job)[0])
-
-
-def _seating(state: State, job: Job) -> restoring.Seating | None:
-    return restoring.seating(state, job) or recutting.seating(state, job)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import ReadTuning, RunPlanner
@@ -120,6 +121,24 @@ def _restore(turn: Transition, job: Job) -> bool:
     if job.blobs.steering is not None:
         turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
     return True
+
+
+def freed(state: State, job: Job, gone: Collection[str] = ()) -> State:
+    """The state with the job's members in the backup pool, but for those that leave or are `gone`."""
+    for name in job.members:
+        worker = replace(state.workers[name], job=None)
+        state = state.with_worker(replace(worker, connected=worker.connected and name not in gone))
+    return state
+
+
+def seating(state: State, job: Job) -> restoring.Seating | None:
+    """How the job's plan goes on from its newest version; None if it can't."""
+    return restoring.seating(state, job) or recutting.seating(state, job)
+
+
+def can_go_on(state: State, job: Job) -> bool:
+    """Whether the job can go on from its newest version, on its plan or another one."""
+    return seating(state, job) is not None or bool(recut_on(state, job)[0])
 
 
 def recut_on(state: State, job: Job) -> tuple[list[str], int]:

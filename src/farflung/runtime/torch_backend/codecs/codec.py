@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -17,7 +18,6 @@ from farflung.codec.families.topk import Positions, mask_positions
 from farflung.codec.state.coder import StatelessCoder
 from farflung.runtime.torch_backend.codecs import blocked, hadamard
 from farflung.runtime.torch_backend.codecs.tensors import fill, flat, to_device, to_host
-from farflung.runtime.torch_backend.codecs.topk import largest
 
 TensorFamily: TypeAlias = Bfloat16 | Blocked | Hadamard | TopK | Masked
 
@@ -97,7 +97,7 @@ def _encode_numbers(
 
 
 def _encode_largest(codec: TopK, numbers: Tensor, shape: Sequence[int], context: Context) -> Encoded | None:
-    selected, positions = largest(codec, numbers, shape)
+    selected, positions = _largest(codec, numbers, shape)
     values = _encode(codec.values, numbers[selected], context)
     if values.exact == "not finite":
         return None
@@ -142,3 +142,27 @@ def _scatter(
     fill(narrowed, selected)
     into.zero_()
     into[to_device(positions, into.device)] = narrowed
+
+
+def _largest(codec: TopK, numbers: Tensor, shape: Sequence[int]) -> tuple[Tensor, Positions]:
+    """Ascending positions of what is selected of flat float32 `numbers` of that `shape`, on both sides."""
+    width = shape[-1] if codec.rows and len(shape) > 1 else len(numbers)
+    keys = (numbers.view(torch.int32) & 0x7FFFFFFF).view(-1, width)
+    count = math.ceil(codec.share * width)
+    selected = _first_largest(keys, count).view(-1)
+    # At most that many, so that the host need not ask first; -1 fills up where zeros were left out.
+    found = selected.nonzero_static(size=len(keys) * count).view(-1)
+    on_host = found.to(torch.int32).cpu().numpy().astype(np.int64)
+    on_host = on_host[on_host >= 0]
+    return found[: len(on_host)], on_host
+
+
+def _first_largest(keys: Tensor, count: int) -> Tensor:
+    """Flags of the `count` largest of each row, the first ones among equals; never of zeros."""
+    if count >= keys.shape[1]:
+        return keys > 0
+    least = keys.topk(count, dim=1, sorted=False).values.amin(1, keepdim=True)
+    selected = keys > least
+    room = count - selected.sum(1, keepdim=True)
+    equal = keys == least
+    return (selected | (equal & (equal.cumsum(1) <= room))) & (keys > 0)

@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from farflung.codec import Encoded, Part
-from farflung.codec.encoding.floats import PIECE, Floats
+from farflung.codec.encoding.floats import MOST_FLOAT16, PIECE, Floats
 from farflung.codec.encoding.noise import Windows
-
-_MOST_FLOAT16 = 65504.0
 
 
 class Written(NamedTuple):
@@ -88,7 +86,9 @@ def from_bfloat16(bits: Tensor) -> Tensor:
 def fill(into: Tensor, numbers: Tensor) -> None:
     """Store float32 numbers in a flat tensor; finite ones stay finite in float16."""
     if into.dtype == torch.float16:
-        numbers = torch.where(numbers.isinf(), numbers, numbers.clamp(-_MOST_FLOAT16, _MOST_FLOAT16))
+        numbers = torch.where(
+            numbers.isinf(), numbers, numbers.clamp(-float(MOST_FLOAT16), float(MOST_FLOAT16))
+        )
     into.copy_(numbers)
 
 

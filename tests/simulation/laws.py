@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation import standby_laws
 from tests.simulation.log_laws import SETTLED_SECONDS, LogLaws
 from tests.simulation.model import chain_of
 from tests.simulation.parcels import Chain
@@ -17,7 +18,6 @@ from farflung.broker.core.protecting.protection import shares_of, who_has
 from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, Job, State
 from farflung.broker.core.recovering.recovery import MOST_REGROUPED
 from farflung.broker.core.recovering.recutting import is_readable
-from farflung.broker.core.recovering.restoring import fits
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
 from farflung.plans import LinkCodec
@@ -94,30 +94,7 @@ class Laws:
                 job.state != RUNNING or job.unit is not None, f"{job.job} runs, but no unit is left"
             )
             if not self.broker.just_began:
-                self._check_standbys(state, job)
-
-    def _check_standbys(self, state: State, job: Job) -> None:
-        """Only idle workers stand by, each for one job; none is left alone while a share could have one."""
-        found = set(job.standbys.values())
-        others = {one for other in state.jobs.values() if other is not job for one in other.standbys.values()}
-        stray = [one for one in found if not state.workers[one].idle or one in others]
-        self._require(not stray, f"{stray} stand by for {job.job}")
-        self._require(not found or job.state in (RUNNING, COLLECTING), f"{job.job} is {job.state}: {found}")
-        is_settled = job.state == RUNNING and job.holders and not job.versions.under_way
-        if is_settled and not job.unprotected and len(job.standbys) < len(job.holders):
-            free = set(state.idle_for(job)) - found - others - job.unfit_standbys.workers
-            alone = [state.workers[one] for one in job.holders if one not in job.standbys]
-            able = [
-                one
-                for one in free
-                if (not job.on or one in job.on)
-                and any(
-                    fits(state.workers[one], member, job)
-                    and (member.worker, one) not in job.unfit_standbys.pairs
-                    for member in alone
-                )
-            ]
-            self._require(not able, f"{able} could stand by for {job.job}")
+                self._require(not (words := standby_laws.trouble_with(state, job)), words)
 
     # The broker's answers
 
@@ -144,6 +121,7 @@ class Laws:
                 limit = event.return_seconds if job is None or not is_awaited else job.patience_seconds
                 self._require(event.now - since <= limit, f"{one.worker} is awaited for ever")
             for job in outcome.state.jobs.values():
+                self._require(not (words := standby_laws.silence(outcome.state, job, event.now)), words)
                 self._require_end_of_wait(job, outcome.state, event)
                 ledger = self.log.jobs.get(job.job) if job.state == QUEUED else None
                 overdue = ledger is not None and ledger.is_overdue(event.now)

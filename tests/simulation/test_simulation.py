@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tests.simulation import campaign
 from tests.simulation.faults import KINDS, Fault, drawn
 from tests.simulation.fleet import Fleet
+from tests.simulation.planting import only
 from tests.simulation.recovery_bugs import reads_too_few_shares
+from tests.simulation.standby_bugs import hurry
 from tests.simulation.test_planted_bugs import forgets_stop, ignores_lost_workers
 from tests.simulation.world import REMEMBERED, WIDEST, LawBroken
 
@@ -114,6 +116,13 @@ def test_a_move_that_does_not_wait_for_its_version_is_found(monkeypatch: pytest.
     with pytest.raises(LawBroken, match="a move costs units"):
         for seed in range(200):
             campaign.live(seed, 1500)
+
+
+def test_standbys_that_stay_silent_hold_up_no_version_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    only(monkeypatch, "full")
+    happened = sum((campaign.live(seed)[1] for seed in range(8)), Counter[str]())
+    assert happened["a worker stands by"] > 1 and happened["VersionFailed"] > 1
 
 
 def test_a_seed_gives_the_same_world_each_time() -> None:

@@ -31,7 +31,8 @@ KERNELS = msgspec.structs.replace(DEVICE, kernels="these kernels")
 def place(units: int = 4, stands_by: bool = True, kind: str = "cpu", **changes: object) -> Scenario:
     """Workers a, b and c run job-1, and d is idle; version 0 is stable, and `units` units are decided.
 
-    If d `stands_by`, it has the copies of all of them. All have devices of one `kind`.
+    If d `stands_by`, version 1 is stable, too, and d has the copies of all of them. All have devices of one
+    `kind`.
     """
     story, device = Scenario(), msgspec.structs.replace(KERNELS, kind=kind)
     for worker in "abc":
@@ -46,6 +47,8 @@ def place(units: int = 4, stands_by: bool = True, kind: str = "cpu", **changes: 
         story.join("d", device=device, disk_bytes=10**9)
     for unit in range(1, units):
         story.all_ready(unit)
+        if stands_by and unit == 1:
+            spread(story, unit)
     return story
 
 
@@ -95,16 +98,16 @@ def test_an_idle_worker_runs_the_units_since_the_stable_version_again_and_the_ot
     assert (job.state, job.attempt, job.step, job.replayers) == ("loading", 2, 4, ("d",))
     assert job.plan is not None and job.plan.workers() == ["a", "d", "c"]
     (load,) = loads(story)
-    assert (load.unit, load.version, load.donors) == (1, StateVersion(1, 0), {})
+    assert (load.unit, load.version, load.donors) == (2, StateVersion(1, 1), {})
     scales = [fact.scale for fact in story.facts if isinstance(fact, facts.UnitDecided)]
-    assert [past.scale for past in load.history] == scales[1:]
+    assert [past.scale for past in load.history] == scales[2:]
     assert all(past.digests.keys() == {1} for past in load.history)
     for worker in "ac":
         message = continues(story)[worker]
-        assert (message.unit, message.replayers, message.replay_from) == (4, ["d"], 1)
+        assert (message.unit, message.replayers, message.replay_from) == (4, ["d"], 2)
         assert message.plan == job.plan and message.holders == job.holders
     planned = [message for message in told(story.commands) if isinstance(message, Planned)][-1]
-    assert (planned.keeps, planned.unit, planned.replayers, planned.replay_from) == (True, 4, ["d"], 1)
+    assert (planned.keeps, planned.unit, planned.replayers, planned.replay_from) == (True, 4, ["d"], 2)
     load_all(story)
     begun = [one.worker for one in story.commands if isinstance(one, Send) and isinstance(one.message, Begin)]
     assert begun[-3:] == ["a", "d", "c"] and not rollbacks(story)
@@ -116,17 +119,17 @@ def test_an_idle_worker_runs_the_units_since_the_stable_version_again_and_the_ot
 
 
 def test_a_version_of_the_newest_unit_needs_no_unit_again() -> None:
-    story = place(units=1)
+    story = place(units=2)
     story.logged_from = None
     story.leave("b")
     assert job_of(story).replayers == ("d",) and loads(story)[0].history == []
 
 
 def test_codecs_are_those_of_each_unit_and_name_the_new_worker() -> None:
-    story = place(units=2, codecs=("int8",))
+    story = place(units=3, codecs=("int8",))
     before = LinkCodec("a", "b", "int8", 4.0)
-    story.take(facts.CodecsDecided(story.now, "job-1", 1, 2, [before], []))
-    story.all_ready(2)
+    story.take(facts.CodecsDecided(story.now, "job-1", 1, 3, [before], []))
+    story.all_ready(3)
     story.leave("b")
     after = LinkCodec("a", "d", "int8", 4.0)
     assert [past.codecs for past in loads(story)[0].history] == [(after,), None]
@@ -134,11 +137,11 @@ def test_codecs_are_those_of_each_unit_and_name_the_new_worker() -> None:
 
 
 def test_a_worker_that_is_lost_while_the_weights_are_sent_is_replaced_too() -> None:
-    story = place(units=3, steps=3)
+    story = place(units=4, steps=4)
     assert job_of(story).state == "collecting"
     story.leave("b")
     assert (job_of(story).state, job_of(story).replayers) == ("loading", ("d",))
-    assert len(loads(story)[0].history) == 2 and continues(story)["a"].unit == 3
+    assert len(loads(story)[0].history) == 2 and continues(story)["a"].unit == 4
     assert continues(story)["a"].reason.startswith("a member or a link was lost")
     load_all(story)
     sent = [
@@ -162,7 +165,7 @@ def nothing_logged(story: Scenario) -> None:
 
 
 def logged_too_late(story: Scenario) -> None:
-    story.logged_from = 2
+    story.logged_from = 3
     story.all_ready(4)
 
 
@@ -171,21 +174,21 @@ def test_else_the_job_goes_back_to_the_stable_version(why: Callable[[Scenario], 
     story = place()
     why(story)
     story.leave("b")
-    assert [message.unit for message in rollbacks(story)] == [1]
+    assert [message.unit for message in rollbacks(story)] == [2]
 
 
 @pytest.mark.parametrize(
     "trouble",
     [
         Refused("job-1", 2, "unit 2 has other numbers than it had before its worker was lost"),
-        CopyLost("job-1", 2, StateVersion(1, 0), 1, "it is damaged"),
+        CopyLost("job-1", 2, StateVersion(1, 1), 1, "it is damaged"),
     ],
 )
 def test_what_cannot_be_replayed_leads_back_to_the_stable_version(trouble: Refused | CopyLost) -> None:
     story = place()
     story.leave("b")
     story.feed(events.WorkerMessage(story.now, "d", trouble))
-    assert [message.unit for message in rollbacks(story)] == [1] and job_of(story).replayers == ()
+    assert [message.unit for message in rollbacks(story)] == [2] and job_of(story).replayers == ()
 
 
 def test_workers_that_link_up_again_keep_their_state_when_one_of_them_is_lost() -> None:
@@ -193,17 +196,17 @@ def test_workers_that_link_up_again_keep_their_state_when_one_of_them_is_lost() 
     story.feed(events.WorkerMessage(story.now, "a", Broken("job-1", 1, "cut", "b")))
     assert job_of(story).keeps and job_of(story).attempt == 2
     story.leave("b")
-    assert (job_of(story).replayers, job_of(story).attempt, len(loads(story)[0].history)) == (("d",), 3, 3)
+    assert (job_of(story).replayers, job_of(story).attempt, len(loads(story)[0].history)) == (("d",), 3, 2)
 
 
 def test_a_history_ends_where_a_newer_version_is_stable() -> None:
-    story = place(units=2)
-    unit = 2
+    story = place(units=3)
+    unit = 3
     while not [fact for fact in story.facts if isinstance(fact, facts.UnitDecided)][-1].copy:
         story.all_ready(unit)
         unit += 1
     version = unit - 1
     story.all_ready(unit)
-    assert len(job_of(story).history.units) == unit
+    assert len(job_of(story).history.units) == unit - 1
     spread(story, version)
     assert (job_of(story).history.first, len(job_of(story).history.units)) == (version + 1, 1)

@@ -12,8 +12,8 @@ from tests.broker.scenario import Scenario, digest_of, sent
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.log_lines import log_line
-from farflung.broker.core.protecting import standbys as core
 from farflung.broker.core.protecting.late_versions import LATE, LEAST_SECONDS, MEMBERS_SECONDS
+from farflung.broker.core.protecting.protection import shares_of
 from farflung.broker.core.protecting.versions import FIRST_RETRY_SECONDS
 from farflung.broker.core.records import State
 from farflung.broker.core.state import durable, replay
@@ -30,16 +30,26 @@ from farflung.protocol.messages import (
     Stop,
 )
 from farflung.protocol.reachability import AskCircuit, NotReached
-from farflung.protocol.worker import Device
+from farflung.protocol.worker import Device, Standing
+
+
+def begun(*spare: str, **changes: object) -> Scenario:
+    """Workers a, b and c run job-1, and no unit is decided; the `spare` ones have joined after that."""
+    story = Scenario()
+    for worker in "abc":
+        join(story, worker)
+    story.logged_from = 0
+    story.running(3, **{"steps": 2000, **changes})
+    for worker in spare:
+        join(story, worker)
+    return story
 
 
 def place(*spare: str, **changes: object) -> Scenario:
-    """Workers a, b and c run job-1; the `spare` ones have joined after that."""
-    story = Scenario()
-    for worker in "abc":
-        story.join(worker, device=KERNELS, disk_bytes=10**9)
-    story.logged_from = 0
-    story.running(3, **{"steps": 2000, **changes})
+    """Workers a, b and c run job-1, and version 0 is stable; the `spare` ones have joined after that."""
+    story = begun(**changes)
+    assert is_copied(story, 0)
+    spread(story, 0)
     for worker in spare:
         join(story, worker)
     return story
@@ -49,6 +59,15 @@ def join(story: Scenario, worker: str, device: Device = KERNELS, disk_bytes: int
     story.join(worker, device=device, disk_bytes=disk_bytes)
 
 
+def spread_all(story: Scenario, unit: int) -> None:
+    """As `spread`, also if the members have changed."""
+    plan = job_of(story).plan
+    assert plan is not None
+    for share, owner in shares_of(plan).items():
+        story.copied(owner, unit, share)
+        story.copied(job_of(story).holder_of(owner), unit, share)
+
+
 def next_copied(story: Scenario, unit: int) -> int:
     """The first unit from this one on whose state is copied, of the next thousand."""
     return next(one for one in range(unit, unit + 1000) if is_copied(story, one))
@@ -56,6 +75,40 @@ def next_copied(story: Scenario, unit: int) -> int:
 
 def standbys(story: Scenario) -> dict[str, str]:
     return dict(job_of(story).standbys)
+
+
+def test_the_members_own_holders_get_the_first_version_and_standbys_the_next_one_at_once() -> None:
+    story = begun("d")
+    assert not standbys(story)  # members would have to link to it first
+    assert is_copied(story, 0)
+    spread(story, 0)
+    first = job_of(story).versions.stable
+    assert first is not None and set(first.holders.values()) == set("abc")
+    assert words(story) == "protected up to step 1; d stands by for a, b, c"
+    assert story.now < job_of(story).versions.not_before and is_copied(story, 1)
+    spread(story, 1)
+    assert words(story) == "protected up to step 2; d stands by for a, b, c"
+    assert not is_copied(story, 2)
+    join(story, "e")  # d has copies, so the next ones have time
+    assert "e" in standbys(story).values() and not is_copied(story, 3)
+
+
+def test_a_version_that_a_broker_breaks_off_by_its_restart_goes_to_the_members_again() -> None:
+    story = begun("d")
+    assert is_copied(story, 0)
+    story.restart()
+    job = job_of(story)
+    for worker in "abcd":
+        standing = None if worker == "d" else Standing("job-1", job.attempt, 1, "running")
+        story.join(worker, device=KERNELS, disk_bytes=10**9, standing=standing)
+    assert not standbys(story) and is_copied(story, 1)
+
+
+def test_where_no_version_can_be_made_on_members_an_idle_worker_stands_by() -> None:
+    story = begun("d")
+    assert is_copied(story, 0)
+    story.copied("a", 0, 0, trouble="the disk is full")
+    assert set(standbys(story).values()) == {"d"}
 
 
 def test_a_newcomer_stands_by_for_a_job_that_runs_and_the_run_goes_on() -> None:
@@ -70,9 +123,9 @@ def test_a_newcomer_stands_by_for_a_job_that_runs_and_the_run_goes_on() -> None:
     assert order.addresses == {owner: [f"{owner}.example:7000"] for owner in "abc"}
     for owner in "abc":
         assert sent(commands, owner) == [Standbys("job-1", 1, {owner: "d"}, {"d": ["d.example:7000"]})]
-    assert story.state.backup_pool() == ["d"] and is_copied(story, 0)
-    spread(story, 0)
-    assert words(story) == "protected up to step 1; d stands by for a, b, c"
+    assert story.state.backup_pool() == ["d"] and is_copied(story, 1)
+    spread(story, 1)
+    assert words(story) == "protected up to step 2; d stands by for a, b, c"
     version = job_of(story).versions.stable
     assert version is not None and version.holders == {0: "d", 1: "d", 2: "d"}
     log = [fact for fact in story.facts if isinstance(fact, facts.Decision)]
@@ -81,21 +134,23 @@ def test_a_newcomer_stands_by_for_a_job_that_runs_and_the_run_goes_on() -> None:
 
 def test_a_standby_takes_over_with_its_own_copy_and_a_new_copy_is_made() -> None:
     story = place("d", "e")
-    assert is_copied(story, 0)
-    spread(story, 0)
-    story.all_ready(1)
+    assert is_copied(story, 1)
+    spread(story, 1)
+    story.all_ready(2)
     lost, by = "b", standbys(story)["b"]
     story.leave(lost)
     job = job_of(story)
     assert (job.replayers, job.donors, job.standbys) == ((by,), {}, {})
     (load,) = [one.load for one in story.commands if hasattr(one, "load") and one.worker == by]
-    assert (load.version, load.donors, len(load.history)) == (StateVersion(1, 0), {}, 1)
-    assert f"{by} alone has its part of step 1" in words(story)
+    assert (load.version, load.donors, len(load.history)) == (StateVersion(1, 1), {}, 1)
+    assert f"{by} alone has its part of step 2" in words(story)
     assert sorted(continues(story)) == sorted({"a", "b", "c"} - {lost})
     load_all(story)
+    assert not standbys(story)  # first the members' own holders get copies
+    assert is_copied(story, 3)
+    spread_all(story, 3)
     (other,) = {"d", "e"} - {by}
-    assert standbys(story) == dict.fromkeys(("a", by, "c"), other)
-    assert is_copied(story, 2)
+    assert standbys(story) == dict.fromkeys(("a", by, "c"), other) and is_copied(story, 4)
 
 
 def test_two_standbys_share_the_copies() -> None:
@@ -107,12 +162,12 @@ def test_two_standbys_share_the_copies() -> None:
 
 def test_a_standby_holds_one_share_where_several_would_take_long() -> None:
     story = place("d")
-    assert is_copied(story, 0)
+    assert is_copied(story, 1)
     story.now += 25  # for three copies
-    spread(story, 0)
+    spread(story, 1)
     assert len(standbys(story)) == 1
     owner = next(iter(standbys(story)))
-    unit = next_copied(story, 1)
+    unit = next_copied(story, 2)
     story.now += 9
     spread(story, unit)
     assert standbys(story) == {owner: "d"}  # three would take 45 s
@@ -120,20 +175,18 @@ def test_a_standby_holds_one_share_where_several_would_take_long() -> None:
     assert standbys(story) == dict.fromkeys("abc", "d")
 
 
-def test_of_a_large_model_a_standby_holds_one_share_until_it_is_known_how_long_that_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(core, "FEW_BYTES", 1)
-    story = place("d")
-    assert len(standbys(story)) == 1
+def test_a_standby_holds_one_share_until_it_is_known_how_long_that_takes() -> None:
+    story = begun("d")
     assert is_copied(story, 0)
-    spread(story, 0)
+    story.copied("a", 0, 0, trouble="the disk is full")
+    assert len(standbys(story)) == 1
+    spread(story, next_copied(story, 1))
     assert standbys(story) == dict.fromkeys("abc", "d")
 
 
 def test_a_lost_standby_costs_the_version_under_way_and_the_members_hold_again() -> None:
     story = place("d")
-    assert is_copied(story, 0)
+    assert is_copied(story, 1)
     before = len(story.commands)
     story.leave("d")
     commands = story.commands[before:]
@@ -141,11 +194,11 @@ def test_a_lost_standby_costs_the_version_under_way_and_the_members_hold_again()
     for owner in "abc":
         assert Standbys("job-1", 1, {}, {}) in sent(commands, owner)
     assert job_of(story).versions.under_way is None and "d, which held a copy, was lost" in words(story)
-    assert not is_copied(story, 1)
+    assert not is_copied(story, 2)
     story.now += FIRST_RETRY_SECONDS
-    assert is_copied(story, 2)
-    spread(story, 2)
-    assert words(story) == "protected up to step 3"
+    assert is_copied(story, 3)
+    spread(story, 3)
+    assert words(story) == "protected up to step 4"
 
 
 def test_a_standby_that_is_lost_twice_stands_by_no_more_in_this_attempt() -> None:
@@ -157,18 +210,19 @@ def test_a_standby_that_is_lost_twice_stands_by_no_more_in_this_attempt() -> Non
     assert not standbys(story)
     join(story, "e")
     assert standbys(story) == dict.fromkeys("abc", "e")
-    spread(story, next_copied(story, 0))
+    spread(story, next_copied(story, 1))
     story.leave("c")
     load_all(story)
+    spread_all(story, next_copied(story, job_of(story).next_unit))
     assert set(standbys(story).values()) == {"d"}
 
 
 def test_a_standby_that_stays_silent_is_let_go_and_the_members_hold_again() -> None:
     story = place("d")
-    assert is_copied(story, 0)
-    spread(story, 0)
+    assert is_copied(story, 1)
+    spread(story, 1)
     took = job_of(story).versions.took
-    unit = next_copied(story, 1)
+    unit = next_copied(story, 2)
     for share, owner in enumerate("abc"):
         story.copied(owner, unit, share)
     story.tick(LEAST_SECONDS - 10)
@@ -186,8 +240,8 @@ def test_a_standby_that_stays_silent_is_let_go_and_the_members_hold_again() -> N
 
 def test_a_version_that_members_do_not_finish_is_given_up_and_their_standby_stays() -> None:
     story = place("d")
-    assert is_copied(story, 0)
-    for unit in range(1, int(MEMBERS_SECONDS) // 200):
+    assert is_copied(story, 1)
+    for unit in range(2, 1 + int(MEMBERS_SECONDS) // 200):
         story.tick(195)
         assert job_of(story).versions.under_way is not None
         story.all_ready(unit)
@@ -198,30 +252,30 @@ def test_a_version_that_members_do_not_finish_is_given_up_and_their_standby_stay
 
 def test_a_version_is_complete_although_its_standby_was_taken_by_another_job() -> None:
     story = place("d")
-    is_copied(story, 0)
+    is_copied(story, 1)
     for share in range(3):
-        story.copied("d", 0, share)
+        story.copied("d", 1, share)
     for share, owner in enumerate("ab"):
-        story.copied(owner, 0, share)
+        story.copied(owner, 1, share)
     story.submit(1, submitter="bob")
     assert not standbys(story)
-    story.copied("c", 0, 2)
+    story.copied("c", 1, 2)
     stable = job_of(story).versions.stable
     assert stable is not None and set(stable.holders.values()) == {"d"}
 
 
 def test_a_former_standby_deletes_what_counts_no_more() -> None:
     story = place("d")
-    is_copied(story, 0)
-    story.copied("d", 0, 0)
+    is_copied(story, 1)
+    story.copied("d", 1, 0)
     before = len(story.commands)
     story.submit(1, submitter="bob")
-    first = StateVersion(1, 0)
+    first = StateVersion(1, 1)
     assert sent(story.commands[before:], "d")[-1] == Retain("job-1", [], first)
-    late = story.copied("d", 0, 1)  # it was on its way when the job let go of it
+    late = story.copied("d", 1, 1)  # it was on its way when the job let go of it
     assert sent(late.commands, "d") == [Retain("job-1", [], first)] and not story.state.workers["d"].held
     story.leave("c")
-    late = story.feed(events.WorkerMessage(story.now, "d", Copied("job-1", 1, 0, 2, digest_of(0, 2), 500)))
+    late = story.feed(events.WorkerMessage(story.now, "d", Copied("job-1", 1, 1, 2, digest_of(1, 2), 500)))
     assert job_of(story).attempt > 1 or job_of(story).state == "queued"
     assert sent(late.commands, "d") == [Retain("job-1", [], first)]
 
@@ -239,8 +293,8 @@ def test_many_idle_workers_are_sorted_once_for_each_job(monkeypatch: pytest.Monk
 
 def test_a_standby_that_another_job_takes_leaves_its_copies_to_the_members() -> None:
     story = place("d")
-    is_copied(story, 0)
-    spread(story, 0)
+    is_copied(story, 1)
+    spread(story, 1)
     before = len(story.commands)
     story.submit(1, submitter="bob")
     assert story.state.workers["d"].job == "job-2" and not standbys(story)
@@ -252,12 +306,12 @@ def test_a_standby_that_another_job_takes_leaves_its_copies_to_the_members() -> 
 
 
 def test_no_one_gets_another_share_while_a_version_is_under_way() -> None:
-    story = place()
-    assert is_copied(story, 0)
-    join(story, "d")
-    assert not standbys(story)
-    spread(story, 0)
+    story = place("d")
+    assert is_copied(story, 1)
+    join(story, "e")
     assert set(standbys(story).values()) == {"d"}
+    spread(story, 1)
+    assert set(standbys(story).values()) == {"d", "e"}
 
 
 def test_who_could_not_take_over_does_not_stand_by() -> None:
@@ -275,27 +329,26 @@ def test_who_could_not_take_over_does_not_stand_by() -> None:
 
 def test_a_disk_holds_as_many_copies_as_fit() -> None:
     story = place()
-    is_copied(story, 0)
-    spread(story, 0)  # each share takes 500 bytes, and so does the next version of it
+    # Each share takes 500 bytes, and so does the next version of it.
     join(story, "d", disk_bytes=2000)
     assert sorted(standbys(story).values()) == ["d", "d"]
 
 
 def test_a_standby_that_cannot_hold_a_copy_is_not_asked_again_in_this_attempt() -> None:
     story = place("d")
-    is_copied(story, 0)
-    story.copied("b", 0, 1)
-    story.copied("d", 0, 1, trouble="the disk is full")
+    is_copied(story, 1)
+    story.copied("b", 1, 1)
+    story.copied("d", 1, 1, trouble="the disk is full")
     assert not standbys(story) and job_of(story).unfit_standbys.workers == {"d"}
     story.now += FIRST_RETRY_SECONDS
-    assert "d: the disk is full" in words(story) and is_copied(story, 1)
+    assert "d: the disk is full" in words(story) and is_copied(story, 2)
 
 
 def test_an_owner_without_a_link_to_its_standby_costs_the_others_nothing() -> None:
     story = place("d")
-    is_copied(story, 0)
-    story.copied("b", 0, 1)
-    story.copied("b", 0, 1, trouble="there is no link")
+    is_copied(story, 1)
+    story.copied("b", 1, 1)
+    story.copied("b", 1, 1, trouble="there is no link")
     assert standbys(story) == dict.fromkeys("ac", "d") and "b: there is no link" in words(story)
     join(story, "e")
     assert standbys(story)["b"] == "e"
@@ -303,9 +356,9 @@ def test_an_owner_without_a_link_to_its_standby_costs_the_others_nothing() -> No
 
 def test_the_members_own_trouble_is_not_the_standbys() -> None:
     story = place("d")
-    is_copied(story, 0)
-    story.copied("b", 0, 1, trouble="the disk is full")
-    assert standbys(story) == dict.fromkeys("abc", "d") and not is_copied(story, 1)
+    is_copied(story, 1)
+    story.copied("b", 1, 1, trouble="the disk is full")
+    assert standbys(story) == dict.fromkeys("abc", "d") and not is_copied(story, 2)
 
 
 def test_a_standby_is_helped_to_its_links_and_heard_no_more_once_it_stands_by_no_longer() -> None:
@@ -342,8 +395,8 @@ def test_a_standby_may_still_speak_of_a_member_that_another_one_stands_by_for_no
 
 def test_an_attempt_that_ends_lets_its_standbys_go_and_the_next_one_takes_them_again() -> None:
     story = place("d")
-    is_copied(story, 0)
-    spread(story, 0)
+    is_copied(story, 1)
+    spread(story, 1)
     before = len(story.commands)
     story.cancel(collect=False)
     stops = [message for message in sent(story.commands[before:], "d") if isinstance(message, Stop)]
@@ -352,7 +405,10 @@ def test_an_attempt_that_ends_lets_its_standbys_go_and_the_next_one_takes_them_a
 
 
 def test_a_standby_that_may_get_a_part_in_the_next_plan_stands_by_no_longer() -> None:
-    story = place("d")
+    story = begun("d")
+    assert is_copied(story, 0)
+    story.copied("a", 0, 0, trouble="the disk is full")
+    assert set(standbys(story).values()) == {"d"}
     before = len(story.commands)
     story.leave("c")
     assert job_of(story).state == "planning" and "d" in job_of(story).members
@@ -370,11 +426,19 @@ def test_a_worker_that_begins_a_new_session_stands_by_anew() -> None:
 
 def test_after_a_restart_of_the_broker_members_hear_who_stands_by() -> None:
     story = place("d")
-    is_copied(story, 0)
-    spread(story, 0)
+    is_copied(story, 1)
+    spread(story, 1)
+    held = {name: story.state.workers[name].held for name in "abcd"}
     story.restart()
-    join(story, "d")
+    before = len(story.commands)
+    for worker in "abcd":
+        standing = None if worker == "d" else Standing("job-1", 1, 2, "running")
+        story.join(worker, device=KERNELS, disk_bytes=10**9, held=held[worker], standing=standing)
     assert standbys(story) == dict.fromkeys("abc", "d")
+    for owner in "abc":
+        assert Standbys("job-1", 1, {owner: "d"}, {"d": ["d.example:7000"]}) in sent(
+            story.commands[before:], owner
+        )
 
 
 def test_a_standby_at_the_owners_site_holds_nothing_while_a_holder_is_elsewhere() -> None:

@@ -60,6 +60,12 @@ def protection(state: State, job: Job) -> str:
     return one_line(f"protected up to step {stable.step}{beside}{late}")
 
 
+def is_protected(state: State, job: Job) -> bool:
+    """Whether each share of the newest stable version is on two disks."""
+    stable = job.versions.stable
+    return stable is not None and job.plan is not None and not _alone(state, job, stable, job.plan)
+
+
 def _standing_by(job: Job) -> str:
     """Which idle workers hold whose copies, in words."""
     owners = {
@@ -99,7 +105,7 @@ def takes_version(turn: Transition, job: Job, unit: Unit) -> bool:
     Workers have memory for one copy. So none is taken while one is on its way to the submitter.
     """
     is_ready = bool(job.holders) and not job.unprotected and job.copies.under_way is None
-    return is_ready and job.versions.takes(unit, turn.now)
+    return is_ready and job.versions.takes(unit, turn.now, job.standbys.values())
 
 
 def memory_is_free(state: State, job: Job) -> bool:

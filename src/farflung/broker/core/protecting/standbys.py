@@ -3,6 +3,9 @@
 A standby is no member of the plan. It stays in the backup pool, so another job may take it, and its loss
 costs nothing but protection: the holders among the members are still linked to those whose copies they held.
 If a member is lost, the standby that has its share takes over, and no state has to be sent first.
+
+Members must first link to a standby, which may take seconds, while their own holders are linked already. So
+these get a job's first version, and idle workers begin to stand by once each share is on two disks.
 """
 
 from __future__ import annotations
@@ -12,7 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import Send
-from farflung.broker.core.protecting.protection import copy_of, fail, retain_known, shares_of, who_has
+from farflung.broker.core.protecting.protection import (
+    copy_of,
+    fail,
+    is_protected,
+    retain_known,
+    shares_of,
+    who_has,
+)
 from farflung.broker.core.protecting.unfit import Unfit
 from farflung.broker.core.protecting.versions import FIRST_RETRY_SECONDS
 from farflung.broker.core.records import COLLECTING, PLANNING, RUNNING, Job, State
@@ -31,12 +41,6 @@ over one line, its own: at home that would make versions several times as old.""
 
 SLOW = 1.5
 """A standby keeps several shares until versions take so many times longer than that."""
-
-FEW_BYTES = 16e6
-"""While it is not known how long versions take, a standby holds several shares of at most so many bytes."""
-
-STATE_OF_PARAMETERS = 3
-"""The state's bytes for each of the parameters' bytes: themselves and two slots of an optimizer."""
 
 ByOwner = Mapping[str, str]
 
@@ -114,7 +118,7 @@ def _teams(state: State) -> dict[str, list[str]]:
     able = {job.job: _able_workers(state, job) for job in jobs}
     teams = {job.job: _still_there(state, job) for job in jobs}
     taken = {name for team in teams.values() for name in team}
-    is_open = {job.job: job.state == RUNNING and job.versions.under_way is None for job in jobs}
+    is_open = {job.job: _may_get_more(state, job) for job in jobs}
     for worker in state.backup_pool():
         if worker in taken:
             continue
@@ -131,6 +135,16 @@ def _teams(state: State) -> dict[str, list[str]]:
 
 def _is_run(job: Job) -> bool:
     return job.state in (RUNNING, COLLECTING) and bool(job.holders) and not job.unprotected
+
+
+def _may_get_more(state: State, job: Job) -> bool:
+    """Whether idle workers may get shares to hold that they did not hold until now.
+
+    Not while a version is under way; nor before the members' own holders have one, unless it failed.
+    """
+    versions = job.versions
+    is_between = job.state == RUNNING and versions.under_way is None
+    return is_between and (bool(versions.trouble) or is_protected(state, job))
 
 
 def _able_workers(state: State, job: Job) -> frozenset[str]:
@@ -171,11 +185,11 @@ def _has_copy(state: State, job: Job, worker: str) -> bool:
 def _spread(state: State, job: Job, team: Sequence[str]) -> dict[str, str]:
     """Which of the team holds whose copies: the least protected first, and to each as much as to the others.
 
-    While a version is under way, no one gets another share.
+    Sometimes no one gets another share (`_may_get_more`).
     """
     assert job.plan is not None
     kept = {one: by for one, by in job.standbys.items() if by in team}
-    if job.versions.under_way is not None or job.state != RUNNING:
+    if not _may_get_more(state, job):
         return kept
     if job.versions.took > SLOW * SOON_SECONDS:
         one_each = {by: owner for owner, by in kept.items()}
@@ -226,16 +240,14 @@ def _has_room(state: State, job: Job, worker: str, owner: str, given: ByOwner) -
 
 
 def _arrive_soon(job: Job, owners: Collection[str]) -> bool:
-    """Whether copies of several members reach one disk soon, as far as is known.
+    """Whether it is known that copies of several members reach one disk soon.
 
     The newest version says how long so many take as came to one disk then.
     """
     took, stable = job.versions.took, job.versions.stable
-    if took and stable is not None and stable.holders:
-        return took * len(owners) <= SOON_SECONDS * max(Counter(stable.holders.values()).values())
-    assert job.plan is not None
-    parameters = sum(one.parameter_bytes for one in job.plan.placements if one.worker in owners)
-    return STATE_OF_PARAMETERS * parameters <= FEW_BYTES
+    if not took or stable is None or not stable.holders:
+        return False
+    return took * len(owners) <= SOON_SECONDS * max(Counter(stable.holders.values()).values())
 
 
 def _size(state: State, job: Job, owner: str) -> int:

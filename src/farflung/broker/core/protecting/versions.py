@@ -5,8 +5,9 @@ attempt, and the next one as soon as the one before is stable. Between two decis
 the seconds pass that the last version was on its way, which is all but `FREE_SECONDS` of what it took from
 its decision until it was stable. So copies are on their way in about a tenth of the time, however slow lines
 and disks are. And so many seconds pass that the disk that gets most of a version is not written at more than
-`WEAR` bytes a second: disks wear. After a version that could not be made, `RETRY_SECONDS` pass, or
-`FIRST_RETRY_SECONDS` as long as there is no stable one or a member that is to leave waits for one.
+`WEAR` bytes a second: disks wear. Only the first version that goes to a standby waits for neither: without
+it a share must be sent to a worker that takes over. After a version that could not be made, `RETRY_SECONDS`
+pass, or `FIRST_RETRY_SECONDS` as long as there is no stable one or a member that is to leave waits for one.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Versions:
     """The versions of one job's state: the one under way and the newest stable one, if any.
 
     No other is taken before `not_before` (seconds since 1970). The stable one `took` so many seconds.
-    `trouble` says why the last one failed. `wanted_from` is not 0 if one is wanted that is decided then or
-    later: a member is to leave, or the stable one has lost a copy.
+    `trouble` says why the last one failed, if anything is wrong. `wanted_from` is not 0 if one is wanted
+    that is decided then or later: a member is to leave, or the stable one has lost a copy.
     """
 
     under_way: Version | None = None
@@ -83,9 +84,15 @@ class Versions:
     took: float = 0.0
     wanted_from: float = 0.0
 
-    def takes(self, unit: Unit, now: float) -> bool:
-        """Whether a version is to be taken right after `unit`."""
-        return unit.train and self.under_way is None and now >= self.not_before
+    def takes(self, unit: Unit, now: float, standbys: Collection[str] = ()) -> bool:
+        """Whether a version is to be taken right after `unit`, if these standbys hold copies from now on."""
+        is_due = now >= self.not_before or (not self.trouble and self._is_first_for(standbys))
+        return unit.train and self.under_way is None and is_due
+
+    def _is_first_for(self, standbys: Collection[str]) -> bool:
+        """Whether there are standbys, and the stable version lies with none of them."""
+        having = () if self.stable is None else self.stable.holders.values()
+        return bool(standbys) and not set(standbys) & set(having)
 
     def wanted(self, now: float) -> Versions:
         """The versions once the next one is wanted soon: a member is to leave, or a copy is lost."""

@@ -80,9 +80,8 @@ def version_stable(fact: facts.VersionStable, state: State) -> State:
 
 def version_failed(fact: facts.VersionFailed, state: State) -> State:
     job = state.jobs[fact.job]
-    return state.with_job(
-        replace(job, versions=job.versions.failed(fact.reason, fact.at + fact.pause_seconds))
-    )
+    trouble = fact.reason if fact.pause_seconds else ""  # the next one may be made at once
+    return state.with_job(replace(job, versions=job.versions.failed(trouble, fact.at + fact.pause_seconds)))
 
 
 def standbys_changed(fact: facts.StandbysChanged, state: State) -> State:

@@ -34,7 +34,7 @@ from farflung.client.output.progress import Observer
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.run.broker_client import ask_status
 from farflung.client.run.submitter import Submitter
-from farflung.local.fleet import LocalFleet
+from farflung.localhost.fleet import LocalFleet
 from farflung.opdag import wire
 from farflung.plans import Plan, Topology, WorkerSpec, write_topology
 from farflung.simulator import simulate

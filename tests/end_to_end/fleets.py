@@ -17,7 +17,7 @@ from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.weights import load_weights
 from farflung.client.run.checkpointing import Checkpointing
 from farflung.client.run.submitter import train
-from farflung.local.fleet import LocalFleet
+from farflung.localhost.fleet import LocalFleet
 from farflung.plans import NO_WISHES, Wishes
 from farflung.transport.security.identity import Identity
 

@@ -21,8 +21,8 @@ from farflung.cli.main import run
 from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Outcome, Recorder
 from farflung.client.output.run_folder import EVENTS, METRICS, SUMMARY, RunFolder
-from farflung.local import doctor
-from farflung.local.findings import Finding
+from farflung.localhost import doctor
+from farflung.localhost.findings import Finding
 from farflung.plans.plan_file import NAME as PLAN
 from farflung.protocol import messages
 from farflung.workload.profile import DeviceProfile

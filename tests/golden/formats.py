@@ -26,8 +26,8 @@ from farflung.lab.registry import Record as LabRecord
 from farflung.lab.run.report import LabReport
 from farflung.lab.switch import control
 from farflung.lab.switch.process import Start, Started
-from farflung.local.findings import Finding
-from farflung.local.forkserver import ForkRequest, ServerMessage
+from farflung.localhost.findings import Finding
+from farflung.localhost.forkserver import ForkRequest, ServerMessage
 from farflung.planner.advice.forecast import Expected, Forecast
 from farflung.planner.codecs import ladder
 from farflung.planner.codecs.tuner import Basis, tuning_basis

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from farflung.errors import JobError
-from farflung.local.forkserver import WORKER_MODULES
+from farflung.localhost.forkserver import WORKER_MODULES
 from farflung.runtime.frameworks import checked
 from farflung.runtime.torch_backend.choice import Choice, Gpu, Machine, choose, local_devices
 

@@ -1,7 +1,7 @@
 """Commands forked of a process which has imported what they import, with the face of `subprocess.Popen`.
 
 Hundreds of commands that tests start would each import torch, two to five seconds of a core. What they do
-after that is the same (tests/local/test_forkserver.py); tests/cli and test_machines start theirs plainly.
+after that is the same (tests/localhost/test_forkserver.py); tests/cli and test_machines start theirs plainly.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 import farflung
-from farflung.local.fleet import ONE_THREAD
-from farflung.local.forkserver import WORKER_MODULES, Forked, ForkRequest, ForkServer, is_possible
+from farflung.localhost.fleet import ONE_THREAD
+from farflung.localhost.forkserver import WORKER_MODULES, Forked, ForkRequest, ForkServer, is_possible
 
 __all__ = ["ForkedCommand", "forked", "is_possible"]
 

@@ -10,7 +10,7 @@ import pytest
 from farflung import heap
 from farflung.cli.commands.join import _imported, join
 from farflung.errors import JobError
-from farflung.local import parent_watch
+from farflung.localhost import parent_watch
 from farflung.runtime import frameworks
 
 

@@ -129,7 +129,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "chain.py").write_text(JOB)
     Pretending.fleets, Pretending.seen = [], []
     Pretending.stops_at, Pretending.saves = None, True
-    monkeypatch.setattr("farflung.local.fleet.LocalFleet", Fleet)
+    monkeypatch.setattr("farflung.localhost.fleet.LocalFleet", Fleet)
     monkeypatch.setattr("farflung.client.run.submitter.Submitter", Pretending)
     return tmp_path
 

@@ -32,7 +32,7 @@ def test_a_signal_while_the_fleet_starts_gives_the_older_run_its_name_back(
         os.kill(os.getpid(), number)
         await asyncio.sleep(60)
 
-    monkeypatch.setattr("farflung.local.fleet.LocalFleet._start", start)
+    monkeypatch.setattr("farflung.localhost.fleet.LocalFleet._start", start)
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # if nobody caught it, this process would end
     try:
         assert run(["train", "good.py", "--local", "1", "--out", "run"]) == 130

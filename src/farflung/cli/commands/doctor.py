@@ -15,7 +15,7 @@ from farflung.cli.process.identity import BrokerOption, folder_of
 from farflung.cli.render.output import JsonOption, print_json, print_text
 
 if TYPE_CHECKING:
-    from farflung.local.findings import Finding
+    from farflung.localhost.findings import Finding
 
 ROLES = ("submitter", "viewer", "worker", "broker")
 
@@ -28,7 +28,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, frameworks, ports, clock, certificates and the broker; exit 1 if something is wrong."""
-    from farflung.local.doctor import examine
+    from farflung.localhost.doctor import examine
 
     folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]
     findings = asyncio.run(examine(folders, broker))

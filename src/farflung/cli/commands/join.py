@@ -211,7 +211,7 @@ def _disk_bytes(gigabytes: float | None) -> int | None:
 
 def _share_of_host() -> int:
     """What a worker with a GPU may use of the machine's memory, if each GPU has a worker; half of a CPU's."""
-    from farflung.local.devices import share_of_memory
+    from farflung.localhost.devices import share_of_memory
     from farflung.runtime.torch_backend.choice import this_machine
 
     return share_of_memory(2 * max(1, len(this_machine().gpus)))
@@ -223,6 +223,6 @@ def _memory_bytes(gigabytes: float | None, free_bytes: int | None) -> int:
         if not 0 < gigabytes < 1e6:
             raise IdentityError(f"--memory takes a number of gigabytes above 0, found {gigabytes}")
         return int(gigabytes * 1e9)
-    from farflung.local.devices import share_of_free, share_of_memory
+    from farflung.localhost.devices import share_of_free, share_of_memory
 
     return share_of_memory(1) if free_bytes is None else share_of_free(free_bytes)

@@ -135,7 +135,7 @@ def _device(options: RunOptions) -> str:
     if options.device not in LOCAL_DEVICES:
         raise JobError(f"--device takes {', '.join(LOCAL_DEVICES)} here, found {options.device[:40]!r}")
     if options.device == "cuda":
-        from farflung.local.devices import devices_for
+        from farflung.localhost.devices import devices_for
 
         devices_for(options.device, options.local)  # says now, not after the capture, if there are too few
     return options.device

@@ -29,7 +29,7 @@ ExitWithParent = Annotated[
 def heed_parent(folder: Path | None) -> None:
     """Apply --exit-with-parent. Call it before anything in a command that can take long or fail."""
     if folder is not None:
-        from farflung.local.parent_watch import stop_with_parent
+        from farflung.localhost.parent_watch import stop_with_parent
 
         stop_with_parent(folder)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farflung.client.output.records import Summary
     from farflung.client.output.run_folder import RunFolder
     from farflung.client.run.checkpointing import Checkpointing
-    from farflung.local.fleet import LocalFleet
+    from farflung.localhost.fleet import LocalFleet
     from farflung.transport.security.identity import Identity
 
 
@@ -142,8 +142,8 @@ class Training:
 @asynccontextmanager
 async def _start_local_fleet(target: Target, logs: Path) -> AsyncIterator[LocalFleet]:
     """Run the fleet of a target for this block, and print which worker computes with which framework."""
-    from farflung.local.devices import devices_for
-    from farflung.local.fleet import LocalFleet
+    from farflung.localhost.devices import devices_for
+    from farflung.localhost.fleet import LocalFleet
 
     devices = await asyncio.to_thread(devices_for, target.device, target.local)
     fleet = LocalFleet(target.local, logs, backends=target.frameworks, devices=devices)

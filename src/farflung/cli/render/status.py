@@ -21,7 +21,7 @@ LINK = ("link", "route", "congestion control", "round trip", "rate", "codecs", "
 
 def status_lines(status: Status) -> Iterator[str]:
     """The output of `farflung status`."""
-    from farflung.local.findings import opset_findings
+    from farflung.localhost.findings import opset_findings
 
     yield f"broker {status.version}, up {format_clock(status.uptime_seconds)}"
     yield status.workers_counted()

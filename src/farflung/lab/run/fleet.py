@@ -11,9 +11,9 @@ from farflung.errors import RunFailed
 from farflung.lab.network import RunningLab
 from farflung.lab.run.layout import BROKER
 from farflung.lab.switch.tun import NAMESPACES
-from farflung.local.child_process import ChildProcess
-from farflung.local.devices import share_of_memory
-from farflung.local.fleet import FleetProcesses
+from farflung.localhost.child_process import ChildProcess
+from farflung.localhost.devices import share_of_memory
+from farflung.localhost.fleet import FleetProcesses
 from farflung.plans import WorkerSpec
 from farflung.runtime.frameworks import AUTO, chosen
 from farflung.transport.net.addresses import DEFAULT_PORT

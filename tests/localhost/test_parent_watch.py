@@ -8,7 +8,7 @@ from pathlib import Path
 
 PROGRAM = """
 import atexit, pathlib, sys, threading, time
-from farflung.local.parent_watch import stop_with_parent
+from farflung.localhost.parent_watch import stop_with_parent
 
 atexit.register(time.sleep, 2)  # the first is run last: the end of a process takes a while
 folder = pathlib.Path(sys.argv[1])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farflung.errors import RunFailed
-from farflung.local.forkserver import Forked, ForkRequest, ForkServer
+from farflung.localhost.forkserver import Forked, ForkRequest, ForkServer
 
 
 class ForkedProcess:

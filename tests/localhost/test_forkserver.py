@@ -21,8 +21,8 @@ import psutil
 import pytest
 from tests.support.processes import eventually
 
-from farflung.local.fleet import LocalFleet
-from farflung.local.forkserver import Forked, ForkRequest, ForkServer, is_possible
+from farflung.localhost.fleet import LocalFleet
+from farflung.localhost.forkserver import Forked, ForkRequest, ForkServer, is_possible
 
 pytestmark = [
     pytest.mark.processes,
@@ -265,7 +265,7 @@ def test_a_fleet_that_is_left_at_once_has_forked_no_process(
     """Before its fork server has imported what workers need, however long the broker takes to begin."""
     (tmp_path / "heavy.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr("farflung.local.fleet.WORKER_MODULES", ("heavy",))
+    monkeypatch.setattr("farflung.localhost.fleet.WORKER_MODULES", ("heavy",))
 
     async def scenario() -> None:
         async with LocalFleet(2, tmp_path / "logs"):

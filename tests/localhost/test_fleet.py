@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.local.jobs import Chain, Vectors, item_of_step, job
+from tests.localhost.jobs import Chain, Vectors, item_of_step, job
 
 from farflung.client.api.job import Job
 from farflung.client.capture.prepared import Prepared, prepare
@@ -28,7 +28,7 @@ from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.weights import load_weights
 from farflung.client.run.submitter import Submitter
 from farflung.errors import RunFailed
-from farflung.local.fleet import LocalFleet
+from farflung.localhost.fleet import LocalFleet
 from farflung.plans import NO_WISHES, Wishes, read_plan
 
 pytestmark = pytest.mark.processes
@@ -260,7 +260,7 @@ def test_a_broker_that_cannot_start_says_why(
             raise AssertionError("started")
 
     before = folders(temporary)
-    monkeypatch.setattr("farflung.local.fleet.HOST", "192.0.2.1")  # nobody has this address (RFC 5737)
+    monkeypatch.setattr("farflung.localhost.fleet.HOST", "192.0.2.1")  # nobody has this address (RFC 5737)
     with pytest.raises(RunFailed, match=r"the local broker exited with code 2: error: cannot listen on 192"):
         asyncio.run(scenario())
     assert folders(temporary) == before
@@ -287,7 +287,7 @@ def test_a_killed_parent_leaves_no_orphans_and_no_files(temporary: Path, tmp_pat
     program = """
         import asyncio, sys
         from pathlib import Path
-        from farflung.local.fleet import LocalFleet
+        from farflung.localhost.fleet import LocalFleet
         async def main():
             async with LocalFleet(2, Path(sys.argv[1])) as fleet:
                 print(*[await child.process_id() for child in fleet.children()], flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.local.jobs import Chain, Vectors, job
+from tests.localhost.jobs import Chain, Vectors, job
 
 from farflung.client.capture.check import capture_shapes
 from farflung.client.capture.prepared import prepare, prepare_emulated
@@ -18,7 +18,7 @@ from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.run.submitter import Submitter
 from farflung.errors import CaptureError
-from farflung.local.fleet import LocalFleet
+from farflung.localhost.fleet import LocalFleet
 from farflung.opdag import wire
 from farflung.protocol.messages import Planned
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from farflung.client.run.broker_client import ask_status
 from farflung.errors import FarflungError, IdentityError
-from farflung.local.findings import Finding, lost_findings, opset_findings, path_findings
+from farflung.localhost.findings import Finding, lost_findings, opset_findings, path_findings
 from farflung.runtime.frameworks import COMPUTING, is_installed
 from farflung.transport.endpoint import ask
 from farflung.transport.net.addresses import DEFAULT_PORT, parse_address, parse_addresses

@@ -19,9 +19,9 @@ from typing import Literal, Self
 from farflung.broker.address_file import read_address
 from farflung.broker.security.authority import create_token
 from farflung.errors import ConnectionFailed, RunFailed
-from farflung.local.child_process import ChildProcess, Command
-from farflung.local.devices import share_of_memory
-from farflung.local.forkserver import FRAMEWORKS, WORKER_MODULES, ForkServer, is_possible
+from farflung.localhost.child_process import ChildProcess, Command
+from farflung.localhost.devices import share_of_memory
+from farflung.localhost.forkserver import FRAMEWORKS, WORKER_MODULES, ForkServer, is_possible
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.frameworks import AUTO, chosen
 from farflung.transport.security.enrolment import enrol

@@ -83,7 +83,7 @@ class ForkServer:
         self, modules: Sequence[str], environment: Mapping[str, str], own_session: bool = True
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = [sys.executable, "-m", "farflung.local.forkserver_process", *modules, ROOM_FOR_NAMES]
+        argv = [sys.executable, "-m", "farflung.localhost.forkserver_process", *modules, ROOM_FOR_NAMES]
         with theirs:
             self._process = subprocess.Popen(
                 argv,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.local.findings import path_findings
+from farflung.localhost.findings import path_findings
 from farflung.protocol.reachability import LinkReport
 from farflung.protocol.viewer import LinkView
 from farflung.transport.link.stats import LinkStatus

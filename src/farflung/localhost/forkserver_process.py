@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from farflung.local.forkserver import MOST_BYTES, Ended, ForkRequest, ServerMessage, Started
+from farflung.localhost.forkserver import MOST_BYTES, Ended, ForkRequest, ServerMessage, Started
 
 _LINE = 0  # standard input, on which the parent requests forks
 _FILES = 4  # per child: standard input, output and error, and the socket on which the parent follows it

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from farflung.local.findings import lost_findings, opset_findings
+from farflung.localhost.findings import lost_findings, opset_findings
 from farflung.protocol.viewer import WorkerStatus
 
 

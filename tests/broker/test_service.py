@@ -30,10 +30,12 @@ from farflung.broker.service import BrokerService, serve
 from farflung.broker.storage.ownership import LOCK_FILE
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.errors import ConnectionFailed, FarflungError, StoreError
+from farflung.plans import connected_part
 from farflung.protocol import messages
 from farflung.protocol.messages import (
     Accepted,
     Ask,
+    Broken,
     Cancel,
     Collected,
     Collecting,
@@ -57,6 +59,7 @@ from farflung.protocol.messages import (
     Submit,
     UnitDone,
 )
+from farflung.protocol.probing import AskTopology, FleetTopology
 from farflung.protocol.worker import SegmentProgram
 from farflung.transport.net.addresses import parse_address
 from farflung.transport.security.certificates import certificate_from_pem
@@ -201,6 +204,54 @@ def test_a_plan_that_fails_is_told_to_the_submitter(tmp_path: Path) -> None:
         ana.say(job(1, b"bad"))
         await ana.hear(Accepted)
         assert await ana.hear(Ended) == Ended("job-1", "failed", "the graph is bad")
+
+    story(tmp_path, scene)
+
+
+def test_two_that_could_not_link_up_twice_are_planned_apart_until_one_registers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+
+    async def plan(command: RunPlanner, graph: bytes, measured: Any, *others: Any) -> PlanMade:
+        """A chain over workers that can all reach one another."""
+        found.append(measured)
+        names = command.workers if measured is None else connected_part(measured.topology)[0].ids
+        made = plan_over(sorted(names)[: command.count])
+        programs = [SegmentProgram(part.segment, b"program", {"weight": 4}) for part in made.placements]
+        owned = [[f"weight-{part.segment}"] for part in made.placements]
+        return PlanMade(1000.0, command.job, command.attempt, PlanResult(made, programs, owned, None))
+
+    monkeypatch.setattr("farflung.broker.dispatcher.plan", plan)
+
+    async def scene(service: BrokerService, folder: Path) -> None:
+        a, *_ = await registered(service, folder, "lab-1", "lab-2", "lab-3")
+        ana = await submitter(service, folder)
+        ana.say(job())
+        for attempt in (1, 2):
+            await ana.hear(Accepted)
+            assert (await ana.hear(Planned)).plan.workers() == ["lab-1", "lab-2"]
+            load = await a.hear(Load)
+            assert load.attempt == attempt
+            a.say(Broken("job-1", attempt, "lost the link to worker lab-2: no route", "lab-2"))
+            assert "no route" in (await ana.hear(RolledBack)).reason
+            await a.hear(Stop)
+        await ana.hear(Accepted)
+        planned = await ana.hear(Planned)
+        assert found[:2] == [None, None] and len(planned.plan.workers()) == 2
+        assert "lab-3" in planned.plan.workers()
+        viewer = await Member.dial(service, await identity(service, folder, "eye", "viewer"))
+        viewer.say(AskTopology())
+        links = (await viewer.hear(FleetTopology)).measured
+        assert {(link.sender, link.receiver, link.state, link.source) for link in links} == {
+            ("lab-1", "lab-2", "unreachable", "job"),
+            ("lab-2", "lab-1", "unreachable", "job"),
+        }
+        ana.say(Cancel("job-1", "enough", False))
+        await ana.hear(Ended)
+        await registered(service, folder, "lab-2")
+        viewer.say(AskTopology())
+        assert not (await viewer.hear(FleetTopology)).measured
 
     story(tmp_path, scene)
 

@@ -24,6 +24,7 @@ from farflung.broker.core.events import (
     ConsiderPlan,
     Event,
     Hold,
+    NoteApart,
     OpenCircuit,
     PlanConsidered,
     PlanFailed,
@@ -180,10 +181,21 @@ class Dispatcher:
                 group.actions.append(partial(_log.info, "%s", words))
             if isinstance(fact, facts.JobSubmitted) and origin is not None:
                 self.sessions.jobs[fact.job] = origin
+            self._forget_failed_links(fact)
         self._queue_commands(outcome, origin, group)
         for fact in outcome.facts:
             if isinstance(fact, facts.JobEnded):
                 self.sessions.jobs.pop(fact.job, None)
+
+    def _forget_failed_links(self, fact: facts.Fact) -> None:
+        """Forget failed links of a worker that registers again, and of members that have linked up."""
+        if isinstance(fact, facts.WorkerAdmitted):
+            self.measurements = self.measurements.without_failed_links(lambda pair: fact.worker in pair)
+        elif isinstance(fact, facts.JobRunning) and (plan := self.state.jobs[fact.job].plan) is not None:
+            near = {name: plan.neighbours(name) for name in plan.workers()}
+            self.measurements = self.measurements.without_failed_links(
+                lambda pair: pair[1] in near.get(pair[0], ())
+            )
 
     def _queue_commands(self, outcome: Outcome, origin: HolderSession | None, group: _Group) -> None:
         # Look up receivers now and not after the commit: a worker that registers again within this group must
@@ -193,6 +205,10 @@ class Dispatcher:
                 group.actions.append(partial(self.spawn, self._consider(command)))
             elif isinstance(command, RunPlanner):
                 group.actions.append(partial(self.spawn, self._plan(command)))
+            elif isinstance(command, NoteApart):
+                self.measurements = self.measurements.with_failed_link(
+                    command.worker, command.peer, command.reason, self._clock()
+                )
             if isinstance(command, SendLoad) and (worker := self.sessions.workers.get(command.worker)):
                 group.loads.append(command)
                 group.actions.append(partial(self._send_load, worker, command, group))

@@ -130,6 +130,32 @@ def test_workers_that_do_not_link_up_at_first_are_tried_once_more() -> None:
     assert (job_of(story).state, job_of(story).recovery.unlinked) == ("running", 0)
 
 
+def noted(story: Scenario) -> list[tuple[str, str]]:
+    return [(one.worker, one.peer) for one in story.commands if isinstance(one, events.NoteApart)]
+
+
+def test_neighbours_that_do_not_link_up_while_they_load_are_noted() -> None:
+    story = Scenario(*"abc")
+    story.submit(3)
+    story.planned()
+    apart(story)
+    assert noted(story) == [("a", "b")]
+    again(story)  # what is lost in a run may come back
+    apart(story)
+    assert noted(story) == [("a", "b")]
+
+
+@pytest.mark.parametrize("peer", ["b", "e", "nobody"])
+def test_one_that_is_away_or_is_no_neighbour_says_nothing_of_a_link(peer: str) -> None:
+    story = Scenario(*"abcde")
+    story.submit(4)
+    story.planned()
+    story.take(facts.WorkerAway(story.now, "b", "the broker was restarted"))
+    broken = Broken("job-1", job_of(story).attempt, "no way", peer)
+    story.feed(events.WorkerMessage(story.now, "a", broken))
+    assert not noted(story)
+
+
 def test_workers_that_have_no_way_to_each_other_end_a_job_that_never_ran() -> None:
     story = Scenario("a", "b")
     story.submit(2)
@@ -138,7 +164,7 @@ def test_workers_that_have_no_way_to_each_other_end_a_job_that_never_ran() -> No
         story.planned()
         apart(story)
     assert job_of(story).state == "failed" and story.state.backup_pool() == ["a", "b"]
-    assert job_of(story).reason.endswith("no way; the attempt before ended in the same way")
+    assert job_of(story).reason.endswith("no way; 3 attempts before ended in the same way")
 
 
 def test_an_attempt_that_ran_between_two_without_links_gives_the_job_its_usual_number_of_tries() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from tests.broker.scenario import training
+from tests.broker.survey.test_topology import known, worker
 from torch import nn
 
 from farflung.broker.core.blobs import digest_of
@@ -18,7 +19,7 @@ from farflung.broker.core.events import ConsiderPlan, PlanFailed, PlanLacks, Pla
 from farflung.broker.planning import process
 from farflung.broker.planning.client import consider, plan
 from farflung.broker.planning.messages import Broken, Question, Searched
-from farflung.broker.survey.topology import MeasuredTopology
+from farflung.broker.survey.topology import MeasuredTopology, topology_of
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
 from farflung.plans import NO_WISHES, Topology, Wishes, WorkerSpec
@@ -212,6 +213,16 @@ def test_all_segments_recompute_if_that_is_wished_for(measured: MeasuredTopology
         assert isinstance(answer, PlanMade) and answer.result.plan.recomputing() == recomputing
         if measured is not None and recomputing:
             assert answer.result.prediction is not None and "recompute" in answer.result.prediction.notes[0]
+
+
+def test_two_without_a_link_are_not_both_in_a_plan_and_it_is_told_why_there_is_none() -> None:
+    apart = known().with_failed_link("a", "b", "no route", 1.0).with_failed_link("a", "b", "no route", 2.0)
+    measured = topology_of([worker("a"), worker("b"), worker("c")], apart)
+    for count in (2, 0):
+        answer = answered(tower(), training(), "a", "b", "c", count=count, measured=measured)
+        assert isinstance(answer, PlanMade) and not {"a", "b"} <= set(answer.result.plan.workers())
+    answer = answered(tower(), training(), "a", "b", "c", count=3, measured=measured)
+    assert isinstance(answer, PlanFailed) and "there is no link" in answer.reason
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,30 @@ def test_silence_says_nothing_of_the_way_and_neither_does_a_link_that_came_about
     assert known(link("a", "b", 8.0), *[silent] * 9).pairs["a", "b"].state == "measured"
 
 
+def test_two_members_that_could_not_link_up_twice_are_apart_until_they_do_or_may() -> None:
+    probed = known(failed(), failed(), link("a", "c", 8.0))
+    once = probed.with_failed_link("c", "b", "no route", 5.0)
+    assert once.pairs["b", "c"].state == "not measured"
+    twice = once.with_failed_link("b", "c", "no route", 6.0)
+    assert {pair: one.state for pair, one in twice.pairs.items()} == {
+        ("a", "b"): "unreachable",
+        ("a", "c"): "measured",
+        ("b", "c"): "unreachable",
+        ("c", "b"): "unreachable",
+    }
+    assert twice.without_failed_links(lambda pair: "a" in pair) is twice
+    assert twice.without_failed_links(lambda pair: "b" in pair) == probed  # what probes found stays
+
+
+def test_a_measured_link_counts_as_lost_only_if_members_fail_twice_with_no_link_between() -> None:
+    found = known(link("a", "b", 8.0)).with_failed_link("a", "b", "no route", 5.0)
+    assert found.pairs["a", "b"].state == "measured" and found.pairs["a", "b"].failures == 1
+    linked = found.without_failed_links(lambda pair: pair == ("a", "b"))
+    assert linked.pairs["a", "b"].is_fresh
+    assert linked.with_failed_link("a", "b", "no route", 6.0).pairs["a", "b"].state == "measured"
+    assert found.with_failed_link("a", "b", "no route", 6.0).pairs["a", "b"].state == "unreachable"
+
+
 def test_what_is_known_survives_the_store() -> None:
     found = known(link("a", "b", 8.0), failed())
     (kept,) = found.current([failed()])

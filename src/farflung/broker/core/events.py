@@ -324,6 +324,18 @@ class ConsiderCodecs:
 
 
 @dataclass(frozen=True)
+class NoteApart:
+    """Remember that two members of a job could not link up, so that plans do without their link.
+
+    It is observed, and forgotten once one of the two registers again or moves, or they do link up.
+    """
+
+    worker: str
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class OpenCircuit:
     """Give `dialler` and `target` one end each of a circuit through `relay` (a worker's id, or `broker`).
 
@@ -354,5 +366,6 @@ Command = (
     | ConsiderPlan
     | ReadTuning
     | ConsiderCodecs
+    | NoteApart
     | OpenCircuit
 )

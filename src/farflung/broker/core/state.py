@@ -285,7 +285,7 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
             elif message.peer == job.submitter:
                 recovery.link_lost(turn, job, why)
             else:
-                recovery.workers_apart(turn, job, why)
+                recovery.workers_apart(turn, job, event.worker, message.peer, why)
 
 
 @_decide.register

@@ -20,19 +20,22 @@ from farflung.errors import StoreError
 
 Pair = tuple[str, str]
 Direction = Literal["up", "down"]
-Source = Literal["probe", "traffic"]
+Source = Literal["probe", "traffic", "job"]
 LinkState = Literal["measured", "not measured", "unreachable"]
 
 ENOUGH_FAILURES = 2
-"""Probes in a row without a connection after which a link counts as unreachable; one may fail by chance."""
+"""Attempts in a row to connect, by probes or by members of a job, after which a link counts as unreachable if
+all failed; one may fail by chance.
+"""
 
 
 class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
     """The link from `sender` to `receiver`, as measured `at` seconds since 1970.
 
     A bandwidth of 0 means that no rate was measured; `problem` says why the newest probe failed. `failures`
-    counts the probes in a row in which both ends answered but could not connect. If one end dialled the
-    other, `dialled` is the end that was dialled; `closed` are the ends that could not be dialled.
+    counts the probes in a row in which both ends answered but could not connect; attempts of a job in which
+    the two could not link up count as such, and have the source "job". If one end dialled the other,
+    `dialled` is the end that was dialled; `closed` are the ends that could not be dialled.
     """
 
     sender: str
@@ -146,6 +149,29 @@ class Measurements:
             {pair: measurements for pair, measurements in self.pairs.items() if worker not in pair},
             {key: measurements for key, measurements in self.lines.items() if key[0] != worker},
         )
+
+    def with_failed_link(self, worker: str, peer: str, problem: str, now: float) -> Measurements:
+        """All measurements once two members of a job could not link up, though both are there."""
+        return self.updated(
+            PairMeasurement(*pair, 0.0, 0.0, now, "job", problem=problem, failures=1)
+            for pair in ((worker, peer), (peer, worker))
+        )
+
+    def without_failed_links(self, is_meant: Callable[[Pair], bool]) -> Measurements:
+        """All measurements without what members of jobs found of these links: they may link up, or do."""
+        found = {
+            pair
+            for pair, link in self.pairs.items()
+            if (link.source == "job" or (link.failures and link.bandwidth_mbps > 0)) and is_meant(pair)
+        }
+        if not found:
+            return self
+        pairs = {
+            pair: msgspec.structs.replace(link, failures=0, problem="") if pair in found else link
+            for pair, link in self.pairs.items()
+            if pair not in found or link.source != "job"
+        }
+        return Measurements(pairs, self.lines)
 
     def among(self, workers: Iterable[str]) -> bool:
         """Whether any link between two of these workers was measured or is unreachable."""

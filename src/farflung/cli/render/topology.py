@@ -132,4 +132,5 @@ def _failure(link: MeasuredLink) -> str:
     if link.state == "unreachable":
         return f"no link {ends}: {link.problem}"
     counts = "the older measurement is used" if link.state == "measured" else "not measured yet"
-    return f"a probe {ends} failed ({counts}): {link.problem}"
+    who = "members of a job had no link" if link.source == "job" else "a probe failed"
+    return f"{who} {ends} ({counts}): {link.problem}"

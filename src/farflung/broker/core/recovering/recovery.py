@@ -8,7 +8,7 @@ version on workers' disks, or at the newest unit whose state the submitter has, 
 from __future__ import annotations
 
 from farflung.broker.core import facts
-from farflung.broker.core.events import ReadTuning, Send
+from farflung.broker.core.events import NoteApart, ReadTuning, Send
 from farflung.broker.core.protecting import protection
 from farflung.broker.core.records import DONE, FAILED, LOADING, PLANNING, Job, State
 from farflung.broker.core.recovering import recutting, replaying, restoring
@@ -32,14 +32,17 @@ MOST_REPLAYED = 5
 """As `MOST_REGROUPED`, if a worker is lost: each may be lost by what it replays."""
 
 
-MOST_UNLINKED = 2
-"""After so many attempts in a row in which two workers could not reach each other a job ends that never ran:
-these two may have no way to each other. One more is tried because the broker may have been away.
+MOST_UNLINKED = 4
+"""After so many attempts in a row in which two workers could not reach each other a job ends that never ran.
+The broker may have been away in the first one. After the second one plans do without a link of these two; so
+if there are more attempts, two others are apart, too.
 """
 
 
-def workers_apart(turn: Transition, job: Job, reason: str) -> None:
-    """Two workers cannot reach each other. A job that never ran ends if that is so again."""
+def workers_apart(turn: Transition, job: Job, worker: str, peer: str, reason: str) -> None:
+    """Two workers cannot reach each other. A job that never ran ends if that is so again and again."""
+    if job.state == LOADING and _are_neighbours(turn.state, job, worker, peer):
+        turn.do(NoteApart(worker, peer, one_line(reason)))
     unlinked = job.recovery.unlinked
     has_run = (
         job.keeps or job.restores or job.recovery.failed > unlinked or (job.recovery.last and not unlinked)
@@ -49,7 +52,13 @@ def workers_apart(turn: Transition, job: Job, reason: str) -> None:
     elif unlinked + 1 < MOST_UNLINKED:
         _roll_back(turn, job, one_line(reason), unlinked=True)
     else:
-        fail(turn, job, f"{reason}; the attempt before ended in the same way")
+        fail(turn, job, f"{reason}; {count_of(unlinked, 'attempt')} before ended in the same way")
+
+
+def _are_neighbours(state: State, job: Job, worker: str, peer: str) -> bool:
+    """Whether these two need a link, and both are there."""
+    is_there = peer in state.workers and state.workers[peer].connected
+    return is_there and job.plan is not None and peer in job.plan.neighbours(worker)
 
 
 def link_lost(turn: Transition, job: Job, reason: str) -> None:

@@ -209,6 +209,34 @@ def test_the_words_of_others_are_shown_as_they_are(capsys: pytest.CaptureFixture
     assert "[b]lab?[2J" in shown and "\x1b[2J" not in shown
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (0, "lab-3: a step is shorter without it (--workers N uses exactly N)"),
+        (2, "lab-3: 2 workers were asked for"),
+    ],
+)
+def test_spare_workers_are_said_with_the_reason(
+    asked: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
+    prediction = Prediction("auto", 0.4, "device a, busy 50%", left_out=["lab-3"], asked=asked)
+    PlainObserver(1).planned(Planned("job-1", 1, plan, [[]], {}, prediction, {}))
+    assert f"left out: {words}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [PlainObserver, LiveObserver])
+def test_good_news_is_no_warning(
+    kind: type[PlainObserver | LiveObserver], capsys: pytest.CaptureFixture[str]
+) -> None:
+    observer = kind(1)
+    observer.noted("the job moves to another plan")
+    observer.warned("worker a was lost")
+    observer.close()
+    said = capsys.readouterr().err
+    assert "warning: worker a was lost" in said and "\nwarning: the job" not in f"\n{said}"
+
+
 @pytest.mark.parametrize("kind", [PlainObserver, LiveObserver])
 def test_a_run_that_starts_its_own_workers_gives_no_advice(
     kind: type[PlainObserver | LiveObserver], capsys: pytest.CaptureFixture[str]

@@ -132,9 +132,10 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a plan is predicted to achieve: the simulated time of a step, and its bottleneck.
 
     No plan takes less than `lower_bound_seconds` (0: no bound is known). `left_out` are workers that were
-    available and get no segment, `unreachable` those left out because a link is missing. `measured` says
-    whether the plan is based on the fleet's own measurements, not on a file. If tasks are so `brief` that
-    Python's overhead dominates (`simulator.simulation`), `step_seconds` means little.
+    available and get no segment, `unreachable` those left out because a link is missing. `asked` is how many
+    workers the plan had to use, 0 if the planner chose. `measured` says whether the plan is based on the
+    fleet's own measurements, not on a file. If tasks are so `brief` that Python's overhead dominates
+    (`simulator.simulation`), `step_seconds` means little.
     """
 
     scheduler: Word
@@ -146,3 +147,4 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: bool = False
     unreachable: list[Word] = []
     brief: bool = False
+    asked: int = 0

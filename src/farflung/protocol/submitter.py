@@ -88,13 +88,15 @@ class Accepted(Message, frozen=True):
     """The job's id, and its state in words ("waiting for 1 more worker (have 1, the job needs 2)").
 
     `lacking` means that enough workers are connected, but too few of them have the model's ops. `missing` is
-    how many workers the job waits for.
+    how many workers the job waits for. Of its members, `away` are those that it waits for: the broker knows
+    that they are lost or gone for a while.
     """
 
     job: Id
     state: Text
     lacking: bool = False
     missing: Count = 0
+    away: list[Id] = msgspec.field(default_factory=list)
 
 
 class Planned(Message, frozen=True):
@@ -108,7 +110,7 @@ class Planned(Message, frozen=True):
     The attempt begins at `unit`. If it `keeps` the state, the workers go on with what they hold, for this
     `reason`: send none. The `replayers` run the units from `replay_from` on again before, and ask for their
     inputs (`Pull`). After a `recut` the workers have the state from copies of their disks that were made on
-    another plan, and codecs begin anew.
+    another plan, and codecs begin anew. `in_order` is as in `RolledBack`.
     """
 
     job: Id
@@ -125,6 +127,7 @@ class Planned(Message, frozen=True):
     replayers: list[Id] = msgspec.field(default_factory=list)
     replay_from: Count = 0
     recut: bool = False
+    in_order: bool = False
 
 
 class Running(Message, frozen=True):
@@ -180,7 +183,8 @@ class RolledBack(Message, frozen=True):
 
     The submitter then sends the state of that unit: of the copy that it stored last, else the state with
     which it submitted the job. If it is `held`, workers have it on their disks, and the submitter sends none.
-    Should they not come back, another `RolledBack` of the same attempt follows.
+    Should they not come back, another `RolledBack` of the same attempt follows. All is `in_order` if the job
+    moves to a better plan, or without a worker that leaves.
     """
 
     job: Id
@@ -189,6 +193,7 @@ class RolledBack(Message, frozen=True):
     step: Count
     reason: Text
     held: bool = False
+    in_order: bool = False
 
 
 class Considered(Message, frozen=True):

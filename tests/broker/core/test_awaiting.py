@@ -58,8 +58,10 @@ def test_a_worker_that_returns_with_its_disk_replays_its_share_and_the_others_ke
     story.leave("b")
     job = job_of(story)
     assert (job.state, job.awaited, job.step, job.members) == ("loading", ("b",), 4, ("a", "b", "c"))
-    said = [message.state for message in told(story.commands) if isinstance(message, Accepted)][-1]
-    assert "waiting for b to return with its disk, or another one like it" in said
+    said = [message for message in told(story.commands) if isinstance(message, Accepted)][-1]
+    assert "waiting for b to return with its disk, or another one like it" in said.state and said.away == [
+        "b"
+    ]
     story.feed(events.WorkerMessage(story.now, "a", Broken("job-1", 1, "cut", "b")))
     assert job_of(story) == job and not continues(story)
     back(story)

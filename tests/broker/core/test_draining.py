@@ -99,9 +99,8 @@ def test_a_share_goes_to_an_idle_worker_between_two_units_and_nobody_runs_a_unit
     assert {name: one.unit for name, one in continues(story).items()} == {"a": unit + 2, "c": unit + 2}
     assert [one.attempt for one in sent(story.commands, "b") if isinstance(one, Stop)] == [1]
     planned = [one for one in told(story.commands) if isinstance(one, Planned)][-1]
-    assert planned.reason == "worker b leaves in good order (its owner stops it)" and planned.replayers == [
-        "d"
-    ]
+    assert planned.reason == "worker b leaves in good order (its owner stops it)" and planned.in_order
+    assert planned.replayers == ["d"]
     assert not rollbacks(story) and not released(story, "b")
     assert words(story, "b") == "until its copies of job-1's state lie with two others"
     load_all(story)

@@ -17,6 +17,7 @@ from farflung.plans import Prediction
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.messages import Broken, Considered, Decide, Planned, Refused, RolledBack, Stop
 from farflung.protocol.worker import SegmentProgram
+from farflung.text import format_seconds
 
 FIRST = 3  # `place` has decided the units before
 MOVE = 8  # the last unit before a move, if the planner answers at once
@@ -102,6 +103,8 @@ def test_a_job_moves_right_after_its_version_and_loses_no_step() -> None:
     back, planned = [one for one in told(commands) if isinstance(one, RolledBack | Planned)]
     assert isinstance(back, RolledBack) and (back.unit, back.step, back.held) == (MOVE + 1, MOVE + 1, True)
     assert isinstance(planned, Planned) and (planned.unit, planned.recut) == (MOVE + 1, True)
+    assert back.in_order and planned.prediction is not None
+    assert f"on another plan {format_seconds(planned.prediction.step_seconds)};" in back.reason
     assert back.reason.startswith("the job moves to another plan on a, b, d: a step takes ")
     assert story.state.workers["c"].idle and job.recovery.failed == 0
     for worker in job.members:

@@ -233,7 +233,7 @@ def test_a_submitter_hears_what_it_has_missed_and_where_the_job_stands() -> None
     outcome = story.say(Return("job-1", 1, 1))
     assert isinstance(outcome.commands[0], Hold)
     accepted, done, running = told(outcome.commands)
-    assert accepted == Accepted("job-1", "waiting for a, b to return")
+    assert accepted == Accepted("job-1", "waiting for a, b to return", away=["a", "b"])
     assert isinstance(done, UnitDone) and (done.unit, done.attempt, done.loss) == (1, 1, 1.5)
     assert running == Running("job-1", 1) and not job_of(story).held
 
@@ -249,8 +249,9 @@ def test_a_submitter_without_links_goes_on_where_the_workers_are() -> None:
     for worker in ("a", "b"):
         story.join(worker, standing=standing(2))
     outcome = story.say(Return("job-1", 0, 0))
-    accepted, *done, planned = told(outcome.commands)
+    accepted, *done, planned, goes_on = told(outcome.commands)
     assert isinstance(accepted, Accepted) and [one.unit for one in done] == [0, 1]  # type: ignore[attr-defined]
+    assert goes_on == Accepted("job-1", "loading")  # it was held, and waits for no one any longer
     assert isinstance(planned, Planned) and planned.keeps and (planned.attempt, planned.unit) == (2, 2)
     assert isinstance(sent(outcome.commands, "a")[-1], Continue)
 

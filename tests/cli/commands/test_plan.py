@@ -269,7 +269,7 @@ def test_there_is_one_reason_for_each_who_is_left_out(
     (folder / "fleet.json").write_text(json.dumps(topology))
     assert plan("--no-what-if", "--workers", "1", "--picture", "step.svg") == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "left out home-2: 1 worker was requested" in told or "left out home-1: 1 worker was" in told
+    assert "left out home-2: 1 worker was asked for" in told or "left out home-1: 1 worker was" in told
     assert "note there is no link from home-2 to lab: lab is left out" in told and told.count("lab") == 2
 
 

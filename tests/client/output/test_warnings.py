@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.client.output.test_recorder import job
 from tests.golden.samples import samples
 
@@ -14,14 +15,18 @@ from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.run_folder import RunFolder
 from farflung.plans import Placement, Plan
-from farflung.protocol.messages import Considered, Planned
+from farflung.protocol.messages import Considered, Planned, RolledBack
 
 
 class Listener(Observer):
-    """Remembers warnings."""
+    """Remembers warnings and notes."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.notes: list[str] = []
+
+    def noted(self, words: str) -> None:
+        self.notes.append(words)
 
     def warned(self, words: str) -> None:
         self.heard.append(words)
@@ -76,6 +81,36 @@ def test_a_replay_is_told_in_steps(tmp_path: Path) -> None:
     (words,) = listener.heard
     steps = sum(bool(unit and unit.train) for unit in map(job().training().units().at, range(3)))
     assert words.endswith(f"b runs {steps} step{'s' * (steps != 1)} again; the others keep their state")
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_only_what_went_wrong_is_a_warning(tmp_path: Path, in_order: bool) -> None:
+    kept = msgspec.structs.replace(
+        planned(2, "a", "b"), keeps=True, reason="worker c left", replayers=["b"], in_order=in_order
+    )
+
+    async def scene(listener: Listener) -> None:
+        books = Recorder(job(), RunFolder.create(tmp_path / "run"), listener)
+        await books.regrouping(kept)
+        await books.rolled_back(RolledBack("job-1", 2, 0, 0, "the job moves", True, in_order))
+        await books.recut(3, is_coded=not in_order)
+        books.folder.close()
+
+    asyncio.run(scene(listener := Listener()))
+    said = listener.notes if in_order else listener.heard
+    assert len(said) == 3 and not (listener.heard if in_order else listener.notes)
+
+
+def test_steps_that_ended_while_the_submitter_was_away_are_counted(tmp_path: Path) -> None:
+    async def scene(listener: Listener) -> None:
+        books = Recorder(job(steps=9, validation=None), RunFolder.create(tmp_path / "run"), listener)
+        await books.goes_on_at(3)
+        books.folder.close()
+
+    asyncio.run(scene(listener := Listener()))
+    assert listener.heard == [
+        "this process was away while 3 steps ended, up to step 3: the run's metrics lack them"
+    ]
 
 
 def test_an_attempt_on_the_plan_of_before_says_nothing_of_predictions() -> None:

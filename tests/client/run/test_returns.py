@@ -385,6 +385,22 @@ def test_a_worker_that_the_broker_lost_too_costs_no_return(played: Callable[...,
     played(scenario)
 
 
+def test_a_worker_that_the_broker_waits_for_is_no_second_failure(played: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.begins()
+        await scene.eventually(scene.feeds)
+        scene.broker.say(Accepted("job-1", "waiting for a to return with its disk", away=["a"]))
+        scene.broker.say(AttemptLost(1, "worker a was lost: no other link to it", "a"))
+        await asyncio.sleep(3 * LEASE_SECONDS)
+        assert scene.broker.heard.empty() and not scene.observer.warnings and scene.feeds()
+        scene.broker.say(Accepted("job-1", "running"))  # it is back, and only its link to here is lost
+        assert await scene.broker.hears(Return) == Return("job-1", 0, 0)
+        (warning,) = scene.observer.warnings
+        assert "Asking the broker for new links" in warning
+
+    played(scenario)
+
+
 PLACE = Place("job-1", Recorded(2, 2, 1.5))
 
 

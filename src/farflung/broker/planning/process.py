@@ -230,6 +230,7 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
         notes=[note[:LINE_LENGTH] for note in notes],
         measured=question.measured,
         brief=bool(brief),
+        asked=question.count,
     )
 
 

@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from farflung.cli.render.plan import spare_words
 from farflung.cli.render.tables import WIDTH, bar, columns, paragraph, wrapped
-from farflung.text import and_more, count_of, format_bytes, format_number, format_rate, format_seconds
+from farflung.text import count_of, format_bytes, format_number, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from farflung.planner.advice.forecast import Expected, Forecast, LinkRow, SegmentRow, WorkerRow
@@ -41,9 +42,7 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
         yield from wrapped("left out", f"{worker}: {lacking}")
     others = {*found.unreachable, *found.unable}
     if idle := [worker for worker in found.left_out if worker not in others]:
-        why = f"{count_of(asked, 'worker')} {'were' if asked > 1 else 'was'} requested"
-        why = why if asked else f"the step is shorter without {'them' if len(idle) > 1 else 'it'}"
-        yield from wrapped("left out", f"{and_more(idle)}: {why}")
+        yield from wrapped("left out", spare_words(idle, asked))
     for note in found.notes:
         yield from wrapped("note", note)
     yield from _brief_tasks(found)

@@ -117,6 +117,9 @@ class LiveObserver(Observer):
     def checkpointed(self, step: int, place: str) -> None:
         self._console.print(f"checkpoint of step {step} saved in {place}", markup=False)
 
+    def noted(self, words: str) -> None:
+        self._console.print(words)
+
     def warned(self, words: str) -> None:
         self._console.print(f"warning: {words}")
 

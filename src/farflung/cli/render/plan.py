@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from farflung.text import and_more, format_bytes, format_flops, format_seconds, printable
+from farflung.text import and_more, count_of, format_bytes, format_flops, format_seconds, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,6 +66,15 @@ def chosen_lines(chosen: CodecsChosen) -> list[str]:
     return [*changes, *(printable(f"note: {words}") for words in chosen.words)]
 
 
+def spare_words(spare: Sequence[str], asked: int) -> str:
+    """Why these workers have no part in a plan; `asked` is how many it had to use, 0 if the planner chose."""
+    if asked:
+        why = f"{count_of(asked, 'worker')} {'were' if asked > 1 else 'was'} asked for"
+    else:
+        why = f"a step is shorter without {'them' if len(spare) > 1 else 'it'} (--workers N uses exactly N)"
+    return f"{and_more(spare)}: {why}"
+
+
 def prediction_lines(prediction: Prediction | None) -> list[str]:
     """The predicted step time and bottleneck, in a few lines."""
     if prediction is None:
@@ -77,10 +87,7 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
         step = "no step time is predicted"
     lines = [f"planned by {prediction.scheduler}: {step}"]
     if prediction.left_out:
-        lines.append(
-            f"left out: {and_more(prediction.left_out)}: a step is shorter without them"
-            " (--workers N uses exactly N)"
-        )
+        lines.append(f"left out: {spare_words(prediction.left_out, prediction.asked)}")
     return lines + [f"note: {words}" for words in prediction.notes]
 
 

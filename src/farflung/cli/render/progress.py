@@ -188,6 +188,9 @@ class PlainObserver(Observer):
     def checkpointed(self, step: int, place: str) -> None:
         note(f"checkpoint of step {step} saved in {place}")
 
+    def noted(self, words: str) -> None:
+        note(words)
+
     def warned(self, words: str) -> None:
         note(f"warning: {words}")
 

@@ -72,6 +72,9 @@ class Observer:
     def checkpointed(self, step: int, place: str) -> None:
         """The state after `step` steps is saved in that folder or at that URL."""
 
+    def noted(self, words: str) -> None:
+        """Something happened that was to be expected, such as a move to a better plan; nothing is wrong."""
+
     def warned(self, words: str) -> None:
         """Something happened that the user should know of; the run goes on."""
 

@@ -301,7 +301,7 @@ class Recorder:
             steps = count_of(self.metrics.steps_between(message.replay_from, message.unit), "step")
             verb = "runs" if len(message.replayers) == 1 else "run"
             how = f"{and_more(message.replayers)} {verb} {steps} again; the others keep their state"
-        self.observer.warned(f"{message.reason}. {how}")
+        self._say(f"{message.reason}. {how}", in_order=message.in_order)
         await self._record(
             "regrouping",
             attempt=message.attempt,
@@ -361,7 +361,8 @@ class Recorder:
         done = self.metrics.steps
         self.metrics.rolled_back(message.unit)
         again = f", and does {count_of(done - message.step, 'step')} again" if done > message.step else ""
-        self.observer.warned(f"{message.reason}. The run goes on from step {message.step}{again}")
+        words = f"{message.reason}. The run goes on from step {message.step}{again}"
+        self._say(words, in_order=message.in_order and not again)
         await self._record(
             "rolled back",
             attempt=message.attempt,
@@ -379,7 +380,7 @@ class Recorder:
         first = self.metrics.steps + 1
         words = f"from step {first} on the model is cut in another way"
         more = "; codecs begin anew there, so the losses are those of another run" if is_coded else ""
-        self.observer.warned(f"{words}{more}")
+        self._say(f"{words}{more}", in_order=not is_coded)
         await self._record("another cut", attempt=attempt, step=first, another_run=is_coded)
 
     async def submitted_as(self, job: SubmittedJob) -> None:
@@ -414,8 +415,10 @@ class Recorder:
         before = self.metrics.next_unit
         self.metrics.rolled_back(unit)
         if unit > before:
+            steps = count_of(self.metrics.steps_between(before, unit), "step")
             words = (
-                f"units {before} to {unit - 1} were decided while this process was away: they have no rows"
+                f"this process was away while {steps} ended, up to step {self.metrics.steps}:"
+                " the run's metrics lack them"
             )
             self.observer.warned(words)
             await self._record("warned", words=[words])
@@ -474,6 +477,13 @@ class Recorder:
                 " travel as they are; the model may be diverging"
             )
             await self._record("not finite", step=self.metrics.steps, links=pairs)
+
+    def _say(self, words: str, in_order: bool) -> None:
+        """Tell the user what happened; it is a warning unless all of it is `in_order`."""
+        if in_order:
+            self.observer.noted(words)
+        else:
+            self.observer.warned(words)
 
     def _begin(self) -> None:
         if self.metrics.current is not None:

@@ -30,10 +30,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class AttemptLost:
-    """An attempt lost a worker, or cannot reach one."""
+    """An attempt lost the link to a worker, or cannot reach one (then `worker` is empty)."""
 
     attempt: int
     reason: str
+    worker: str = ""
 
 
 @dataclass(frozen=True)

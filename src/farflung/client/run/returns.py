@@ -6,7 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 from farflung.client.run.connection import Connection
-from farflung.client.run.events import BackgroundTasks, BrokerBack, BrokerGivenUp, Event, LinksOverdue
+from farflung.client.run.events import (
+    AttemptLost,
+    BackgroundTasks,
+    BrokerBack,
+    BrokerGivenUp,
+    Event,
+    LinksOverdue,
+)
 from farflung.errors import ConnectionFailed, FarflungError, RunFailed
 from farflung.protocol.messages import Denied, Return
 
@@ -38,6 +45,7 @@ class Returns:
     is_awaited : Whether a `Return` is not answered yet; what comes before that was said to the one before.
     is_repeating : Whether the broker, after its answer, repeats what this process has missed.
     has_returned : Whether there has been any return.
+    away : The workers that the broker waits for, as it last said.
     """
 
     def __init__(
@@ -56,6 +64,7 @@ class Returns:
         self._denied = 0
         self._links_lost = ""
         self.is_awaited = self.is_repeating = self.has_returned = False
+        self.away: frozenset[str] = frozenset()
 
     def redial(self) -> None:
         """Open another session with the broker; `BrokerBack` or `BrokerGivenUp` follows."""
@@ -98,17 +107,27 @@ class Returns:
         """Whether no link of the current attempt is lost for good."""
         return not self._links_lost
 
-    def links_lost(self, attempt: int, reason: str) -> None:
+    def links_lost(self, lost: AttemptLost) -> None:
         """A link of the attempt is lost. `LinksOverdue` follows unless the broker ends the attempt soon.
 
-        The broker knows more: it may have lost the worker, too.
+        The broker knows more: it may have lost the worker, too. While it waits for that one, so does the run.
         """
         if self._links_lost:
             return
-        self._links_lost = reason
+        self._links_lost = lost.reason
         if self._connection.is_open:
-            loop, lease = asyncio.get_running_loop(), self._connection.timeouts.lease_seconds
-            self._overdue = loop.call_later(lease, self._post, LinksOverdue(attempt, reason))
+            self._overdue_later(lost)
+
+    def _overdue_later(self, lost: AttemptLost) -> None:
+        loop, lease = asyncio.get_running_loop(), self._connection.timeouts.lease_seconds
+
+        def overdue() -> None:
+            if lost.worker in self.away:
+                self._overdue_later(lost)
+            else:
+                self._post(LinksOverdue(lost.attempt, lost.reason))
+
+        self._overdue = loop.call_later(lease, overdue)
 
     def is_in_vain(self) -> bool:
         """Count a return without links; whether there were too many in a row that changed nothing."""

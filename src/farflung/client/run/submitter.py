@@ -295,7 +295,7 @@ class Submitter:
                 return self._broker_given_up(event.reason)
             case AttemptLost():
                 if self._is_current(event.attempt) and not self._has_weights:
-                    self._returns.links_lost(event.attempt, event.reason)
+                    self._returns.links_lost(event)
             case LinksOverdue():
                 if self._is_current(event.attempt) and not self._has_weights:
                     return await self._links_overdue(event.reason)
@@ -311,6 +311,7 @@ class Submitter:
             submitted = await self._checkpoints.submitted(message.job, self._connection.address)
             if submitted is not None:
                 await self.recorder.submitted_as(submitted)
+        self._returns.away = frozenset(message.away)
         if self._returns.is_awaited:
             await self._answered()
         await self.recorder.accepted(message)
@@ -379,7 +380,9 @@ class Submitter:
             self._start,
             self._checkpoints.policy.end,
             self.recorder.observer,
-            lambda lost: self._attempt_lost(planned, f"worker {lost.peer} was lost: {lost.reason}"),
+            lambda lost: self._attempt_lost(
+                planned, f"worker {lost.peer} was lost: {lost.reason}", lost.peer
+            ),
         )
         self._tasks.begin(partial(self._load, self._attempt), collect=False)
 
@@ -389,8 +392,8 @@ class Submitter:
         except* ConnectionFailed as group:
             self._attempt_lost(attempt.planned, str(first_error(group)))
 
-    def _attempt_lost(self, planned: Planned, reason: str) -> None:
-        self._events.put_nowait(AttemptLost(planned.attempt, reason))
+    def _attempt_lost(self, planned: Planned, reason: str, worker: str = "") -> None:
+        self._events.put_nowait(AttemptLost(planned.attempt, reason, worker))
 
     async def _roll_back(self, message: RolledBack) -> None:
         """End the attempt here, and wait for the plan of the next one, which begins at an earlier unit."""

@@ -123,7 +123,7 @@ def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
             return
         found = replaying.takeover(turn.state, job, {name})
         if isinstance(found, Takeover):
-            recovery.take_over(turn, job, found, why)
+            recovery.take_over(turn, job, found, why, in_order=True)
             words = f"{replaying.taker_of(job, found)} takes its share"
             turn.do(Send(name, Stop(job.job, job.attempt, words)))
         elif _is_fresh(job, worker.leaving.since) and _can_restore_without(turn.state, job):
@@ -133,7 +133,7 @@ def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
 def _begin_without(turn: Transition, job: Job, why: str) -> None:
     """End the attempt: the next one begins with the newest version, on another plan if that needs one."""
     is_same_plan = job_queue.seating(job_queue.freed(turn.state, job), job) is not None
-    recovery.drop(turn, job, why)
+    recovery.drop(turn, job, why, in_order=True)
     queued = turn.state.jobs[job.job]
     if job_queue.waits_for_version(queued) and not is_same_plan:
         job_queue.give_plan_up(turn, queued, why)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from farflung.broker.core import facts
 from farflung.broker.core.events import ConsiderPlan, PlanConsidered
 from farflung.broker.core.fleet import replanning
@@ -18,6 +20,7 @@ from farflung.broker.core.records import QUEUED, RUNNING, Job, State
 from farflung.broker.core.recovering import recovery, recutting
 from farflung.broker.core.training import job_queue, loads, units
 from farflung.broker.core.transition import Transition
+from farflung.broker.planning.messages import PlanResult
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Considered
 
@@ -146,11 +149,21 @@ def _switch(turn: Transition, job: Job, proposal: Proposal) -> None:
     assert sources is not None
     why = one_line(replanning.reason(proposal.figures, result.plan.workers()))
     turn.emit(facts.JobMoves(turn.now, job.job, job.attempt, why))
-    recovery.drop(turn, job, why)
+    recovery.drop(turn, job, why, in_order=True)
     queued = turn.state.jobs[job.job]
     attempt = queued.attempt + 1
     turn.emit(facts.JobPlanning(turn.now, job.job, attempt, result.plan.workers(), restores=True))
-    loads.send_plan(turn, turn.state.jobs[job.job], result, sources)
+    loads.send_plan(turn, turn.state.jobs[job.job], _as_measured(proposal), sources)
+
+
+def _as_measured(proposal: Proposal) -> PlanResult:
+    """The plan, predicted to take as long as the move was decided on: by the measured pace of the fleet."""
+    result = proposal.result
+    assert result.prediction is not None
+    prediction = msgspec.structs.replace(
+        result.prediction, step_seconds=proposal.figures.expected, lower_bound_seconds=0.0
+    )
+    return msgspec.structs.replace(result, prediction=prediction)
 
 
 def _abort(turn: Transition, job: Job, why: str) -> None:

@@ -7,6 +7,8 @@ version on workers' disks, or at the newest unit whose state the submitter has, 
 
 from __future__ import annotations
 
+import msgspec
+
 from farflung.broker.core import facts
 from farflung.broker.core.events import NoteApart, ReadTuning, Send
 from farflung.broker.core.protecting import protection
@@ -120,8 +122,11 @@ def is_in_vain(job: Job) -> bool:
     return job.recovery.regrouped >= MOST_REPLAYED and not _got_further(job)
 
 
-def take_over(turn: Transition, job: Job, found: Takeover, reason: str) -> None:
-    """Begin an attempt in which some members run past units again, and the others keep their state."""
+def take_over(turn: Transition, job: Job, found: Takeover, reason: str, in_order: bool = False) -> None:
+    """Begin an attempt in which some members run past units again, and the others keep their state.
+
+    It is `in_order` if no worker is lost.
+    """
     before = job
     holders = protection.holders_for(turn.state, job, found.plan)
     attempt, replayers = job.attempt + 1, list(found.replayers)
@@ -141,7 +146,7 @@ def take_over(turn: Transition, job: Job, found: Takeover, reason: str) -> None:
         turn.do(
             loads.load_of(turn.state, job, name) if is_new else Send(name, continue_of(turn.state, job, name))
         )
-    turn.tell(job.job, loads.planned_of(turn.state, job))
+    turn.tell(job.job, msgspec.structs.replace(loads.planned_of(turn.state, job), in_order=in_order))
     if job.blobs.steering is not None:
         turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
 
@@ -273,8 +278,10 @@ def cannot_be_planned(turn: Transition, job: Job, reason: str, scattered: bool =
         jobs.end(turn, job, FAILED, reason)
 
 
-def drop(turn: Transition, job: Job, reason: str, told: bool = False) -> None:
-    """End an attempt that has not failed, but whose submitter is away or has returned without its links.
+def drop(turn: Transition, job: Job, reason: str, told: bool = False, in_order: bool = False) -> None:
+    """End an attempt that has not failed: its submitter is away or has returned without its links.
+
+    Or it is `in_order`: the job moves to a better plan, or a worker leaves.
 
     The job ends if the user has stopped it: its weights cannot come home any more. The submitter hears of
     it, unless the caller has `told` it.
@@ -282,7 +289,7 @@ def drop(turn: Transition, job: Job, reason: str, told: bool = False) -> None:
     if job.ending and job.ending != DONE:
         give_up(turn, job, reason)
     else:
-        _roll_back(turn, job, one_line(reason), dropped=True, told=told)
+        _roll_back(turn, job, one_line(reason), dropped=True, told=told, in_order=in_order)
 
 
 def _roll_back(
@@ -292,6 +299,7 @@ def _roll_back(
     dropped: bool = False,
     told: bool = False,
     unlinked: bool = False,
+    in_order: bool = False,
 ) -> None:
     """Free the workers and queue the job again, at the newest unit whose state is on disks."""
     version = protection.version_to_restore(job)
@@ -311,7 +319,8 @@ def _roll_back(
     step = turn.state.jobs[job.job].step
     if told:
         return
-    turn.tell(job.job, RolledBack(job.job, job.attempt, unit, step, reason, held=restores))
+    back = RolledBack(job.job, job.attempt, unit, step, reason, held=restores, in_order=in_order)
+    turn.tell(job.job, back)
 
 
 def _got_further(job: Job) -> bool:

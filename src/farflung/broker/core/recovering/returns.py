@@ -161,8 +161,10 @@ def explain(turn: Transition) -> None:
         words = words_of(turn.state, job)
         if words != job.words:
             turn.emit(facts.WaitExplained(job.job, words))
-            if words:
-                turn.tell(job.job, Accepted(job.job, words))
+            away = [] if job.held else turn.state.away_for(job)
+            goes_on = bool(job.words) and job.state != PLANNING and not job.held
+            if words or goes_on:
+                turn.tell(job.job, Accepted(job.job, words or job.state, away=away))
 
 
 def words_of(state: State, job: Job) -> str:

@@ -85,7 +85,8 @@ def take_place(turn: Transition, job: Job, message: Return, event: SubmitterMess
     seen = event.remote.rpartition(":")[0].strip("[]")
     turn.emit(facts.SubmitterReturned(turn.now, job.job, seen, message.attempt))
     job = turn.state.jobs[job.job]
-    turn.tell(job.job, Accepted(job.job, words_of(turn.state, job) or job.state))
+    away = turn.state.away_for(job)
+    turn.tell(job.job, Accepted(job.job, words_of(turn.state, job) or job.state, away=away))
     for missed in _missed(turn.state, job, message):
         turn.tell(job.job, missed)
     if _needs_links(job, message) and not job.awaited:

@@ -5,7 +5,7 @@ import json
 import msgspec
 from tests.broker.scenario import DEVICE, Scenario
 
-from farflung.broker.core import facts, log_lines
+from farflung.broker.core import events, facts, log_lines
 from farflung.broker.status import Sighting, status_of
 from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import FromViewer, Status, ToViewer, decode, encode
@@ -101,6 +101,26 @@ def test_a_queued_job_shows_what_it_waits_for() -> None:
     story = Scenario("a")
     story.submit(3)
     assert status(story).jobs[0].reason == "waiting for 2 more workers (have 1, the job needs 3)"
+
+
+def test_a_job_that_is_held_or_waits_for_certain_workers_says_so() -> None:
+    story = Scenario("a", "b")
+    story.running(2)
+    assert (status(story).jobs[0].held, status(story).jobs[0].waits_for) == (False, [])
+    story.submit(2, on=["a", "c"])
+    assert status(story).jobs[1].waits_for == ["a", "c"]
+    assert "1 worker is busy with job-1" in status(story).jobs[1].reason
+    story.feed(events.SubmitterLeaves(story.now, "job-1", "its terminal was closed"))
+    assert status(story).jobs[0].held and status(story).jobs[0].condition == "held"
+
+
+def test_a_queued_job_names_the_jobs_that_have_the_workers() -> None:
+    story = Scenario("a", "b", "c")
+    story.running(2)
+    story.submit(3)
+    assert status(story).jobs[1].reason == (
+        "waiting for 2 more workers (have 1, the job needs 3; 2 workers are busy with job-1)"
+    )
 
 
 def test_the_status_travels_and_reads_as_json() -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from farflung.broker.core.fleet.membership import Membership, listed, membership
 from farflung.broker.core.protecting.protection import protection
-from farflung.broker.core.records import COLLECTING, RUNNING, Job, State, Worker
+from farflung.broker.core.records import COLLECTING, QUEUED, RUNNING, Job, State, Worker
+from farflung.broker.core.recovering import restoring
 from farflung.protocol.messages import Status
 from farflung.protocol.viewer import LEFT, JobStatus, LinkView, WorkerStatus
 
@@ -110,4 +111,17 @@ def _job_status(state: State, job: Job) -> JobStatus:
         codecs=list(job.codecs) if moving else [],
         protection=protection(state, job),
         planning=job.replanning.words,
+        held=job.held and not job.over,
+        waits_for=_waits_for(state, job),
     )
+
+
+def _waits_for(state: State, job: Job) -> list[str]:
+    """The workers without which the job cannot go on, or begin, as far as it depends on certain ones."""
+    if job.over or job.held:
+        return []
+    if job.state == QUEUED and job.plan is not None:
+        return restoring.missing(state, job)
+    if job.state == QUEUED and job.on:
+        return [name for name in job.on if name not in state.idle_for(job)]
+    return state.away_for(job)

@@ -12,14 +12,18 @@ from farflung.plans import LinkCodec
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reachability import LinkReport
 from farflung.protocol.worker import LinkTraffic
-from farflung.text import count_of
+from farflung.text import and_more, count_of
 
 JOINING, READY, STANDBY, TRAINING = "joining", "ready", "standby", "training"
 DRAINING, SUSPECT, LEFT = "draining", "suspect", "left"
-"""States of a worker."""
+STATES = (TRAINING, STANDBY, READY, JOINING, DRAINING, SUSPECT, LEFT)
+"""States of a worker, in the order in which workers are counted."""
 
 OVER = ("done", "failed", "cancelled")
 """States of a job that has ended."""
+
+NAMED = 3
+"""How many workers the state of a job names."""
 
 
 class Ask(Message, frozen=True):
@@ -58,11 +62,6 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     gone_seconds: float = 0.0
 
     @property
-    def label(self) -> str:
-        """The state in one word: of those that have left, some are lost."""
-        return "lost" if self.is_lost else self.state
-
-    @property
     def is_away(self) -> bool:
         """Whether the worker has joined but is not connected now."""
         return not self.connected
@@ -73,7 +72,8 @@ class JobStatus(msgspec.Struct, frozen=True):
 
     `links` is the traffic between workers since the job began or the broker was started, `codecs` the codecs
     of links that are not dense. `protection` says what the loss of a worker costs, if the job has a plan,
-    and `planning` what came of the last look for a better one.
+    and `planning` what came of the last look for a better one. A job that is `held` waits for its submitter;
+    one that `waits_for` workers cannot go on, or begin, without them.
     """
 
     job: str
@@ -90,6 +90,17 @@ class JobStatus(msgspec.Struct, frozen=True):
     codecs: list[LinkCodec] = []
     protection: str = ""
     planning: str = ""
+    held: bool = False
+    waits_for: list[str] = []
+
+    @property
+    def condition(self) -> str:
+        """The state for people: a job that is held or waits for workers says so instead of how far it is."""
+        if self.state in OVER:
+            return self.state
+        if self.held:
+            return "held"
+        return f"waiting for {and_more(self.waits_for, NAMED)}" if self.waits_for else self.state
 
 
 class LinkView(msgspec.Struct, frozen=True):
@@ -113,11 +124,12 @@ class Status(Message, frozen=True):
     relay_mbps: float
 
     def workers_counted(self) -> str:
-        """The number of workers in each state: "2 workers connected, 1 lost, 2 idle"."""
-        connected = count_of(sum(not worker.is_away for worker in self.workers), "worker")
-        states = Counter(worker.label for worker in self.workers if worker.is_away)
-        away = "".join(f", {count} {state}" for state, count in sorted(states.items(), reverse=True))
-        return f"{connected} connected{away}, {len(self.backup_pool)} idle"
+        """The number of workers in each state: "3 workers: 2 training, 1 standby; 1 left"."""
+        states = Counter(worker.state for worker in self.workers)
+        gone = states.pop(LEFT, 0)
+        counts = [f"{states[state]} {state}" for state in STATES if states[state]]
+        there = count_of(states.total(), "worker") + (f": {', '.join(counts)}" if counts else "")
+        return f"{there}; {gone} left" if gone else there
 
 
 class Renew(Message, frozen=True):

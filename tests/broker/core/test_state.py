@@ -189,7 +189,9 @@ def test_workers_that_the_plan_leaves_out_go_back_to_the_pool() -> None:
 def test_jobs_queue_in_order_even_when_a_later_one_would_fit() -> None:
     story = Scenario("a", "b", "c")
     story.running(2)
-    assert "waiting for 1 more worker (have 1, the job needs 2)" in str(story.submit(2).commands)
+    assert "waiting for 1 more worker (have 1, the job needs 2; 2 workers are busy with job-1)" in str(
+        story.submit(2).commands
+    )
     assert "waiting for job-2" in str(story.submit(1, submitter="bo").commands)
     story.cancel(collect=False)
     story.planned("job-2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import msgspec
 import pytest
 
 from farflung.cli.main import run
@@ -38,14 +39,61 @@ def status_of(*states: str) -> Status:
 @pytest.mark.parametrize(
     ("states", "words"),
     [
-        (("ready", "training"), "2 workers connected, 1 idle"),
-        (("ready", "lost", "left"), "1 worker connected, 1 lost, 1 left, 1 idle"),
-        (("lost",), "0 workers connected, 1 lost, 0 idle"),
-        ((), "0 workers connected, 0 idle"),
+        (("ready", "training"), "2 workers: 1 training, 1 ready"),
+        (("ready", "lost", "left"), "1 worker: 1 ready; 2 left"),
+        (
+            ("suspect", "draining", "joining", "standby"),
+            "4 workers: 1 standby, 1 joining, 1 draining, 1 suspect",
+        ),
+        (("lost",), "0 workers; 1 left"),
+        ((), "0 workers"),
     ],
 )
-def test_workers_that_are_away_are_counted_apart(states: tuple[str, ...], words: str) -> None:
+def test_workers_are_counted_by_state_and_those_that_left_apart(states: tuple[str, ...], words: str) -> None:
     assert status_of(*states).workers_counted() == words
+
+
+def test_workers_that_left_and_jobs_that_are_over_are_folded() -> None:
+    found = status_of("ready", *["lost"] * 5)
+    gone = [
+        msgspec.structs.replace(one, gone_seconds=60.0 * number, reason="it was lost" if number == 5 else "")
+        for number, one in enumerate(found.workers)
+    ]
+    states = ["done", "failed", "done", "done", "running", "done"]
+    jobs = [job(f"job-{number}", state) for number, state in enumerate(states, 1)]
+    found = msgspec.structs.replace(found, workers=gone, jobs=jobs)
+    text = "\n".join(status_lines(found))
+    assert "w1: left 1:00 ago" in text and "w3: left" in text and "w4" not in text and "w5" not in text
+    assert "  and 2 workers before (--all lists them)" in text
+    assert "  and 2 older jobs: 1 done, 1 failed (--all lists them)" in text
+    assert "job-1 " not in text and "job-2 " not in text and "job-5 " in text and "job-6 " in text
+    everything = "\n".join(status_lines(found, everything=True))
+    assert (
+        "w5: left 5:00 ago: it was lost" in everything
+        and "job-1 " in everything
+        and "--all" not in everything
+    )
+
+
+def job(name: str, state: str, **changes: object) -> JobStatus:
+    return JobStatus(name, "gpt", state, "", 1, 2, None, None, [], **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "shown"),
+    [
+        ("running", {}, "running"),
+        ("running", {"held": True}, "held"),
+        ("loading", {"waits_for": ["a", "b"]}, "waiting for a, b"),
+        ("failed", {"held": True}, "failed"),
+    ],
+)
+def test_a_job_that_is_held_or_waits_says_so_as_its_state(
+    state: str, changes: dict[str, object], shown: str
+) -> None:
+    found = msgspec.structs.replace(status_of(), jobs=[job("job-1", state, **changes)])
+    (row,) = [line for line in status_lines(found) if "job-1" in line]
+    assert f"  {shown}  " in row
 
 
 def wide_status() -> Status:

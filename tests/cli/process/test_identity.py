@@ -15,7 +15,9 @@ import pytest
 from tests.support.broker_fleet import broker
 
 from farflung.broker.security.authority import create_token
+from farflung.broker.security.tokens import known_tokens
 from farflung.broker.service import BrokerService
+from farflung.cli.commands.status import any_identity
 from farflung.cli.process.identity import obtain_identity
 from farflung.client.run import broker_client
 from farflung.client.run.broker_client import ask_status
@@ -85,6 +87,32 @@ def test_a_token_of_a_broker_that_this_user_has_joined_needs_no_address(
             assert joined.broker == service.address
 
     beside_a_broker(home, scene)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_who_has_the_brokers_folder_needs_no_token(
+    home: Path, named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = home / "broker" if named else None
+
+    async def scene(service: BrokerService) -> None:
+        first = await any_identity(None, None, folder)
+        assert (first.role, first.broker) == ("viewer", service.address)
+        assert (await ask_status(first)).workers == []
+        assert "joined the broker" in capsys.readouterr().err
+        assert (await any_identity(None, None, folder)).id == first.id and not capsys.readouterr().err
+        (token,) = known_tokens(home / "broker")
+        assert (token.role, token.uses, token.used) == ("viewer", 1, 1)
+
+    beside_a_broker(home, scene)
+
+
+def test_who_has_no_broker_is_told_of_tokens(home: Path) -> None:
+    with pytest.raises(IdentityError, match="token create --role viewer"):
+        asyncio.run(any_identity(None, None, None))
+    create_token(home / "broker", "worker")  # makes the authority, but no broker has run
+    with pytest.raises(IdentityError, match=r"no broker has run on .* yet: start it with farflung broker"):
+        asyncio.run(any_identity(None, None, None))
 
 
 def test_a_token_of_an_unknown_broker_asks_for_its_address(home: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_who_never_joined_is_refused_with_those_there_are() -> None:
         list(check_workers(status, ["home-0", "w0", "home-1"], BROKER, wait=False))
     words = str(raised.value)
     assert words.startswith(f"no worker called home-0, home-1 has joined the broker at {BROKER}: ")
-    assert "its workers are w0, w1 (lost)" in words and "\n" not in words
+    assert "its workers are w0, w1 (left)" in words and "\n" not in words
     assert f"farflung join {BROKER} --name home-0" in words and "--wait" in words
 
 

@@ -15,7 +15,9 @@ from farflung.cli.process.identity import (
     FolderOption,
     TokenText,
     folder_of,
+    has_authority,
     home_folder,
+    obtain_from_own_broker,
     obtain_identity,
 )
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
@@ -100,6 +102,9 @@ async def _drain(
 
 
 async def _identity(broker: str | None, token: str | None, folder: Path) -> Identity:
+    own = folder_of("broker", None)
+    if token is None and not (folder / "identity.json").exists() and has_authority(own):
+        return await obtain_from_own_broker(own, "operator", broker)
     if token is None and not (folder / "identity.json").exists():
         raise IdentityError(
             f"no identity of an operator in {home_folder()}: run `farflung token create --role operator` on"

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from farflung.cli.process.identity import (
     BrokerOption,
     FolderOption,
     TokenText,
     folder_of,
+    has_authority,
     home_folder,
+    obtain_from_own_broker,
     obtain_identity,
 )
 from farflung.cli.render.output import JsonOption, print_json, print_text
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from farflung.transport.security.identity import Identity
     from farflung.transport.security.tokens import TokenRole
 
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Also list each worker that has left and each job that is over.")
+]
 ROLES: tuple[TokenRole, ...] = ("submitter", "viewer", "worker", "operator")
 
 
@@ -29,16 +36,17 @@ def status(
     broker: BrokerOption = None,
     token: TokenText = None,
     folder: FolderOption = None,
+    everything: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show workers, jobs and the backup pool."""
+    """Show workers and jobs. On the broker's own machine you need no token."""
     found = asyncio.run(_ask(broker, token, folder))
     if as_json:
         print_json(found)
     else:
         from farflung.cli.render.status import status_lines
 
-        for line in status_lines(found):
+        for line in status_lines(found, everything):
             print_text(line)
 
 
@@ -62,6 +70,9 @@ async def any_identity(broker: str | None, token: str | None, folder: Path | Non
         return await obtain_identity(folder_of(role, folder), role, broker, token)
     folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]
     present = [path for path in folders if (path / "identity.json").exists()]
+    own = folder_of("broker", None) if folder is None else folder
+    if has_authority(own) and present in ([], [own]):
+        return await obtain_from_own_broker(own, "viewer", broker)
     if not present:
         raise IdentityError(
             f"no identity of a submitter, viewer, worker or operator in {folder or home_folder()}:"

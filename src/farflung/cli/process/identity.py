@@ -7,6 +7,7 @@ its identity.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -78,6 +79,7 @@ def folder_of(role: str, given: Path | None) -> Path:
 
 
 CLOCK_WORTH_SAYING_SECONDS = 1.0
+OWN_TOKEN_HOURS = 0.1
 
 BrokerOption = Annotated[
     str | None,
@@ -154,6 +156,33 @@ async def obtain_identity(
     return enrolment.identity
 
 
+def has_authority(folder: Path) -> bool:
+    """Whether this user may use the certificate authority of the broker in `folder`."""
+    from farflung.broker.security.authority import AUTHORITY_KEY_FILE
+
+    return os.access(folder / AUTHORITY_KEY_FILE, os.R_OK)
+
+
+async def obtain_from_own_broker(folder: Path, role: TokenRole, broker: str | None) -> Identity:
+    """An identity at the broker whose folder this is, by a token made for it; it is kept in that folder.
+
+    Whoever has the folder could create the token by hand. The broker has to run.
+    """
+    from farflung.broker.security.authority import create_token
+    from farflung.transport.security.certificates import certificate_from_pem, fingerprint
+    from farflung.transport.security.identity import AUTHORITY_FILE
+
+    kept = folder / role
+    authority = fingerprint(certificate_from_pem((folder / AUTHORITY_FILE).read_bytes()))
+    broker = broker or _listening(folder)
+    if broker is None:
+        raise IdentityError(f"no broker has run on {folder} yet: start it with farflung broker")
+    if _known(kept, authority) is not None:
+        return await obtain_identity(kept, role, broker, None)
+    token = await asyncio.to_thread(create_token, folder, role, 1, OWN_TOKEN_HOURS)
+    return await obtain_identity(kept, role, broker, token.text)
+
+
 def _require_name(kept: Identity, folder: Path, name: str | None) -> None:
     if name is not None and name != kept.id:
         raise IdentityError(
@@ -191,15 +220,21 @@ def _trusts(folder: Path, fingerprint: bytes) -> bool:
 
 def _address_of(fingerprint: bytes) -> str | None:
     """The address of the broker with this authority, from this user's identities or a local broker."""
-    from farflung.broker.address_file import read_address
-    from farflung.connectivity.advertised import dialled_at
     from farflung.transport.security.tokens import TOKEN_ROLES
 
     for role in TOKEN_ROLES:
         if known := _known(folder_of(role, None), fingerprint):
             return known.broker
     own = folder_of("broker", None)
-    listening = read_address(own) if _trusts(own, fingerprint) else None
+    return _listening(own) if _trusts(own, fingerprint) else None
+
+
+def _listening(folder: Path) -> str | None:
+    """The address at which this machine reaches the broker of `folder`, if one has run."""
+    from farflung.broker.address_file import read_address
+    from farflung.connectivity.advertised import dialled_at
+
+    listening = read_address(folder)
     return dialled_at(listening, ())[0] if listening else None
 
 

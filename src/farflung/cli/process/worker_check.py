@@ -90,7 +90,7 @@ def require_codec_ends(status: Status, codecs: CodecWishes) -> None:
 
 
 def _refusal(status: Status, strange: Sequence[str], broker: str) -> str:
-    there = [worker.worker + f" ({worker.label})" * worker.is_away for worker in status.workers]
+    there = [worker.worker + f" ({worker.state})" * worker.is_away for worker in status.workers]
     has = f"its workers are {and_more(there)}" if there else "no worker has joined it yet"
     return (
         f"no worker called {and_more(strange)} has joined the broker at {broker}: {has}. Start it with"

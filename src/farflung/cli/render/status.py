@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -16,31 +17,51 @@ if TYPE_CHECKING:
 
 WORKER = ("worker", "state", "device", "framework", "site", "address", "seen", "job")
 JOB = ("job", "name", "state", "step", "loss", "samples/s")
+RECENT = 3
+"""So many of the workers that have left are shown, and of the jobs that are over: the newest."""
 LINK = ("link", "route", "congestion control", "round trip", "rate", "codecs", "ratio", "codec time a step")
 
 
-def status_lines(status: Status) -> Iterator[str]:
-    """The output of `farflung status`."""
+def status_lines(status: Status, everything: bool = False) -> Iterator[str]:
+    """The output of `farflung status`; it folds most workers that have left and most jobs that are over."""
     from farflung.localhost.findings import opset_findings
 
     yield f"broker {status.version}, up {format_clock(status.uptime_seconds)}"
     yield status.workers_counted()
-    yield from fitting(WORKER, [_worker(worker) for worker in status.workers])
-    for worker in status.workers:
+    there = [worker for worker in status.workers if worker.state != LEFT]
+    yield from fitting(WORKER, [_worker(worker) for worker in there])
+    for worker in there:
         if worker.reason:
-            since = f" {format_clock(worker.gone_seconds)} ago" if worker.state == LEFT else ""
-            yield from _wrapped(f"  {worker.worker}: {worker.state}{since}: {worker.reason}")
+            yield from _wrapped(f"  {worker.worker}: {worker.state}: {worker.reason}")
+    yield from _left(status, len(status.workers) if everything else RECENT)
     for finding in opset_findings(status.workers):
         yield from _wrapped(finding.found)
     yield count_of(len(status.jobs), "job")
-    yield from fitting(JOB, [_job(job) for job in status.jobs])
-    for job in status.jobs:
+    over = [job for job in status.jobs if job.state in OVER]
+    folded = [] if everything else over[:-RECENT]
+    jobs = [job for job in status.jobs if job not in folded]
+    yield from fitting(JOB, [_job(job) for job in jobs])
+    if folded:
+        states = Counter(job.state for job in folded)
+        counts = ", ".join(f"{states[state]} {state}" for state in OVER if states[state])
+        yield f"  and {count_of(len(folded), 'older job')}: {counts} (--all lists them)"
+    for job in jobs:
         if job.reason:
             yield from _wrapped(f"  {job.job}: {job.reason}")
         for words in (job.protection, job.planning):
             if words:
                 yield from _wrapped(f"  {job.job}: {words}")
     yield from _links(status)
+
+
+def _left(status: Status, shown: int) -> Iterator[str]:
+    """The workers that have left, those that left last first."""
+    left = sorted((one for one in status.workers if one.state == LEFT), key=lambda one: one.gone_seconds)
+    for worker in left[:shown]:
+        why = f": {worker.reason}" if worker.reason else ""
+        yield from _wrapped(f"  {worker.worker}: left {format_clock(worker.gone_seconds)} ago{why}")
+    if left[shown:]:
+        yield f"  and {count_of(len(left[shown:]), 'worker')} before (--all lists them)"
 
 
 def job_line(job: JobStatus) -> str:
@@ -108,4 +129,4 @@ def _link(
 def _job(job: JobStatus) -> tuple[str, ...]:
     loss = "emulated" if job.emulated else "" if job.loss is None else f"{job.loss:.4f}"
     speed = "" if job.samples_per_second is None else format_number(job.samples_per_second)
-    return job.job, job.name, job.state, f"{job.step}/{job.steps}", loss, speed
+    return job.job, job.name, job.condition, f"{job.step}/{job.steps}", loss, speed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -58,7 +59,7 @@ def start_queued(turn: Transition) -> None:
             present = turn.state.same_kind_as(job)
             lacking = {name: why for name, why in job.unable.items() if name in present}
             for_ops = _waits_for_ops_alone(turn, job, needs)
-            words = _waiting(job, needs, usable, lacking)
+            words = _waiting(turn.state, job, needs, usable, lacking)
             waits = _wait(turn, job, words, for_ops, needs - len(usable))
             blocked = None if for_ops else waits
 
@@ -203,10 +204,10 @@ def _plan(turn: Transition, job: Job, workers: list[str], count: int, restores: 
     )
 
 
-def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]) -> str:
+def _waiting(state: State, job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]) -> str:
     have, missing = len(usable), needs - len(usable)
     why = [f"{name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
-    found = [f"have {have}, the job needs {needs}", *why]
+    found = [f"have {have}, the job needs {needs}", *_busy(state, job), *why]
     account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
     if job.on:
         names = [name for name in job.on if name not in usable]
@@ -214,6 +215,17 @@ def _waiting(job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]
     kind = "emulated worker" if job.training.emulated else "worker"
     able = " with the model's ops" if lacking else ""
     return f"{waiting_for(count_of(missing, f'more {kind}'))}{able} {account}"
+
+
+def _busy(state: State, job: Job) -> list[str]:
+    """Which other jobs have workers that this one could use, in words."""
+    kin = [name for name in state.same_kind_as(job) if not job.on or name in job.on]
+    held_by = Counter(state.workers[name].job for name in kin if name not in job.unable)
+    return [
+        f"{count_of(count, 'worker')} {'is' if count == 1 else 'are'} busy with {other}"
+        for other, count in sorted(held_by.items(), key=lambda one: one[0] or "")
+        if other is not None
+    ]
 
 
 def _waits_for_ops_alone(turn: Transition, job: Job, needs: int) -> bool:

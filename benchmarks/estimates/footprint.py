@@ -32,6 +32,7 @@ from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Executor
 from farflung.runtime.frameworks import backend_called
 from farflung.runtime.parcel import Parcel
+from farflung.runtime.slots import slot_bytes
 from farflung.runtime.training import Training
 from farflung.workload.footprint import NOTHING, Needs
 
@@ -102,8 +103,11 @@ def _held(segments: dict[int, Segment], training: Training) -> int:
     for segment in segments.values():
         for entry in segment.inputs:
             if entry.kind in ("parameter", "buffer"):
-                size = segment.values[entry.value].bytes(training.microbatch_size)
-                found[entry.name] = size * (1 + entry.trainable * training.optimizer.moments)
+                kind = segment.values[entry.value]
+                found[entry.name] = size = kind.bytes(training.microbatch_size)
+                if entry.trainable:
+                    shape = kind.shape_at(training.microbatch_size)
+                    found[entry.name] += sum(slot_bytes(training.optimizer, entry.name, shape, size).values())
     return sum(found.values())
 
 

@@ -11,6 +11,7 @@ from benchmarks.estimates.prepared import Prepared
 from farflung.planner import place
 from farflung.planner.assignment import memory_of
 from farflung.runtime.footprint import worker_bytes
+from farflung.runtime.update_memory import memory_of_updates
 
 
 @dataclass(frozen=True)
@@ -73,5 +74,5 @@ def _required(prepared: Prepared, numbers: Sequence[int], again: bool) -> int:
         training.microbatch_size,
         prepared.assignment.window,
         dict.fromkeys(numbers, again),
-        training.optimizer.moments,
+        memory_of_updates(training.optimizer),
     )

@@ -16,6 +16,7 @@ from farflung.planner.cutting.balanced import balanced_cut
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.parity.steps import named_state, received
 from farflung.runtime.training import Training
+from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload import Workload, workload_of
 
 
@@ -42,7 +43,7 @@ def prepare(name: str, segments: int, window: int) -> Prepared:
     batches = [subject.batch(subject.samples) for _ in range(count)]
     graph = capture(module, subject.batch(max(2, subject.samples))).graph
     training = Training(10**6, count, subject.samples, AdamW(lr=1e-6))
-    workload = workload_of(graph, count, subject.samples, name, training.optimizer.moments)
+    workload = workload_of(graph, count, subject.samples, name, memory_of_updates(training.optimizer))
     cut = balanced_cut(workload, segments)
     workers = tuple((f"w{device}",) for device in cut.devices)
     assignment = Assignment(cut.cuts, workers, count, window)

@@ -6,12 +6,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from benchmarks.estimates.prepared import Prepared
 
 from farflung.opdag.analysis import sides_of
 from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.slots import update_rule_of
 from farflung.runtime.torch_backend.profile import profile_graph
 from farflung.workload.arrays import Floats
 from farflung.workload.profile import DeviceProfile, node_seconds, update_seconds
@@ -105,7 +107,7 @@ def time_row(prepared: Prepared, rounds: int) -> TimeRow:
 def _predicted(prepared: Prepared, profile: DeviceProfile) -> Floats:
     """Seconds of a step: [segments, parts]; what is recomputed in several segments costs nothing."""
     nodes = node_seconds(prepared.workload, prepared.graph, profile)
-    count, rule = prepared.training.microbatches, prepared.training.optimizer.rule
+    count, rule = prepared.training.microbatches, partial(update_rule_of, prepared.training.optimizer)
     rows = []
     for (start, stop), segment in zip(prepared.ranges, prepared.segments, strict=True):
         forward, inputs, weights = (float(part[start:stop].sum()) for part in nodes)

@@ -19,7 +19,7 @@ from torch.distributed import GradBucket, TCPStore
 from torch.futures import Future
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
-from farflung.runtime.torch_backend.optimizer import build
+from farflung.runtime.parity.optimizers import build
 
 LOOPBACK = "127.0.0.1"
 

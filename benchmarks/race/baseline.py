@@ -23,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.parallel import DistributedDataParallel
 
 from farflung.runtime.emulated.backend import EmulatedDevice
-from farflung.runtime.torch_backend.optimizer import build
+from farflung.runtime.parity.optimizers import build
 
 Step = Callable[[dict[str, Tensor]], float]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

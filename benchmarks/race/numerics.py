@@ -12,7 +12,7 @@ import torch
 from benchmarks.race.course import Batches, Course
 
 from farflung.files import write_atomically
-from farflung.runtime.torch_backend.optimizer import build
+from farflung.runtime.parity.optimizers import build
 
 TOLERANCE = 1e-5
 

@@ -13,16 +13,40 @@ if TYPE_CHECKING:
     from farflung.client.api.job import Job
     from farflung.client.api.planning import plan, simulate
     from farflung.opdag.capture import Capture, capture
-    from farflung.runtime.optimizer import SGD, AdamW, Constant, WarmupCosine
+    from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Muon
+    from farflung.runtime.schedules import (
+        WSD,
+        Constant,
+        CosineAnnealingLR,
+        ExponentialLR,
+        LinearLR,
+        MultiStepLR,
+        OneCycleLR,
+        StepLR,
+        Table,
+        WarmupCosine,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adafactor",
     "AdamW",
     "Capture",
     "Constant",
+    "CosineAnnealingLR",
+    "ExponentialLR",
+    "Group",
     "Job",
+    "LinearLR",
+    "Lion",
+    "MultiStepLR",
+    "Muon",
+    "OneCycleLR",
     "SGD",
+    "StepLR",
+    "Table",
+    "WSD",
     "WarmupCosine",
     "capture",
     "data",
@@ -31,12 +55,24 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Adafactor": "farflung.runtime.optimizer",
     "AdamW": "farflung.runtime.optimizer",
     "Capture": "farflung.opdag.capture",
-    "Constant": "farflung.runtime.optimizer",
+    "Constant": "farflung.runtime.schedules",
+    "CosineAnnealingLR": "farflung.runtime.schedules",
+    "ExponentialLR": "farflung.runtime.schedules",
+    "Group": "farflung.runtime.optimizer",
     "Job": "farflung.client.api.job",
+    "LinearLR": "farflung.runtime.schedules",
+    "Lion": "farflung.runtime.optimizer",
+    "MultiStepLR": "farflung.runtime.schedules",
+    "Muon": "farflung.runtime.optimizer",
+    "OneCycleLR": "farflung.runtime.schedules",
     "SGD": "farflung.runtime.optimizer",
-    "WarmupCosine": "farflung.runtime.optimizer",
+    "StepLR": "farflung.runtime.schedules",
+    "Table": "farflung.runtime.schedules",
+    "WSD": "farflung.runtime.schedules",
+    "WarmupCosine": "farflung.runtime.schedules",
     "capture": "farflung.opdag.capture",
     "plan": "farflung.client.api.planning",
     "simulate": "farflung.client.api.planning",

@@ -17,6 +17,7 @@ from farflung.client.capture.check import capture_shapes
 from farflung.opdag.capture.capture import LossModule
 from farflung.plans import Wishes, subtopology
 from farflung.plans.testbeds.catalogue import load_testbed
+from farflung.runtime.optimizer import Optimizer
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import gradient_difference, parameter_difference
 
@@ -57,6 +58,24 @@ def test_losses_and_state_equal_one_process_bit_for_bit(fleet: Fleet, name: str,
     summary, rows, folder = fleet.run(job, workers)
     assert (summary.state, summary.workers, summary.steps) == ("done", workers, steps)
     assert [row["loss"] for row in rows] == losses
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        farflung.Lion(lr=3e-4, weight_decay=0.3, no_decay="auto", schedule=farflung.WSD(2, 2, 4)),
+        farflung.Adafactor(lr=0.01, groups=(farflung.Group("head.*", lr_scale=0.5),)),
+        farflung.Muon(lr=0.02, others=farflung.AdamW(lr=3e-3), excluded=("symbol.*", "head.*")),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_every_optimizer_equals_one_process_bit_for_bit(fleet: Fleet, optimizer: Optimizer) -> None:
+    job = job_of("gpt", 6, optimizer)
+    losses, _, module = eager(job)
+    summary, rows, folder = fleet.run(job, 3)
+    assert (summary.state, [row["loss"] for row in rows]) == ("done", losses)
     ours = trained_state(folder, copy.deepcopy(job.model))
     assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())
 

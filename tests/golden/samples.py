@@ -29,7 +29,17 @@ from farflung.plans import (
     WorkerSpec,
 )
 from farflung.protocol.messages import Submit
-from farflung.runtime.optimizer import SGD, AdamW, WarmupCosine
+from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Lion, Muon
+from farflung.runtime.schedules import (
+    WSD,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    MultiStepLR,
+    OneCycleLR,
+    StepLR,
+    WarmupCosine,
+)
 from farflung.simulator import Conditions
 
 MOST_VARIANTS = 12
@@ -58,7 +68,19 @@ class Maker:
             CodecWishes: self._wishes,
             AdamW: lambda given: given | {"betas": (0.875, 0.9375)},
             SGD: self._sgd,
+            Lion: lambda given: given | {"betas": (0.875, 0.9375)},
+            Adafactor: lambda given: given | {"beta2_decay": -0.5},
+            Muon: lambda given: (
+                given | {"momentum": 0.875, "ns_coefficients": (1.5, -0.5, 0.25), "ns_steps": 3}
+            ),
             WarmupCosine: self._cosine,
+            WSD: lambda given: given | {"minimum_ratio": 0.125},
+            LinearLR: lambda given: given | {"start_factor": 0.25, "end_factor": 0.5},
+            CosineAnnealingLR: lambda given: given | {"minimum_ratio": 0.125},
+            StepLR: lambda given: given | {"gamma": 0.25},
+            MultiStepLR: lambda given: given | {"gamma": 0.25},
+            ExponentialLR: lambda given: given | {"gamma": 0.25},
+            OneCycleLR: lambda given: given | {"pct_start": 0.25},
             Conditions: lambda given: given | {"efficiency": 0.625, "payload_share": 0.75},
             Limits: lambda given: given | {"max_loss_gap": 0.03125, "roughest": "axes30/axes100-dithered"},
             Node: lambda given: given | {"name": f"node-{self._next()}", "shares_line_with": None},
@@ -140,6 +162,9 @@ class Maker:
             "cores": 3,
             "lacks": ("aten.sin.default", "aten.cos.default"),
         }
+
+    def _muon(self, given: dict[str, Any]) -> dict[str, Any]:
+        return given | {"momentum": 0.875, "ns_coefficients": (1.5, -0.5, 0.25), "ns_steps": 3}
 
     def _cosine(self, given: dict[str, Any]) -> dict[str, Any]:
         return given | {"total_steps": given["warmup_steps"] + 50, "minimum_ratio": 0.375}

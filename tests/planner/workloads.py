@@ -39,6 +39,8 @@ def random_workload(seed: int, nodes: int, ties: bool = False) -> Workload:
         parameters=parameters,
         parameter_bytes=held,
         trainable_bytes=held,
+        kept_bytes=2 * held,
+        update_bytes=2 * held,
         state_bytes=held,
         tape_bytes=np.array([float(UNIT * draw.randint(0, 10)) for _ in range(nodes)]),
         live=Live(
@@ -87,6 +89,8 @@ def chain_workload(flops: Sequence[float], crossing: Sequence[int], microbatches
         parameters=ones.astype(np.int64),
         parameter_bytes=ones,
         trainable_bytes=ones,
+        kept_bytes=2 * ones,
+        update_bytes=2 * ones,
         state_bytes=ones,
         tape_bytes=ones,
         live=Live(ones, ones, ones, np.zeros(count), np.zeros(count)),

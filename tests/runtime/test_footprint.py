@@ -16,8 +16,9 @@ from farflung.planner import place
 from farflung.planner.assignment import Assignment, memory_of
 from farflung.planner.cutting.balanced import balanced_cut
 from farflung.runtime.footprint import required_bytes
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Muon, Optimizer
 from farflung.runtime.training import Training
+from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload import workload_of
 
 WINDOW, MICROBATCHES = 3, 9  # so that at the peak values wait two windows ahead
@@ -44,8 +45,17 @@ def resnet() -> tuple[nn.Module, dict[str, Tensor]]:
         pytest.param(gpt, 1, False, AdamW(lr=0.1), marks=pytest.mark.full),
         (gpt, 1, True, AdamW(lr=0.1)),
         (resnet, 1, False, SGD(lr=0.1)),
+        pytest.param(gpt, 0, False, Adafactor(), marks=pytest.mark.full),
+        pytest.param(gpt, 0, False, Muon(lr=0.1, others=AdamW(lr=0.1)), marks=pytest.mark.full),
     ],
-    ids=["first of a gpt", "last of a gpt", "last of a gpt, recomputing", "last of a resnet"],
+    ids=[
+        "first of a gpt",
+        "last of a gpt",
+        "last of a gpt, recomputing",
+        "last of a resnet",
+        "adafactor",
+        "muon",
+    ],
 )
 def test_a_worker_needs_what_it_asks_for(
     build: object, worker: int, recompute: bool, optimizer: Optimizer
@@ -53,7 +63,7 @@ def test_a_worker_needs_what_it_asks_for(
     """Within 10 %, and no more than 3 % too little, but for what a process takes beside its tensors."""
     module, batch = build()  # type: ignore[operator]
     graph, samples = capture(module, batch).graph, 8
-    workload = workload_of(graph, MICROBATCHES, samples, moments=optimizer.moments)
+    workload = workload_of(graph, MICROBATCHES, samples, updates=memory_of_updates(optimizer))
     cut = balanced_cut(workload, 2)
     workers = tuple((f"w{device}",) for device in cut.devices)
     assignment = Assignment(cut.cuts, workers, MICROBATCHES, WINDOW, recompute=(recompute,) * 2)
@@ -61,6 +71,6 @@ def test_a_worker_needs_what_it_asks_for(
     training = Training(10, MICROBATCHES, samples, optimizer)
     measured = ask(Question({worker: planned.programs[worker]}, planned.plan, training, recompute)).peak_bytes
     segment = planned.segments[worker]
-    asked = required_bytes(segment, samples, WINDOW, recompute, optimizer.moments)
+    asked = required_bytes(segment, samples, WINDOW, recompute, memory_of_updates(optimizer))
     assert 0.97 * (measured - BESIDE) <= asked <= 1.10 * measured
     assert asked <= memory_of(workload, assignment, f"w{worker}") <= 1.10 * asked

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from farflung.runtime.optimizer import SGD, AdamW, Constant, Optimizer
-from farflung.runtime.torch_backend.optimizer import Update, build, parts, set_learning_rate, square_sums
+from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Muon, Optimizer
+from farflung.runtime.parity.optimizers import build, set_learning_rate
+from farflung.runtime.schedules import Constant
+from farflung.runtime.torch_backend.optimizer import Update, square_sums
+from farflung.runtime.torch_backend.rules import parts
 from farflung.workload.footprint import UPDATED_AT_ONCE
 
 DECLARED: list[Optimizer] = [
@@ -20,6 +23,14 @@ DECLARED: list[Optimizer] = [
     SGD(lr=0.1),
     SGD(lr=0.1, momentum=0.9, dampening=0.3, weight_decay=0.1, schedule=Constant(warmup_steps=3)),
     SGD(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+    AdamW(lr=0.1, weight_decay=0.5, no_decay="auto"),
+    Lion(lr=0.01, betas=(0.8, 0.95), weight_decay=0.3, no_decay="auto"),
+    Adafactor(lr=0.05, weight_decay=0.1, schedule=Constant(warmup_steps=3)),
+    Adafactor(lr=0.5, eps=(1e-4, 1e-2), d=2.0, beta2_decay=-0.5),
+    Muon(lr=0.02, others=AdamW(lr=0.01, weight_decay=0.1, no_decay="auto")),
+    Muon(
+        lr=0.02, others=AdamW(lr=0.01), nesterov=False, adjust_lr_fn="match_rms_adamw", ns_steps=3, eps=1e-5
+    ),
 ]
 
 
@@ -47,7 +58,7 @@ def test_the_bits_are_torchs(declared: Optimizer) -> None:
             gradient = torch.randn(a.shape, generator=generator).to(a.dtype)
             a.grad, b.grad = (None, None) if absent else (gradient.clone(), gradient.clone())
         update.step(step)
-        set_learning_rate(reference, declared, step)
+        set_learning_rate(reference, step)
         reference.step()
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
 
@@ -71,6 +82,53 @@ def test_a_gradient_that_is_not_contiguous_is_never_copied_whole(declared: Optim
         reference.step(step)
         assert torch.equal(ours, theirs)
         assert square_sums([mixed]) == square_sums([gradient])
+
+
+def test_parameters_go_by_their_names() -> None:
+    """Weight decay and rates by pattern are those of torch's parameter groups."""
+    declared = AdamW(
+        lr=0.1,
+        weight_decay=0.5,
+        no_decay=("*.bias", "norm*"),
+        groups=(Group("head.*", lr_scale=0.1), Group(("frozen", "*.extra"), lr_scale=0.0, weight_decay=0.9)),
+    )
+    names = ["a.weight", "a.bias", "norm1", "head.weight", "head.bias", "frozen"]
+    numbers = [(0.1, 0.5), (0.1, 0.0), (0.1, 0.0), (0.01, 0.5), (0.01, 0.0), (0.0, 0.9)]
+    ours, built, theirs = ([nn.Parameter(torch.ones(4, 3)) for _ in names] for _ in range(3))
+    update = Update(declared, ours, names)
+    reference = build(declared, zip(names, built, strict=True))
+    by_hand = torch.optim.AdamW(
+        {"params": [p], "lr": lr, "weight_decay": decay}
+        for p, (lr, decay) in zip(theirs, numbers, strict=True)
+    )
+    generator = torch.Generator().manual_seed(5)
+    for step in range(4):
+        for trio in zip(ours, built, theirs, strict=True):
+            gradient = torch.randn((4, 3), generator=generator)
+            for parameter in trio:
+                parameter.grad = gradient.clone()
+        update.step(step)
+        reference.step()
+        by_hand.step()
+    for one, two, three in zip(ours, built, theirs, strict=True):
+        assert torch.allclose(one, three, rtol=0, atol=1e-7) and torch.equal(one, two)  # 0.1 * 0.1 rounds
+    assert torch.equal(ours[-1], torch.ones(4, 3)) and not torch.equal(ours[0], ours[3])
+
+
+def test_lion_is_the_papers() -> None:
+    """Algorithm 2 of arXiv 2302.06675, in float64."""
+    generator = torch.Generator().manual_seed(1)
+    parameter = nn.Parameter(torch.randn((5, 4), generator=generator, dtype=torch.float64))
+    update = Update(Lion(lr=0.1, betas=(0.9, 0.99), weight_decay=0.2), [parameter])
+    theta, m = parameter.detach().clone(), torch.zeros_like(parameter)
+    for step in range(10):
+        g = torch.randn((5, 4), generator=generator, dtype=torch.float64)
+        parameter.grad = g.clone()
+        update.step(step)
+        c = 0.9 * m + (1 - 0.9) * g
+        theta = theta - 0.1 * (torch.sign(c) + 0.2 * theta)
+        m = 0.99 * m + (1 - 0.99) * g
+        assert torch.allclose(parameter, theta, rtol=0, atol=1e-12)
 
 
 def test_parameters_without_a_gradient_stay_unchanged() -> None:
@@ -106,7 +164,7 @@ import torch
 import farflung.worker.service
 from farflung.opdag import wire
 from farflung.runtime.frameworks import backend_called
-from farflung.runtime.optimizer import SGD, AdamW
+from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Lion, Muon
 from farflung.runtime.torch_backend.optimizer import Update
 from farflung.runtime.training import Training
 from tests.opdag.golden.running import tensor_for
@@ -115,15 +173,16 @@ backend = backend_called("torch")
 for file in sorted(Path("tests/opdag/golden/v1").glob("*.segment.opdag")):
     segment = wire.load_segment(file.read_bytes(), 2)
     backend.verify(segment, 2)
-    for optimizer in (AdamW(lr=0.1), SGD(lr=0.1, momentum=0.9)):
+    muon = Muon(lr=0.1, others=AdamW(lr=0.1))
+    for optimizer in (AdamW(lr=0.1), SGD(lr=0.1, momentum=0.9), Lion(lr=0.1), Adafactor(), muon):
         state = {
             entry.name: tensor_for(segment.values[entry.value], entry.kind, 0)
             for entry in segment.inputs
             if entry.kind in ("parameter", "buffer")
         }
         backend.runner(segment, state, Training(1, 1, 2, optimizer)).compile()
-        parameter = torch.ones(3, requires_grad=True)
-        parameter.grad = torch.ones(3)
+        parameter = torch.ones(3, 2, requires_grad=True)
+        parameter.grad = torch.ones(3, 2)
         Update(optimizer, [parameter]).step(0)
 print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
 """

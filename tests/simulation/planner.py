@@ -46,7 +46,7 @@ def answer_of(command: RunPlanner, draw: random.Random, now: float) -> PlanMade 
     trained = [parameters_of(part, plan) for part in parts]
     owned = [[f"weight-{one}" for one in values] for values in trained]
     programs = [
-        SegmentProgram(part, command.graph, dict.fromkeys(names, 4), names)
+        SegmentProgram(part, command.graph, dict.fromkeys(names, 4), {name: [1] for name in names})
         for part, names in zip(parts, owned, strict=True)
     ]
     result = PlanResult(plan, programs, owned, None, trained=trained)

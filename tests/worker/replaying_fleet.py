@@ -24,7 +24,7 @@ from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.optimizer import Optimizer
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.parity.steps import named_state
-from farflung.runtime.state import trained_names
+from farflung.runtime.state import trained_shapes
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
@@ -157,7 +157,7 @@ class Fleet:
         links = [LinkCodec(a, b, self._codec, 1.0) for a in names for b in names if a != b and self._codec]
         plan = msgspec.structs.replace(job.plan, codecs=links)
         programs = [
-            SegmentProgram(s.number, program, {n: len(self.weights[n]) for n in s.owned}, trained_names(s))
+            SegmentProgram(s.number, program, {n: len(self.weights[n]) for n in s.owned}, trained_shapes(s))
             for s, program in zip(job.segments, job.programs, strict=True)
         ]
         return Load("job-1", 1, plan, training, programs, {}, "desk")

@@ -22,7 +22,7 @@ from farflung.runtime.coding import Coding
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.parity.steps import received
-from farflung.runtime.state import trained_names
+from farflung.runtime.state import trained_shapes
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
@@ -179,7 +179,7 @@ def first_worker(
     segment = received(job.programs, SAMPLES)[0]
     owned = [entry for entry in segment.inputs if entry.name in segment.owned]
     sizes = {entry.name: segment.values[entry.value].bytes(SAMPLES) for entry in owned}
-    program = SegmentProgram(0, job.programs[0], sizes, trained_names(segment))
+    program = SegmentProgram(0, job.programs[0], sizes, trained_shapes(segment))
     load = Load("job-1", 1, plan, training, [program], {}, "desk")
     outcomes: Outcomes = []
     thread = ComputeThread("worker-0", 10**9, TorchBackend(), outcomes.append, outcomes.append)

@@ -17,7 +17,7 @@ from farflung.protocol.worker import SegmentProgram, Share
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.parity.steps import named_state
-from farflung.runtime.state import trained_names
+from farflung.runtime.state import trained_shapes
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
@@ -45,7 +45,7 @@ class Running:
         }
         sizes = {name: len(self.state[name]) for name in job.segments[0].owned}
         training = Training(3, MICROBATCHES, SAMPLES, SGD(0.1))
-        programs = [SegmentProgram(0, job.programs[0], sizes, trained_names(job.segments[0]))]
+        programs = [SegmentProgram(0, job.programs[0], sizes, trained_shapes(job.segments[0]))]
         load = Load("job-1", 1, job.plan, training, programs, {}, "desk", self.UNIT)
         receiver = StateReceiver(load, [0], 10**9, tensors.allocate)
         for (_, name), buffer in receiver.buffers.items():

@@ -18,7 +18,7 @@ from farflung.protocol.worker import SegmentProgram, Share
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.parity.steps import named_state
-from farflung.runtime.state import trained_names
+from farflung.runtime.state import trained_shapes
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
@@ -41,7 +41,7 @@ class Trained:
         job = placed(graph, [], ["worker-0"], MICROBATCHES, SAMPLES)
         state = {name: bytes(tensors.memory(t.detach())) for name, t in named_state(module, graph).items()}
         sizes = {name: len(state[name]) for name in job.segments[0].owned}
-        program = SegmentProgram(0, job.programs[0], sizes, trained_names(job.segments[0]))
+        program = SegmentProgram(0, job.programs[0], sizes, trained_shapes(job.segments[0]))
         training = Training(3, MICROBATCHES, SAMPLES, AdamW(0.01))
         load = Load("job-1", 1, job.plan, training, [program], {}, "desk")
         receiver = StateReceiver(load, [0], 10**9, tensors.allocate)

@@ -16,6 +16,7 @@ from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.runtime.optimizer import AdamW
+from farflung.runtime.state import trained_shapes
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
 from farflung.worker.computing.loading import load_segments, require_compiled_to_fit
@@ -63,7 +64,7 @@ def test_segments_beyond_what_the_owner_gives_are_refused_with_the_bytes() -> No
     made = plan_graph(graph, 2, 2, ["a"])
     training = Training(steps=1, microbatches=2, microbatch_size=2, optimizer=AdamW(lr=1e-3))
     sizes = {e.name: made.segments[0].values[e.value].bytes(2) for e in graph.inputs_of("parameter")}
-    program = SegmentProgram(0, made.programs[0], sizes, list(sizes))
+    program = SegmentProgram(0, made.programs[0], sizes, trained_shapes(made.segments[0]))
     job = Load("job-1", 1, made.plan, training, [program], {}, "desk")
     receiver = StateReceiver(job, [0], 10**9, fresh)
     with pytest.raises(GraphError) as refused:

@@ -137,7 +137,7 @@ def piece(segment: int, name: str, size: int, slot: str = "") -> Pieces:
 def recut_load() -> Load:
     """Segments own `weight` with 12 bytes, which is trained, and the buffer `bias` with 4."""
     load = small_load()
-    programs = [msgspec.structs.replace(one, trained=["weight"]) for one in load.programs]
+    programs = [msgspec.structs.replace(one, trained={"weight": [3]}) for one in load.programs]
     sources = {"b": {0: "b", 1: "b"}}
     return msgspec.structs.replace(load, programs=programs, unit=0, version=VERSION, sources=sources)
 

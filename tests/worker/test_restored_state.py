@@ -22,8 +22,9 @@ from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.frameworks import backend_called
-from farflung.runtime.optimizer import SGD, STEP, AdamW, Optimizer
-from farflung.runtime.state import CODERS, StateKey, trained_names
+from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.slots import STEP
+from farflung.runtime.state import CODERS, StateKey, trained_shapes
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.computing.compute import ComputeThread
 from farflung.worker.computing.loading import load_segments
@@ -44,7 +45,7 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def load_of(run: ByHand, unit: int, trained: list[str] | None = None) -> Load:
+def load_of(run: ByHand, unit: int, trained: dict[str, list[int]] | None = None) -> Load:
     """All segments of the run's model on one worker, from `unit` on; each is said to train `trained`."""
     placements = [msgspec.structs.replace(p, workers=["w"]) for p in run.planned.plan.placements]
     plan = msgspec.structs.replace(run.planned.plan, placements=placements)
@@ -54,7 +55,7 @@ def load_of(run: ByHand, unit: int, trained: list[str] | None = None) -> Load:
             s.number,
             wire.dump(s),
             _sizes(run, s.owned),
-            trained_names(s) if trained is None else trained,
+            trained_shapes(s) if trained is None else trained,
         )
         for s in segments
     ]
@@ -154,7 +155,7 @@ def test_a_count_below_one_ends_the_attempt_with_the_parameters_name() -> None:
 def test_slots_of_what_is_not_trained_are_refused_before_they_come() -> None:
     backend = backend_called("torch")
     run = ByHand("frozen", backend, 1, ADAMW)
-    load = load_of(run, 1, ["layers.0.weight"])
+    load = load_of(run, 1, {"layers.0.weight": [16, 16]})
     receiver = StateReceiver(load, [0], 10**9, backend.allocate)
     with pytest.raises(
         GraphError, match=r"'layers\.0\.\w+' is not trained by its program, the job says it is"
@@ -162,10 +163,27 @@ def test_slots_of_what_is_not_trained_are_refused_before_they_come() -> None:
         load_segments("w", load, receiver, 10**9, backend)
 
 
+def test_a_load_that_states_another_shape_is_refused() -> None:
+    """The slots of some optimizers depend on it."""
+    backend = backend_called("torch")
+    run = ByHand("chain", backend, 1, ADAMW)
+    shapes = trained_shapes(run.planned.segments[0])
+    load = load_of(run, 1, shapes | {"layers.0.weight": [64, 4]})
+    receiver = StateReceiver(load, [0], 10**9, backend.allocate)
+    words = r"'layers\.0\.weight' has shape \[16, 16\], the job says \[64, 4\]"
+    with pytest.raises(GraphError, match=words):
+        load_segments("w", load, receiver, 10**9, backend)
+
+
 def test_slots_come_only_for_parameters_that_the_load_names() -> None:
     backend = backend_called("torch")
     run = ByHand("chain", backend, 1, ADAMW)
-    receiver = StateReceiver(load_of(run, 1, ["layers.1.weight"]), [0], 10**9, backend.allocate)
+    receiver = StateReceiver(
+        load_of(run, 1, {"layers.1.weight": list(run.tensors["layers.1.weight"].shape)}),
+        [0],
+        10**9,
+        backend.allocate,
+    )
     size = run.tensors["layers.0.weight"].nbytes
 
     def header(name: str, slot: str, total: int = size) -> SliceHeader:

@@ -22,6 +22,7 @@ from farflung.planner.assignment import Assignment, memory_of, plan_of
 from farflung.plans import FEEDER, Edge
 from farflung.runtime.footprint import required_bytes, worker_bytes
 from farflung.workload import workload_of
+from farflung.workload.update_memory import two_moments
 
 BATCH = 2
 
@@ -89,7 +90,7 @@ def require_memory_of_every_segment(
             assert needed <= estimate <= close * needed + SMALL
         assert workload.memory_up_to(stop, window, recompute)[start] == pytest.approx(estimate)
     again = dict.fromkeys(range(len(segments)), recompute)
-    needed = worker_bytes(segments, BATCH, window, again, workload.moments)
+    needed = worker_bytes(segments, BATCH, window, again, two_moments)
     assert needed <= memory_of(workload, assignment, "a") <= close * needed + len(segments) * SMALL
 
 

@@ -127,18 +127,21 @@ class PeerMoved(Message, frozen=True):
     addresses: Addresses
 
 
+Shape = Annotated[list[Count], Meta(max_length=64)]
+
+
 class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One segment of the job in the OP-DAG wire format.
 
-    `owned` maps the parameters and buffers that it owns to their sizes in bytes, and `trained` names those
-    that it updates, so that a worker can receive the state while it still verifies the program (and refuse
-    both if they disagree).
+    `owned` maps the parameters and buffers that it owns to their sizes in bytes, and `trained` those that it
+    updates to their shapes, so that a worker can receive the state while it still verifies the program (and
+    refuse both if they disagree).
     """
 
     segment: Count
     program: bytes
     owned: dict[Name, Count] = {}
-    trained: Annotated[list[Name], Meta(max_length=100_000)] = []
+    trained: Annotated[dict[Name, Shape], Meta(max_length=100_000)] = {}
 
 
 ShareDigest = Annotated[bytes, Meta(max_length=8)]

@@ -5,42 +5,55 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from farflung.opdag.analysis import differentiable_from
-from farflung.opdag.graph import Input
+from farflung.opdag.graph import ITEM_BYTES, Input
 from farflung.opdag.segment import Segment
 from farflung.opdag.storage import storage_of
-from farflung.workload.footprint import NOTHING, UPDATED_AT_ONCE, Footprint, Needs
+from farflung.workload.footprint import NOTHING, Footprint, Needs
 from farflung.workload.tape import Tape, tape_of
+from farflung.workload.update_memory import UpdateMemory, UpdateMemoryOf, two_moments
 
 
 def required_bytes(
-    segment: Segment, batch: int, window: int, recompute: bool = False, moments: int = 2
+    segment: Segment,
+    batch: int,
+    window: int,
+    recompute: bool = False,
+    updates: UpdateMemoryOf = two_moments,
 ) -> int:
     """Estimate the peak memory of a segment that is alone on its worker, in bytes."""
-    return int(footprint_of(segment, batch, window, recompute, moments).bytes)
+    return int(footprint_of(segment, batch, window, recompute, updates).bytes)
 
 
 def worker_bytes(
-    segments: Iterable[Segment], batch: int, window: int, recompute: Mapping[int, bool], moments: int
+    segments: Iterable[Segment],
+    batch: int,
+    window: int,
+    recompute: Mapping[int, bool],
+    updates: UpdateMemoryOf,
 ) -> int:
     """Estimate the peak memory of a worker's segments, in bytes; `recompute` says which of them recompute."""
     together = NOTHING
     for segment in segments:
         again = recompute[segment.number]
-        together = together.beside(footprint_of(segment, batch, window, again, moments))
+        together = together.beside(footprint_of(segment, batch, window, again, updates))
     return int(together.bytes)
 
 
 def footprint_of(
-    segment: Segment, batch: int, window: int, recompute: bool = False, moments: int = 2
+    segment: Segment,
+    batch: int,
+    window: int,
+    recompute: bool = False,
+    updates: UpdateMemoryOf = two_moments,
 ) -> Footprint[float]:
     """The memory of a segment, in bytes, with `window` microbatches in flight."""
-    return needs_of(segment, batch, moments).footprint(window, recompute)
+    return needs_of(segment, batch, updates).footprint(window, recompute)
 
 
-def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
+def needs_of(segment: Segment, batch: int, updates: UpdateMemoryOf) -> Needs[float]:
     """The memory of a segment by its parts, from shapes.
 
-    It counts state, gradients and the optimizer's `moments` for each trained number, and the largest of three
+    It counts state, gradients and what `updates` says of each trained parameter, and the largest of three
     phases:
 
     - One microbatch runs (with `recompute` again forward, while its output gradients are in memory). The
@@ -67,8 +80,10 @@ def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
     ahead = tape.forward_peak_bytes()
     running = max(ahead, tape.backward_peak_bytes(whole) + returned, waiting)
     mine = [entry for entry in state if entry.name in owned]
+    trained = [_update(segment, entry, updates) for entry in mine if entry.trainable]
     return Needs[float](
-        state=sum(_held(entry, sizes[entry.value], entry.name in owned, moments) for entry in state),
+        state=sum(_held(entry, sizes[entry.value], entry.name in owned) for entry in state)
+        + sum(update.kept for update in trained),
         came=came,
         shipped=0,
         running=running,
@@ -76,7 +91,7 @@ def needs_of(segment: Segment, batch: int, moments: int) -> Needs[float]:
         waiting=waiting,
         returned=returned,
         left=left,
-        updating=2 * min(UPDATED_AT_ONCE, max((sizes[e.value] for e in mine if e.trainable), default=0)),
+        updating=max((update.working for update in trained), default=0),
         copied=sum(sizes[e.value] for e in mine) - sum(sizes[e.value] for e in state if e.trainable),
     )
 
@@ -100,7 +115,12 @@ def segment_tape(segment: Segment, batch: int) -> Tape:
     return tape_of(segment.nodes, segment.values, batch, storage, gradients, trained, segment.sends)
 
 
-def _held(entry: Input, size: int, owned: bool, moments: int) -> int:
+def _held(entry: Input, size: int, owned: bool) -> int:
     if entry.kind == "parameter" and not owned:
         return size if entry.trainable else 0
-    return size * (2 + moments) if entry.trainable else size
+    return 2 * size if entry.trainable else size
+
+
+def _update(segment: Segment, entry: Input, updates: UpdateMemoryOf) -> UpdateMemory:
+    kind = segment.values[entry.value]
+    return updates(entry.name, kind.shape_at(1), ITEM_BYTES[kind.dtype])

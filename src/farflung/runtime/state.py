@@ -3,7 +3,7 @@
 Once a step is applied, each trained parameter has all slots of its optimizer; before the first, none has any.
 
 `SegmentRunner.snapshot` gives it out and `SegmentRunner.restore` takes it, on every backend in the same form:
-row-major and little endian, with optimizer slots as declared in `runtime.optimizer`.
+row-major and little endian, with optimizer slots as `runtime.slots` describes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from farflung.errors import GraphError
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
-from farflung.runtime.optimizer import Slots, require_slots
+from farflung.runtime.slots import Slots, require_slots
 from farflung.runtime.training import Training
 
 
@@ -67,13 +67,21 @@ def require_restorable(
         elif buffer.nbytes != (size := _bytes(segment, training, held[key.name])):
             raise GraphError(f"{key} has {buffer.nbytes} bytes, expected {size}")
     for name, of_one in slots.items():
-        require_slots(training.optimizer, name, _bytes(segment, training, trained[name]), of_one)
+        entry = trained[name]
+        shape = segment.values[entry.value].shape_at(training.microbatch_size)
+        require_slots(training.optimizer, name, shape, _bytes(segment, training, entry), of_one)
     return dict(slots)
 
 
 def trained_names(segment: Segment) -> list[str]:
     """The parameters that the segment owns and trains, in the order of its inputs."""
     return list(_trained(segment))
+
+
+def trained_shapes(segment: Segment) -> dict[str, list[int]]:
+    """The parameters that the segment owns and trains, with their shapes."""
+    trained = _trained(segment).items()
+    return {name: list(segment.values[entry.value].shape_at(1)) for name, entry in trained}
 
 
 def _held(segment: Segment) -> dict[str, Input]:

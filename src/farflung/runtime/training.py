@@ -56,14 +56,6 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be a positive number, found {self.clip}")
 
-    @property
-    def kept(self) -> int:
-        """Numbers that workers keep for each trained number, beside the number itself and its gradient.
-
-        Copies of buffers are not counted: a buffer that training changes is small beside the parameters.
-        """
-        return self.optimizer.moments + self.copies * (1 + self.optimizer.moments)
-
     def with_codecs(self, codecs: Codebook, sample: bool = False) -> Training:
         """A copy whose links may use these codecs, in this version's format."""
         return msgspec.structs.replace(self, codecs=codecs, codec_format=CODEC_FORMAT, sample_codecs=sample)

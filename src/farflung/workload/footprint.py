@@ -195,7 +195,7 @@ class Memory:
             waiting=waiting,
             returned=returned,
             left=np.where(whole, returned, left),
-            updating=2 * np.minimum(_most_after(workload.trainable_bytes[row]), UPDATED_AT_ONCE),
+            updating=_most_after(workload.update_bytes[row]),
             copied=self._copied.up_to(stop),
         )
 

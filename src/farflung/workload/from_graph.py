@@ -10,23 +10,28 @@ import numpy as np
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.cost import flops
 from farflung.opdag.form import Form
-from farflung.opdag.graph import Graph, Input
+from farflung.opdag.graph import ITEM_BYTES, Graph, Input
 from farflung.opdag.partition import legal_positions
 from farflung.opdag.saved_tensors import saved_by
 from farflung.opdag.storage import storage_of
 from farflung.workload.arrays import Floats, Gap
 from farflung.workload.tape import tape_of
+from farflung.workload.update_memory import UpdateMemory, UpdateMemoryOf, two_moments
 from farflung.workload.workload import Feed, Live, Repeat, Span, Workload
 
 
 def workload_of(
-    graph: Graph, microbatches: int, microbatch_size: int, name: str = "", moments: int = 2
+    graph: Graph,
+    microbatches: int,
+    microbatch_size: int,
+    name: str = "",
+    updates: UpdateMemoryOf = two_moments,
 ) -> Workload:
     """The costs of `graph` in microbatches of `microbatch_size` samples.
 
-    The optimizer keeps `moments` numbers for each trained one: two for AdamW.
+    `updates` says what the optimizer keeps of each trained parameter, by default as AdamW.
     """
-    return _Costs(graph, microbatch_size).workload(name, microbatches, moments)
+    return _Costs(graph, microbatch_size).workload(name, microbatches, updates)
 
 
 class _Costs:
@@ -45,10 +50,11 @@ class _Costs:
         trained = {entry.value for entry in graph.inputs if entry.trainable}
         self._tape = tape_of(graph.nodes, graph.values, batch, self._storage, self._gradients, trained)
 
-    def workload(self, name: str, microbatches: int, moments: int) -> Workload:
+    def workload(self, name: str, microbatches: int, updates: UpdateMemoryOf) -> Workload:
         graph, sizes = self._graph, self._sizes
         held = [entry for entry in graph.inputs if entry.kind != "input" and self._readers.get(entry.value)]
         parameters = [entry for entry in held if entry.kind == "parameter"]
+        updated = [(e.value, self._update(e, updates)) for e in held if e.trainable]
         work = [
             0 if still else flops(node, graph.values, self._batch)
             for node, still in zip(graph.nodes, self._is_static, strict=True)
@@ -76,7 +82,8 @@ class _Costs:
             repeats=tuple(self._repeats(held)),
             unkept=(*self._unkept(spans), *self._kept_if_shipped()),
             shipped=tuple(self._shipped()),
-            moments=moments,
+            kept_bytes=self._at_first_reader((value, update.kept) for value, update in updated),
+            update_bytes=self._most_at_first_reader((value, update.working) for value, update in updated),
         )
 
     def _find_readers(self) -> dict[int, list[int]]:
@@ -115,6 +122,17 @@ class _Costs:
         for value, weight in weights:
             found[self._readers[value][0]] += weight
         return found
+
+    def _most_at_first_reader(self, weights: Iterable[tuple[int, int]]) -> Floats:
+        found = np.zeros(len(self._graph.nodes))
+        for value, weight in weights:
+            at = self._readers[value][0]
+            found[at] = max(found[at], weight)
+        return found
+
+    def _update(self, entry: Input, updates: UpdateMemoryOf) -> UpdateMemory:
+        kind = self._graph.values[entry.value]
+        return updates(entry.name, kind.shape_at(self._batch), ITEM_BYTES[kind.dtype])
 
     def _tape_bytes(self) -> Floats:
         return self._recomputed() + np.where(self._is_static, 0.0, self._tape.kept)

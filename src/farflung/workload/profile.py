@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, cast
@@ -126,8 +126,12 @@ def update_signature(rule: str, dtype: str, elements: int) -> str:
     return f"{rule} {dtype} {elements}"
 
 
-def update_seconds(graph: Graph, rule: str, profile: DeviceProfile, names: Iterable[str]) -> float:
-    """Of the parameters called `names` in a step, by an optimizer's `rule`; what is not trained takes none.
+def update_seconds(
+    graph: Graph, rule: Callable[[str, Sequence[int]], str], profile: DeviceProfile, names: Iterable[str]
+) -> float:
+    """Of the parameters called `names` in a step; what is not trained takes none.
+
+    `rule` names the rule by which the optimizer updates a parameter, from its name and shape.
 
     Raises ProfileError where the profile was made without this optimizer.
     """
@@ -136,7 +140,7 @@ def update_seconds(graph: Graph, rule: str, profile: DeviceProfile, names: Itera
     found = 0.0
     for name in names:
         if (kind := kinds.get(name)) is not None:
-            signature = update_signature(rule, kind.dtype, kind.numel(1))
+            signature = update_signature(rule(name, kind.shape_at(1)), kind.dtype, kind.numel(1))
             if signature not in seconds:
                 raise ProfileError(f"the profile has no time for an update of {signature}: make a new one")
             found += seconds[signature]

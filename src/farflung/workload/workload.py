@@ -114,6 +114,8 @@ class Workload:
     parameter_bytes, trainable_bytes, state_bytes : float64 [n]
         Bytes of what a node is the first to read: parameters, those of them that are trained, and all state
         (buffers and constants too).
+    kept_bytes, update_bytes : float64 [n]
+        Bytes that the optimizer keeps of the trained ones, and the most that the update of one needs.
     tape_bytes : float64 [n]
         Bytes of what a node makes, kept from its forward pass to its backward pass; and of what it is the
         first to need of values that are recomputed.
@@ -131,8 +133,6 @@ class Workload:
     shipped
         Values that are recomputed, unless they are sent because the model inputs that make them are larger:
         for each need but the first the position of the one before, its own, and bytes.
-    moments
-        Numbers that a worker keeps for each trained one beside it and its gradient (`Training.kept`).
     codecs, most_receivers
         What writes the values that cross between workers, if anything does; no value goes to more of them.
     """
@@ -145,6 +145,8 @@ class Workload:
     parameters: NDArray[np.int64]
     parameter_bytes: Floats
     trainable_bytes: Floats
+    kept_bytes: Floats
+    update_bytes: Floats
     state_bytes: Floats
     tape_bytes: Floats
     live: Live
@@ -154,7 +156,6 @@ class Workload:
     repeats: tuple[Repeat, ...] = field(default=())
     unkept: tuple[tuple[int, int, int], ...] = field(default=())
     shipped: tuple[tuple[int, int, int], ...] = field(default=())
-    moments: int = 2
     codecs: CodingMemory | None = None
     most_receivers: int = 1
 
@@ -232,8 +233,8 @@ class Workload:
 
     @cached_property
     def fixed_bytes(self) -> Floats:
-        """Bytes that each node's state takes for the whole run, with gradients and moments: [n]."""
-        return self.state_bytes + (1 + self.moments) * self.trainable_bytes
+        """Bytes of each node's state for the whole run, with gradients and what the optimizer keeps: [n]."""
+        return self.state_bytes + self.trainable_bytes + self.kept_bytes
 
     @cached_property
     def _memory(self) -> Memory:

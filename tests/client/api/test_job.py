@@ -93,6 +93,11 @@ def test_torchs_own_optimizer_is_refused_with_what_to_write() -> None:
         make(optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
 
 
+def test_a_pattern_that_fits_no_parameter_is_refused() -> None:
+    with pytest.raises(JobError, match=r"pattern 'head\.\*' fits no trained parameter; there are weight"):
+        make(optimizer=farflung.AdamW(lr=0.1, groups=(farflung.Group("head.*"),)))
+
+
 @pytest.mark.parametrize("name", ["data", "validation"])
 def test_data_that_cannot_be_addressed_or_is_too_short_is_refused(name: str) -> None:
     with pytest.raises(JobError, match=f"^{name} must be a map-style data set .* found generator"):

@@ -13,7 +13,8 @@ from farflung.data import text
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitDone
 from farflung.protocol.worker import LinkTraffic
-from farflung.runtime.optimizer import SGD, Constant
+from farflung.runtime.optimizer import SGD
+from farflung.runtime.schedules import Constant
 
 
 class Zeros:

@@ -14,8 +14,10 @@ from farflung.runtime.backend import AnyBackend
 from farflung.runtime.jax_backend.arrays import DTYPES
 from farflung.runtime.jax_backend.backend import JaxBackend
 from farflung.runtime.jax_backend.optimizer import Stepper
-from farflung.runtime.optimizer import SGD, STEP, AdamW, Constant, Optimizer
+from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Optimizer
 from farflung.runtime.parity.steps import parameter_difference
+from farflung.runtime.schedules import Constant
+from farflung.runtime.slots import STEP
 from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.optimizer import Update
@@ -28,6 +30,8 @@ DECLARED: dict[str, Optimizer] = {
     "sgd": SGD(lr=0.05, weight_decay=0.1),
     "dampening": SGD(lr=0.05, momentum=0.9, dampening=0.3, weight_decay=0.1),
     "nesterov": SGD(lr=0.05, momentum=0.9, weight_decay=0.1, nesterov=True),
+    "lion": Lion(lr=0.001, weight_decay=0.1, groups=(Group("*bias", lr_scale=0.5),)),
+    "adafactor": Adafactor(lr=0.05, weight_decay=0.1, no_decay="auto"),
 }
 each_optimizer = pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
 both_kinds_of_slots = pytest.mark.parametrize(

@@ -47,8 +47,9 @@ from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, subtopology
 from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
-from farflung.runtime.state import trained_names
+from farflung.runtime.state import trained_shapes
 from farflung.runtime.training import Training
+from farflung.runtime.update_memory import memory_of_updates
 from farflung.simulator import Conditions, simulate
 from farflung.simulator.simulation import brief_notes
 from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
@@ -128,7 +129,10 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         made, prediction = _scheduled(question, graph, watch)
     programs = [
         SegmentProgram(
-            segment.number, program, _owned_sizes(segment, training), _trained_names(segment, training)
+            segment.number,
+            program,
+            _owned_sizes(segment, training),
+            {} if training.emulated else trained_shapes(segment),
         )
         for segment, program in zip(made.segments, made.programs, strict=True)
     ]
@@ -202,7 +206,8 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
     search = scheduler_for(question.codecs, scheduler(question.scheduler), conditions)
 
     def found(training: Training) -> Schedule:
-        workload = workload_of(graph, training.microbatches, training.microbatch_size, moments=training.kept)
+        updates = memory_of_updates(training.optimizer, training.copies)
+        workload = workload_of(graph, training.microbatches, training.microbatch_size, updates=updates)
         return find_schedule(search, topology, workload, options, question.recompute)
 
     schedule, unprotected = _with_room(found, training, question.copies)
@@ -273,11 +278,6 @@ def _trained(segment: Segment, training: Training) -> list[int]:
     """The value ids of the parameters that the segment updates; an emulated device updates none."""
     owned = set() if training.emulated else set(segment.owned)
     return [entry.value for entry in segment.inputs if entry.trainable and entry.name in owned]
-
-
-def _trained_names(segment: Segment, training: Training) -> list[str]:
-    """The names of the parameters that the segment updates."""
-    return [] if training.emulated else trained_names(segment)
 
 
 def _owned_sizes(segment: Segment, training: Training) -> dict[str, int]:

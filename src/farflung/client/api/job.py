@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -16,8 +16,9 @@ from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import is_auto, policy_of
 from farflung.plans.phases import codecs_in
 from farflung.plans.wishes import MAX_LOSS_GAP
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.optimizer import Optimizer, is_optimizer, unmatched_pattern
 from farflung.runtime.training import Training
+from farflung.text import and_more
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,7 +49,7 @@ class Job:
     data, validation
         Map-style data sets whose items are dicts of tensors of equal shapes.
     optimizer
-        `farflung.AdamW` or `farflung.SGD`.
+        `farflung.AdamW`, `SGD`, `Lion`, `Adafactor` or `Muon`.
     batch
         Samples of one step, over all microbatches.
     microbatches
@@ -118,7 +119,7 @@ class Job:
 
     def __post_init__(self) -> None:
         _require_module(self.model)
-        _require_optimizer(self.optimizer)
+        _require_optimizer(self.optimizer, self.model)
         for name in ("batch", "steps"):
             _require_whole(name, getattr(self, name), 1, MAXIMUM_COUNT)
         for name in ("microbatches", "validation_batches"):
@@ -227,11 +228,21 @@ def _require_weights(weights: object, model: nn.Module) -> None:
         raise JobError("weights are for a model on the meta device, this one has its own: load them into it")
 
 
-def _require_optimizer(optimizer: object) -> None:
-    if not isinstance(optimizer, AdamW | SGD):
+def _require_optimizer(optimizer: Any, model: nn.Module) -> None:
+    if not is_optimizer(optimizer):
         raise JobError(
-            f"optimizer must be farflung.AdamW(...) or farflung.SGD(...), found {_kind(optimizer)}:"
+            f"optimizer must be farflung.AdamW(...), SGD, Lion, Adafactor or Muon, found {_kind(optimizer)}:"
             " each worker builds its own from the numbers"
+        )
+    named = model.named_parameters(remove_duplicate=False)
+    require_patterns(optimizer, [name for name, parameter in named if parameter.requires_grad])
+
+
+def require_patterns(optimizer: Optimizer, names: Sequence[str]) -> None:
+    """Raise JobError if a pattern of the optimizer fits none of the trained parameters `names`."""
+    if (pattern := unmatched_pattern(optimizer, names)) is not None:
+        raise JobError(
+            f"the optimizer's pattern {pattern!r} fits no trained parameter; there are {and_more(names, 4)}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from farflung.client.api.job import Job
+from farflung.client.api.job import Job, require_patterns
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.errors import CaptureError, JobError
 from farflung.opdag.graph import Graph
@@ -20,6 +20,7 @@ from farflung.planner.compatibility import Needs
 from farflung.planner.notes import draws
 from farflung.plans.codec_policy import is_auto
 from farflung.runtime.training import Training
+from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) ->
     _require_values(job)
     captured = capture_job(job, tell, workers)
     graph = captured.graph
+    # A tied parameter has several names in the model and one of them in the graph.
+    require_patterns(job.optimizer, [entry.name for entry in graph.inputs_of("parameter") if entry.trainable])
     return Prepared(job, graph, wire.dump(graph), _state(job, graph), _remarks(captured))
 
 
@@ -178,7 +181,7 @@ def model_of(job: Job, microbatches: Microbatches = None, profile: Path | None =
     graph = capture_shapes(job).graph
     others = _near(job.batch, count) if microbatches == "auto" else []
     own, *alternatives = (
-        workload_of(graph, number, job.batch // number, job.name or "job", job.optimizer.moments)
+        workload_of(graph, number, job.batch // number, job.name or "job", memory_of_updates(job.optimizer))
         for number in (count, *others)
     )
     if profile is not None:

@@ -12,6 +12,7 @@ from farflung.opdag import wire
 from farflung.opdag.capture import Capture, Verdict
 from farflung.opdag.graph import Precision
 from farflung.planner.cutting.balanced import balanced_cut
+from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload import Workload, workload_of
 
 DIVISIONS = (2, 4, 8)
@@ -52,7 +53,7 @@ class CaptureReport(msgspec.Struct, frozen=True):
     """What was captured. `flops` is one microbatch forward, `graph_bytes` the OP-DAG on the wire.
 
     `activation_bytes` are kept of one microbatch for its backward pass, `training_bytes` hold parameters,
-    gradients and AdamW's moments. The last three are part of a full report only.
+    gradients and what the optimizer keeps. The last three are part of a full report only.
     """
 
     nodes: int
@@ -81,10 +82,9 @@ class Refusal(msgspec.Struct, frozen=True):
 
 def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport | None) -> CaptureReport:
     """Report on a captured job, for its own microbatch size."""
-    graph, moments = captured.graph, job.optimizer.moments
-    workload = workload_of(graph, job.microbatches, job.microbatch_size, job.name or "job", moments)
+    graph, updates = captured.graph, memory_of_updates(job.optimizer)
+    workload = workload_of(graph, job.microbatches, job.microbatch_size, job.name or "job", updates)
     parameter_bytes = int(workload.parameter_bytes.sum())
-    trainable = int(workload.trainable_bytes.sum())
     return CaptureReport(
         nodes=len(graph.nodes),
         operators=dict(Counter(node.op for node in graph.nodes).most_common()),
@@ -97,7 +97,7 @@ def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport
         profile=profile,
         precision=job.precision,
         activation_bytes=int(workload.tape_bytes.sum()),
-        training_bytes=parameter_bytes + (1 + moments) * trainable,
+        training_bytes=parameter_bytes + int(workload.trainable_bytes.sum() + workload.kept_bytes.sum()),
         verdicts=list(captured.verdicts) if is_full else None,
         cuts=cuts_of(captured, workload) if is_full else None,
         divisions=divisions_of(captured, workload) if is_full else None,

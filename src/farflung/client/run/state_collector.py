@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from farflung.errors import ProtocolError, RunFailed
 from farflung.opdag.form import Form
 from farflung.plans import Plan
-from farflung.runtime.optimizer import STEP, Optimizer
+from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.slots import STEP, slot_shapes
 from farflung.runtime.state import CODERS, StateKey
 from farflung.transport.wire.headers import SliceHeader
 
@@ -39,8 +40,8 @@ def with_slots(
     """The forms of parameters and buffers, and of the optimizer slots of those that are `trained`."""
     expected = {StateKey(name): form for name, form in forms.items()}
     for name in trained:
-        for slot in optimizer.slots:
-            expected[StateKey(name, slot)] = Form("int64", ()) if slot == STEP else forms[name]
+        for slot, shape in slot_shapes(optimizer, name, forms[name].shape).items():
+            expected[StateKey(name, slot)] = Form("int64" if slot == STEP else forms[name].dtype, shape)
     return expected
 
 

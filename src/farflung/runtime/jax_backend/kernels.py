@@ -13,8 +13,9 @@ from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.arrays import allocate, memory, over
 from farflung.runtime.jax_backend.compiled import Program
-from farflung.runtime.jax_backend.optimizer import update_rule
+from farflung.runtime.jax_backend.rules import update_rule
 from farflung.runtime.kernels import OPTIMIZER, SAMPLES, digest_of, sample_numbers, sample_segment
+from farflung.runtime.optimizer import recipe_of
 
 
 def kernel_digest() -> str:
@@ -28,7 +29,7 @@ def kernel_digest() -> str:
     given: dict[int, Any] = {entry.value: _array(segment, entry) for entry in segment.inputs}
     state, values = ([given[value] for value in ids] for ids in (program.state, program.values))
     keys: Any = program.keys(0)
-    rule, loss = update_rule(OPTIMIZER), segment.loss
+    rule, loss = update_rule(recipe_of(OPTIMIZER, "", ())), segment.loss
     assert loss is not None
 
     def loss_of(state: list[Any]) -> Any:

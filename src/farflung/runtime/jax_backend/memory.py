@@ -14,6 +14,7 @@ from jax.stages import Compiled
 from farflung.opdag.segment import Segment
 from farflung.runtime.footprint import needs_of, runs_back_at_once
 from farflung.runtime.training import Training
+from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload.footprint import Needs
 
 
@@ -57,7 +58,9 @@ def compiled_needs(
     segment: Segment, training: Training, passes: Passes, evaluation: ProgramMemory, update: ProgramMemory
 ) -> Needs[float]:
     """The memory that a worker needs for the segment's programs; other parts are estimated from shapes."""
-    by_shapes = needs_of(segment, training.microbatch_size, training.kept)
+    by_shapes = needs_of(
+        segment, training.microbatch_size, memory_of_updates(training.optimizer, training.copies)
+    )
     returned = by_shapes.returned
     left = max(returned, float(passes.left))
     waiting = max(passes.forward.made + returned, left)

@@ -90,7 +90,8 @@ class JaxSegment:
         self._evaluate = _evaluation(segment, batch) if training.validation_microbatches else None
         self._shapes = [shape_of(segment.values[e.value], batch) for e in self._layout.trainable]
         mine = [self._shapes[at] for at in self._mine]
-        self._stepper = Stepper(training.optimizer, mine) if mine else None
+        names = [self._layout.trainable[at].name for at in self._mine]
+        self._stepper = Stepper(training.optimizer, mine, names) if mine else None
         self._reached = cache(lambda outputs: reached_from(segment, outputs))
         self._microbatches: dict[int, _MicrobatchState] = {}
         self._sums: list[Any] = []

@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farflung.opdag import opset
 from farflung.opdag.graph import Graph
 from farflung.runtime.clipping import clip_scale, gradient_norm
+from farflung.runtime.parity.optimizers import build, set_learning_rate
 from farflung.runtime.torch_backend.codegen import reseeding
 from farflung.runtime.torch_backend.device import HOST
-from farflung.runtime.torch_backend.optimizer import build, set_learning_rate, square_sums
+from farflung.runtime.torch_backend.optimizer import square_sums
 from farflung.runtime.training import Training, microbatch_seed
 
 Batch = Mapping[str, Tensor]
@@ -74,8 +75,7 @@ class Reference:
         self._graph = graph
         self._numbers = random_numbers(graph) if draws is None else draws
         self._training = training
-        trainable = [p for p in module.parameters() if p.requires_grad]
-        self._optimizer = build(training.optimizer, trainable)
+        self._optimizer = build(training.optimizer, self._trained())
         self.step = 0
 
     def accumulate(self, microbatches: Sequence[Batch]) -> float:
@@ -101,9 +101,23 @@ class Reference:
             for gradient in gradients.values():
                 if scale != 1.0:
                     gradient.mul_(scale)
-        set_learning_rate(self._optimizer, self._training.optimizer, self.step)
+        set_learning_rate(self._optimizer, self.step)
         self._optimizer.step()
         self.step += 1
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        """Every trainable parameter once, by its name in the graph where it has one."""
+        known = {entry.name for entry in self._graph.inputs_of("parameter")}
+        named = [
+            (name, parameter)
+            for name, parameter in self._module.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
+        ]
+        by_parameter: dict[nn.Parameter, str] = {}
+        for name, parameter in named:
+            if name in known or parameter not in by_parameter:
+                by_parameter[parameter] = name
+        return [(name, parameter) for parameter, name in by_parameter.items()]
 
     def _gradients(self) -> dict[int, Tensor]:
         """The gradients by the value ids of their parameters in the graph."""

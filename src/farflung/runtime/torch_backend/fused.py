@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.optimizer import SGD, AdamW, Recipe
 
 
 class Due(NamedTuple):
@@ -24,9 +24,14 @@ class Due(NamedTuple):
     updates: int
 
 
-def update(optimizer: Optimizer, due: Sequence[Due], rate: float) -> None:
-    """Update the parameters and their slots in place, at the rate `rate`; missing slots are made."""
-    slots = _slots(optimizer)
+def update(recipe: Recipe, due: Sequence[Due], rate: float) -> None:
+    """Update the parameters and their slots in place, at the rate `rate`; missing slots are made.
+
+    The recipe's rule is AdamW or SGD.
+    """
+    declared, decay = recipe.declared, recipe.weight_decay
+    assert isinstance(declared, AdamW | SGD)
+    slots = _slots(declared)
     groups: dict[tuple[int, torch.dtype], list[Due]] = {}
     for each in due:
         for slot in slots:
@@ -34,17 +39,17 @@ def update(optimizer: Optimizer, due: Sequence[Due], rate: float) -> None:
                 each.slots[slot] = torch.zeros_like(each.parameter)
         groups.setdefault((each.updates, each.parameter.dtype), []).append(each)
     for (updates, _), group in groups.items():
-        if isinstance(optimizer, AdamW):
-            _adamw(optimizer, group, updates, rate)
+        if isinstance(declared, AdamW):
+            _adamw(declared, decay, group, updates, rate)
         else:
-            _sgd(optimizer, group, updates, rate)
+            _sgd(declared, decay, group, updates, rate)
 
 
-def _slots(optimizer: Optimizer) -> tuple[str, ...]:
+def _slots(declared: AdamW | SGD) -> tuple[str, ...]:
     """The slots that are tensors on the device."""
-    if isinstance(optimizer, AdamW):
+    if isinstance(declared, AdamW):
         return "exp_avg", "exp_avg_sq"
-    return ("momentum_buffer",) if optimizer.momentum else ()
+    return ("momentum_buffer",) if declared.momentum else ()
 
 
 def _gradients(group: Sequence[Due]) -> list[Tensor]:
@@ -57,7 +62,7 @@ def _gradients(group: Sequence[Due]) -> list[Tensor]:
     ]
 
 
-def _adamw(declared: AdamW, group: Sequence[Due], updates: int, rate: float) -> None:
+def _adamw(declared: AdamW, decay: float, group: Sequence[Due], updates: int, rate: float) -> None:
     parameters = [each.parameter for each in group]
     step = torch.full((), updates + 1, dtype=torch.float32, device=parameters[0].device)
     torch._fused_adamw_(
@@ -70,19 +75,19 @@ def _adamw(declared: AdamW, group: Sequence[Due], updates: int, rate: float) -> 
         lr=rate,
         beta1=declared.betas[0],
         beta2=declared.betas[1],
-        weight_decay=declared.weight_decay,
+        weight_decay=decay,
         eps=declared.eps,
         amsgrad=False,
         maximize=False,
     )
 
 
-def _sgd(declared: SGD, group: Sequence[Due], updates: int, rate: float) -> None:
+def _sgd(declared: SGD, decay: float, group: Sequence[Due], updates: int, rate: float) -> None:
     torch._fused_sgd_(
         [each.parameter for each in group],
         _gradients(group),
         [each.slots["momentum_buffer"] for each in group] if declared.momentum else [],
-        weight_decay=declared.weight_decay,
+        weight_decay=decay,
         momentum=declared.momentum,
         lr=rate,
         dampening=declared.dampening,

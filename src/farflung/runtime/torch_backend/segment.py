@@ -76,7 +76,8 @@ class TorchSegment:
         self._index = {entry.name: at for at, entry in enumerate(self._entries)}
         self._owned = set(segment.owned)
         self._trained = trained_names(segment)
-        self._update = Update(training.optimizer, [self._state[self._index[name]] for name in self._trained])
+        trained = [self._state[self._index[name]] for name in self._trained]
+        self._update = Update(training.optimizer, trained, self._trained)
         self._pending: dict[str, Tensor] = {}
         self._tapes: dict[int, Tape] = {}
         self._losses: list[tuple[float, Tensor]] = []

@@ -40,7 +40,7 @@ def allocate(size: int) -> memoryview:
 
 def over(buffer: memoryview, form: Form) -> Tensor:
     """The tensor in `buffer`, sharing its memory."""
-    return _shaped(buffer, DTYPES[form.dtype], form.shape)
+    return shaped(buffer, DTYPES[form.dtype], form.shape)
 
 
 def like(buffer: memoryview, tensor: Tensor) -> Tensor:
@@ -48,10 +48,11 @@ def like(buffer: memoryview, tensor: Tensor) -> Tensor:
 
     It shares the buffer's memory if that is the device's.
     """
-    return _shaped(buffer, tensor.dtype, tensor.shape).to(tensor.device)
+    return shaped(buffer, tensor.dtype, tensor.shape).to(tensor.device)
 
 
-def _shaped(buffer: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+def shaped(buffer: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The tensor of this element type and shape in `buffer`, sharing its memory."""
     if not len(buffer):
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(buffer, dtype=dtype).reshape(shape)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from farflung.opdag.graph import DTypeName, Graph
 from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.slots import update_rule_of
 from farflung.runtime.torch_backend.optimizer import Update, square_sums
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.workload.profile import OpTime, UpdateTime, sum_parts, update_signature
@@ -56,44 +58,60 @@ def sum_time(kind: str) -> OpTime:
 
 def update_times(graph: Graph, optimizer: Optimizer, known: Mapping[str, UpdateTime]) -> list[UpdateTime]:
     """Seconds of an update of each kind of trained parameter, with the norm of its gradient."""
-    kinds: dict[str, tuple[DTypeName, int]] = {}
+    kinds: dict[str, _Kind] = {}
     for entry in graph.inputs_of("parameter"):
         kind = graph.values[entry.value]
         if entry.trainable:
-            elements = prod(kind.shape_at(1))
-            kinds[update_signature(optimizer.rule, kind.dtype, elements)] = kind.dtype, elements
+            rule = update_rule_of(optimizer, entry.name, kind.shape_at(1))
+            made = _Kind(entry.name, kind.dtype, kind.shape_at(1))
+            kinds[update_signature(rule, kind.dtype, made.elements)] = made
     base = _step_seconds(optimizer) if kinds.keys() - known.keys() else (0.0, 0.0)
     held = sum(graph.values[e.value].bytes(1) for e in graph.inputs_of("parameter") if e.trainable)
     return [
-        known.get(signature)
-        or UpdateTime(signature, _update_seconds(optimizer, dtype, elements, held, *base))
-        for signature, (dtype, elements) in kinds.items()
+        known.get(signature) or UpdateTime(signature, _update_seconds(optimizer, kind, held, *base))
+        for signature, kind in kinds.items()
     ]
 
 
 def _step_seconds(optimizer: Optimizer) -> tuple[float, float]:
     """The fixed cost of an optimizer's step, and the least cost for each parameter."""
-    one, nine = (_stepping(optimizer, [torch.zeros(1) for _ in range(count)]) for count in (1, 9))
+    one, nine = (_stepping(optimizer, "", [torch.zeros(1) for _ in range(count)]) for count in (1, 9))
     each = max(0.0, nine - one) / 8
     return max(0.0, one - each), each
 
 
-def _update_seconds(
-    optimizer: Optimizer, dtype: DTypeName, elements: int, held: int, once: float, least: float
-) -> float:
+class _Kind(NamedTuple):
+    """One of the parameters whose updates take equally long."""
+
+    name: str
+    dtype: DTypeName
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    def sample(self) -> Tensor:
+        """Zeros of its shape, with fewer rows if it is too large."""
+        shape = self.shape
+        if self.elements > MOST_ELEMENTS:
+            shape = (max(1, shape[0] * MOST_ELEMENTS // self.elements), *shape[1:])
+        return torch.zeros(shape, dtype=DTYPES[self.dtype])
+
+
+def _update_seconds(optimizer: Optimizer, kind: _Kind, held: int, once: float, least: float) -> float:
     """The time of updating one among parameters that together take `held` bytes and share the caches."""
-    timed = min(elements, MOST_ELEMENTS)
-    one = torch.zeros(timed, dtype=DTYPES[dtype])
+    one = kind.sample()
     count = min(MOST_ALIKE, max(1, min(held, ALIKE_BYTES) // max(one.nbytes, 1)))
-    seconds = _stepping(optimizer, [one.clone() for _ in range(count)]) - once
-    return max(least, seconds / count) * elements / max(timed, 1)
+    seconds = _stepping(optimizer, kind.name, [one.clone() for _ in range(count)]) - once
+    return max(least, seconds / count) * kind.elements / max(one.numel(), 1)
 
 
-def _stepping(optimizer: Optimizer, tensors: list[Tensor]) -> float:
+def _stepping(optimizer: Optimizer, name: str, tensors: list[Tensor]) -> float:
     parameters = [torch.nn.Parameter(tensor) for tensor in tensors]
     for parameter in parameters:
         parameter.grad = random_like(parameter)  # updates of zeros take twice as long
-    update = Update(optimizer, parameters)
+    update = Update(optimizer, parameters, [name] * len(parameters))
 
     def step() -> None:
         square_sums(parameter.grad for parameter in parameters if parameter.grad is not None)

@@ -13,7 +13,7 @@ from farflung.plans import FEEDER, Plan
 from farflung.plans.codec_pair import CODEC_FORMAT
 from farflung.protocol.messages import Load
 from farflung.runtime.backend import EMULATED, Array, Backend, SegmentRunner
-from farflung.runtime.state import trained_names
+from farflung.runtime.state import trained_shapes
 from farflung.runtime.training import Training
 from farflung.worker.computing.state_receiver import Key, StateReceiver
 
@@ -66,10 +66,12 @@ def needed_bytes(worker: str, load: Load, segments: Collection[Segment], trainin
     """The memory that a worker's segments and codecs need, in bytes."""
     from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
     from farflung.runtime.footprint import worker_bytes
+    from farflung.runtime.update_memory import memory_of_updates
 
     again = {p.segment: p.recompute for p in load.plan.placements}
     batch, window = training.microbatch_size, load.plan.window
-    needed = worker_bytes(segments, batch, window, again, training.kept)
+    updates = memory_of_updates(training.optimizer, training.copies)
+    needed = worker_bytes(segments, batch, window, again, updates)
     return needed + coding_bytes(worker, load.plan, training, segments)
 
 
@@ -174,11 +176,15 @@ def check_edges(load: Load, segment: Segment) -> None:
 
 
 def _require_trained(load: Load, segments: Iterable[Segment]) -> None:
-    """Check that the load names exactly the parameters that the programs update."""
-    named = {program.segment: set(program.trained) for program in load.programs}
+    """Check that the load names exactly the parameters that the programs update, with their shapes."""
+    named = {program.segment: program.trained for program in load.programs}
     for segment in segments:
-        if found := sorted(named[segment.number] ^ set(trained_names(segment))):
-            is_trained = found[0] in trained_names(segment)
+        shapes = trained_shapes(segment)
+        for name in shapes.keys() & named[segment.number].keys():
+            if (said := named[segment.number][name]) != shapes[name]:
+                raise GraphError(f"{name[:60]!r} has shape {shapes[name]}, the job says {str(said)[:60]}")
+        if found := sorted(named[segment.number].keys() ^ shapes.keys()):
+            is_trained = found[0] in shapes
             raise GraphError(
                 f"{found[0][:60]!r} is {'' if is_trained else 'not '}trained by its program, the job says"
                 f" {'not' if is_trained else 'it is'}"

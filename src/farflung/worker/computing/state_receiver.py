@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from farflung.errors import CopyError, GraphError, ProtocolError
 from farflung.protocol.messages import Load
-from farflung.runtime.optimizer import slot_bytes
+from farflung.runtime.slots import slot_bytes
 from farflung.runtime.state import CODERS, Snapshot, StateKey
 from farflung.text import and_more
 from farflung.transport.wire.headers import SliceHeader
@@ -34,12 +34,16 @@ def _sizes(load: Load, segments: list[int]) -> dict[_Place, int]:
     for program in load.programs:
         if program.segment not in segments:
             continue
-        trained = set(program.trained) if is_updated else set()
+        trained = program.trained if is_updated else {}
         for name, size in program.owned.items():
-            slots = slot_bytes(load.training.optimizer, size) if name in trained else {}
+            slots = _slots(load, name, trained[name], size) if name in trained else {}
             for slot, bytes_of_one in {"": size, **slots}.items():
                 found[_Place(program.segment, StateKey(name, slot))] = bytes_of_one
     return found
+
+
+def _slots(load: Load, name: str, shape: list[int], size: int) -> dict[str, int]:
+    return slot_bytes(load.training.optimizer, name, shape, size)
 
 
 def _by_name(sizes: Iterable[_Place]) -> dict[StateKey, list[_Place]]:

@@ -147,7 +147,7 @@ def test_several_machines_train_together(machine: Start, tmp_path: Path) -> None
     assert [job["state"] for job in status["jobs"]] == ["done", "done"]
     assert status["backup_pool"] == ["w0", "w1"]
     code, out, _ = finish(machine("s", "status"))
-    assert code == 0 and "w0" in out and "2 idle" in out
+    assert code == 0 and "w0" in out and "2 ready" in out
 
     doctor = document(machine("s", "doctor", "--json"))
     assert doctor["ok"] and {"clock", "broker", "reach"} <= {entry["check"] for entry in doctor["findings"]}

@@ -86,6 +86,10 @@ def test_an_unknown_name_is_one_line_with_those_there_are(name: str) -> None:
         recipe(name)
     assert all(known in str(raised.value) for known in ("int4-stochastic", "int8-stochastic"))
     assert "\n" not in str(raised.value)
+    names = str(raised.value).partition("largest first: ")[2].partition(" and others")[0].split(", ")
+    assert [declared(one).bits for one in names] == sorted(
+        (declared(one).bits for one in names), reverse=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,8 @@ def mistyped(token: str) -> str:
         ("used up", "the token is used up (1 of 1 uses)"),
         ("unknown", "this broker does not know the token"),
         ("of another broker", "did not create this token"),
+        ("empty", "the token is empty: pass what `farflung token create` printed"),
+        ("revoked", "this broker does not know the token any more: it was revoked"),
         ("mistyped", "the token's checksum does not match: copy it again"),
         ("of another role", "the token is for a submitter, not for a worker"),
         ("cut", "characters instead of 89: copy all of it again"),
@@ -203,6 +205,13 @@ def _token(hub: Hub, kind: str) -> str:
             return on.token("worker", home="elsewhere")
         case "mistyped":
             return mistyped(on.token("worker"))
+        case "empty":
+            return ""
+        case "revoked":
+            token = on.token("worker")
+            known = on.document("hub", "token", "list")["tokens"]
+            on.document("hub", "token", "revoke", max(known, key=lambda one: one["made_at"])["id"])
+            return token
         case "of another role":
             return on.token("submitter")
         case _:

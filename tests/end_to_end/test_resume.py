@@ -137,7 +137,7 @@ def test_another_job_is_refused_and_the_run_stays_as_it_was(desk: Machines, stop
     (desk.folder / f"other_{name}.py").write_text(JOB.replace(old, new))
     before = contents(stopped.folder)
     line = desk.fails("desk", "train", f"other_{name}.py", "--resume", "stopped", "--steps", str(STEPS))
-    assert f"the checkpoint of step {STOPPED} is of another run: " in line and words in line
+    assert f"the checkpoint of step {STOPPED} is of another run (of " in line and words in line
     assert contents(stopped.folder) == before
 
 

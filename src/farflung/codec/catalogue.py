@@ -99,8 +99,9 @@ def gives_mask(name: str) -> bool:
 def _unknown(name: str) -> str:
     close = get_close_matches(name, (*_FAMILIES, *EXAMPLES, "topk1-bf16", "even30"), 1)
     hint = f"did you mean {close[0]}? " if close else ""
-    examples = ", ".join(EXAMPLES)
-    return f"there is no codec {name!r}: {hint}available are {examples} and others (docs/reference/codecs.md)"
+    known = sorted(("bf16", "int8", *EXAMPLES), key=lambda one: -declared(one).bits)
+    names = ", ".join(known)
+    return f"there is no codec {name!r}: {hint}largest first: {names} and others (docs/reference/codecs.md)"
 
 
 def _innermost(name: str) -> Inner:

@@ -18,7 +18,16 @@ def check_machine(needs_nft: bool = False) -> None:
         raise LabError("the lab needs root for its network namespaces: run this command with sudo")
     if not tun.DEVICE.exists():
         raise LabError(f"the lab needs {tun.DEVICE}, which is not there: modprobe tun")
-    if shutil.which("ip") is None:
-        raise LabError("the lab needs the ip command, which is not installed: apt install iproute2")
-    if needs_nft and shutil.which("nft") is None:
-        raise LabError("a node behind NAT needs nft, which is not installed: apt install nftables")
+    require_program("ip", "the lab")
+    if needs_nft:
+        require_program("nft", "a node behind NAT")
+
+
+PACKAGES = {"ip": "iproute2", "nft": "nftables", "ping": "iputils-ping"}
+"""The programs that a lab uses, with the packages that bring them on Debian."""
+
+
+def require_program(name: str, who: str) -> None:
+    """Raise `LabError`, with advice, unless the program is installed that `who` needs."""
+    if shutil.which(name) is None:
+        raise LabError(f"{who} needs {name}, which is not installed: apt install {PACKAGES[name]}")

@@ -14,7 +14,13 @@ from pathlib import Path
 
 from farflung.client.run.broker_client import ask_status
 from farflung.errors import FarflungError, IdentityError
-from farflung.localhost.findings import Finding, lost_findings, opset_findings, path_findings
+from farflung.localhost.findings import (
+    Finding,
+    fleet_findings,
+    lost_findings,
+    opset_findings,
+    path_findings,
+)
 from farflung.runtime.frameworks import COMPUTING, is_installed
 from farflung.transport.endpoint import ask
 from farflung.transport.net.addresses import DEFAULT_PORT, parse_address, parse_addresses
@@ -115,7 +121,10 @@ def _port(port: int) -> Finding:
             used = error.errno == errno.EADDRINUSE
             found = f"port {port} is in use" if used else f"port {port} cannot be used: {error.strerror}"
             return Finding(
-                "port", used, f"{found} (by a broker on this machine?)", "farflung broker --listen [::]:7710"
+                "port",
+                used,
+                f"{found} (by a broker on this machine?)",
+                "farflung broker --listen '[::]:7710'",
             )
     return Finding("port", True, f"port {port} is free for a broker")
 
@@ -147,7 +156,9 @@ async def _reach(address: str) -> tuple[Finding, Finding | None]:
     The query needs no certificate, and its answer is not trusted.
     """
     port = parse_address(address)[1]
-    helps = f"on the broker's machine: farflung broker --listen [::]:{port}, and let TCP port {port} through"
+    helps = (
+        f"on the broker's machine: farflung broker --listen '[::]:{port}', and let TCP port {port} through"
+    )
     asked, seconds = time.time(), Timeouts().join_seconds
     try:
         request = join_messages.encode(join_messages.AskAuthority())
@@ -183,6 +194,7 @@ async def _admitted(identity: Identity) -> list[Finding]:
     holder = identity.id if identity.role == "worker" else None
     return [
         admitted,
+        *fleet_findings(status, identity.broker),
         *lost_findings(status.workers),
         *opset_findings(status.workers),
         *path_findings(holder, status.links, workers),

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from farflung.connectivity.routes import advice, split_failures
-from farflung.protocol.viewer import LinkView, WorkerStatus
+from farflung.protocol.messages import Status
+from farflung.protocol.viewer import DRAINING, OVER, SUSPECT, LinkView, WorkerStatus
 from farflung.text import and_more, count_of, format_clock
 
 
@@ -25,6 +26,31 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 NAMED = 5
+QUEUED = "queued"
+
+
+def fleet_findings(status: Status, broker: str) -> Iterator[Finding]:
+    """What keeps a fleet from working: no worker can take a job, or a job waits."""
+    there = [worker for worker in status.workers if not worker.is_away]
+    able = [worker for worker in there if worker.state not in (DRAINING, SUSPECT)]
+    join = (
+        f"farflung join {broker}, on a machine that has joined before; elsewhere with --token, from"
+        " `farflung token create --role worker` on the broker's machine"
+    )
+    if not there:
+        gone = count_of(len(status.workers), "worker")
+        found = (
+            f"no worker is there: {gone} {'has' if len(status.workers) == 1 else 'have'} left or been lost"
+        )
+        yield Finding("fleet", False, found if status.workers else "no worker has joined yet", join)
+    elif not able:
+        states = and_more([f"{worker.worker} is {worker.state}" for worker in there], NAMED)
+        yield Finding("fleet", False, f"no worker can take a job: {states}", join)
+    for job in status.jobs:
+        waits = job.state == QUEUED or job.waits_for or job.held
+        if waits and job.state not in OVER:
+            helps = f"farflung attach {job.job} follows it"
+            yield Finding("job", False, f"{job.job} does not train: {job.reason or job.condition}", helps)
 
 
 def lost_findings(workers: Sequence[WorkerStatus]) -> Iterator[Finding]:

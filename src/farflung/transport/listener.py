@@ -135,6 +135,9 @@ class Listener:
                     await self._admit_circuit(raw, self._relay)
                     return
                 connection = await TlsStream.shake_hands(raw, self._context, True, None)
+        except (ssl.SSLEOFError, ConnectionError) as error:  # the other side went away, or only looked
+            _log.debug("a TLS handshake ended: %s", error)
+            return
         except OSError as error:
             _log.info("a TLS handshake failed: %s", error)
             return

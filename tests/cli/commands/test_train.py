@@ -283,7 +283,9 @@ def test_another_job_is_refused_and_changes_nothing(
         file.write('{"step": 5, "lo')
     (folder / "chain.py").write_text(JOB.replace(old, new))
     line = refused(capsys, folder / "run")
-    assert "the checkpoint of step 4 is of another run: " in line and words in line
+    assert (
+        f"the checkpoint of step 4 is of another run (of {folder / 'chain.py'}): " in line and words in line
+    )
 
 
 def test_a_run_that_is_done_says_how_to_go_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def test_errors_tell_mistyped_from_cut_from_no_token_and_hide_the_secret() -> No
         text[:-5] + last + text[-4:]: "the token's checksum does not match: copy it again",
         text[:-3]: "the token has 86 characters instead of 89",
         "0" + text: "this is not a farflung token",
-        "": "this is not a farflung token",
+        "": "the token is empty",
         "ff2" + text[3:]: "this is not a farflung token",
         text[:-1] + "1": "a character that no token has",
         text[:-1] + "ı": "copy it again",

@@ -21,7 +21,7 @@ from farflung.broker.storage.contract import BrokerStore, Holder, TokenRecord
 from farflung.broker.storage.opening import open_store
 from farflung.errors import FarflungError, IdentityError
 from farflung.files import write_atomically
-from farflung.text import with_article
+from farflung.text import format_seconds, with_article
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import (
     BACKDATE_SECONDS,
@@ -311,11 +311,17 @@ def _check_holder(known: Holder | None, holder: tuple[str, Role], key: ec.Ellipt
 
 def _check_token(token: TokenRecord | None, role: Role, now: float, repeated: bool) -> None:
     if token is None:
-        found = "this broker does not know the token"
+        found = (
+            "this broker does not know the token any more: it was revoked, or created after the backup that"
+            " the broker was restored from"
+        )
     elif token.role != role:
         found = f"the token is for {with_article(token.role)}, not for {with_article(role)}"
     elif now >= token.expires_at:
-        found = f"the token expired {(now - token.expires_at) / 3600:.1f} hours ago"
+        past = now - token.expires_at
+        found = (
+            f"the token expired {f'{past / 3600:.1f} hours' if past >= 3600 else format_seconds(past)} ago"
+        )
     elif token.used >= token.uses and not repeated:
         found = f"the token is used up ({token.used} of {token.uses} uses)"
     else:

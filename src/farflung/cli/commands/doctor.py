@@ -6,13 +6,15 @@ import asyncio
 import shutil
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.process.identity import BrokerOption, folder_of
+from farflung.cli.process.identity import BrokerOption, folder_of, has_authority, obtain_from_own_broker
 from farflung.cli.render.output import JsonOption, print_json, print_text
+from farflung.errors import FarflungError
 
 if TYPE_CHECKING:
     from farflung.localhost.findings import Finding
@@ -28,10 +30,8 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check Python, frameworks, ports, clock, certificates and the broker; exit 1 if something is wrong."""
-    from farflung.localhost.doctor import examine
-
     folders = [folder] if folder is not None else [folder_of(role, None) for role in ROLES]
-    findings = asyncio.run(examine(folders, broker))
+    findings = asyncio.run(_examine(folders, broker))
     if as_json:
         print_json({"ok": all(finding.ok for finding in findings), "findings": findings})
     else:
@@ -40,6 +40,17 @@ def doctor(
             print_text("\n".join(_lines(finding, width)))
     if not all(finding.ok for finding in findings):
         raise typer.Exit(1)
+
+
+async def _examine(folders: list[Path], broker: str | None) -> list[Finding]:
+    """All findings. On the broker's own machine a viewer's identity is made for it if there is none."""
+    from farflung.localhost.doctor import examine
+
+    own, known = folder_of("broker", None), folders[:-1] if len(folders) > 1 else folders
+    if own in folders and has_authority(own) and not any((one / "identity.json").exists() for one in known):
+        with suppress(FarflungError):  # the findings say what is wrong
+            folders = [(await obtain_from_own_broker(own, "viewer", broker)).folder, *folders]
+    return await examine(folders, broker)
 
 
 def _lines(finding: Finding, width: int) -> Iterator[str]:

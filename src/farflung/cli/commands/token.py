@@ -49,6 +49,7 @@ def create(
 ) -> None:
     """Create a token. Run this on the broker's machine; the broker may be running."""
     from farflung.broker.security.authority import create_token
+    from farflung.transport.security.certificates import LIFETIME_SECONDS
 
     where = folder_of("broker", folder)
     token = create_token(where, role.value, uses, hours)
@@ -62,6 +63,8 @@ def create(
     note(
         f"valid for {count_of(uses, 'use')} within {hours:g} h: {COMMANDS[role.value].format(broker=broker)}"
     )
+    days = LIFETIME_SECONDS // 86400
+    note(f"whoever joins with it gets an identity for {days} days; use renews it from half of that on")
     if others:
         note(f"this machine also has {and_more(others, 3)}; behind a router, use the router's public address")
     if not addresses:

@@ -20,7 +20,7 @@ import typer
 
 from farflung.cli.render.output import note
 from farflung.errors import FarflungError, IdentityError
-from farflung.text import with_article
+from farflung.text import format_utc, with_article
 
 if TYPE_CHECKING:
     from farflung.transport.security.identity import Identity
@@ -257,7 +257,12 @@ async def _fresh(identity: Identity) -> Identity:
 
 def _say_joined(broker: str, identity: Identity, folder: Path) -> None:
     is_kept = not folder.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve())
-    next_time = f"; no token is needed next time ({folder} has the identity)" if is_kept else ""
+    next_time = ""
+    if is_kept:
+        until = format_utc(identity.expires_at)
+        next_time = (
+            f"; no token is needed before {until}, or longer if you use it ({folder} has the identity)"
+        )
     note(f"joined the broker at {broker} as {identity.role} {identity.id}{next_time}")
 
 

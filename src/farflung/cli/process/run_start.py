@@ -244,11 +244,16 @@ class RunStart:
                 break
         if found is None:
             raise self._nothing(skipped)
-        warnings = [*skipped, *require_same_run(found.record, current)]
+        warnings = [*skipped, *require_same_run(found.record, current, self._recorded_job)]
         for line in warnings:
             note(f"warning: {line}")
         note(f"going on from the checkpoint of step {found.record.step} in {store.name}")
         return found, warnings
+
+    @property
+    def _recorded_job(self) -> str:
+        assert self.earlier is not None
+        return self.earlier.job
 
     def _at_its_place(
         self, job: SubmittedJob, run: RunFolder, prepared: Prepared, codecs: CodecWishes

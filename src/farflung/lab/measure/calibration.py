@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from farflung.errors import LabError
+from farflung.lab.machine import require_program
 from farflung.lab.measure import traffic
 from farflung.lab.network import Network
 from farflung.lab.running_lab import RunningLab
@@ -118,6 +119,7 @@ def topology_cases(spec: LabSpec) -> list[Case]:
 
 def calibrate(cases: Sequence[Case], effort: Effort, tell: Callable[[Row], None]) -> Calibration:
     """Measure the cases one after the other, and call `tell` with each row."""
+    require_program("ping", "a calibration")
     rows = []
     for row in _measured(cases, effort):
         tell(row)

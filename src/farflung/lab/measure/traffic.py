@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from farflung.errors import LabError
+from farflung.lab.machine import require_program
 from farflung.lab.measure.flow import Bulk, Probes
 from farflung.lab.running_lab import RunningLab
 from farflung.lab.spec import LinkSettings
@@ -58,6 +59,7 @@ def probes(network: RunningLab, source: str, target: str, count: int, seconds: f
 
 
 def ping_ms(network: RunningLab, source: str, target: str) -> float:
+    require_program("ping", "a measurement of round trips")
     argv = ["ping", "-q", "-c", str(PINGS), "-i", "0.2", network.address(target)]
     words, _ = network.popen(source, argv, stdout=subprocess.PIPE, text=True).communicate()
     try:

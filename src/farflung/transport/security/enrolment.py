@@ -104,7 +104,9 @@ async def _fetch_authority(address: str, token: Token) -> bytes:
     if found != token.fingerprint:
         raise IdentityError(
             f"the broker at {address} did not create this token (expected "
-            f"{token.fingerprint.hex()[:8]}…, found {found.hex()[:8]}…): nothing secret was sent"
+            f"{token.fingerprint.hex()[:8]}…, found {found.hex()[:8]}…), so nothing secret was sent:"
+            f" create one on that broker's machine with farflung token create --role {token.role},"
+            " or dial the broker that created this one"
         )
     _check_clock(time.time() - answer.clock)
     return certificate_to_pem(certificate)

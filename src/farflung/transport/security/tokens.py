@@ -77,6 +77,8 @@ def secret_digest(secret: bytes) -> bytes:
 
 
 def _check_shape(text: str) -> None:
+    if not text:
+        raise IdentityError("the token is empty: pass what `farflung token create` printed")
     if not text.startswith(_PREFIX):
         raise IdentityError(
             f"this is not a farflung token: expected '{_PREFIX}' and "

@@ -97,8 +97,10 @@ OTHERS: dict[str, tuple[RunIdentity, str]] = {
 @pytest.mark.parametrize("field", OTHERS)
 def test_another_run_is_refused_with_the_field_that_differs(field: str) -> None:
     other, words = OTHERS[field]
-    with pytest.raises(CheckpointError, match="the checkpoint of step 40 is of another run: ") as caught:
-        require_same_run(record_of(40), other)
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint of step 40 is of another run \(of gpt.py\): "
+    ) as caught:
+        require_same_run(record_of(40), other, "gpt.py")
     assert f": {words}" in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -76,10 +76,13 @@ def data_identity(job: Job) -> DataIdentity:
         return DataIdentity(length, digests, digests == _digests(job, indices))
 
 
-def require_same_run(record: CheckpointRecord, current: RunIdentity) -> tuple[str, ...]:
+def require_same_run(
+    record: CheckpointRecord, current: RunIdentity, job: str = "another job"
+) -> tuple[str, ...]:
     """Check that a checkpoint is of the run with this identity, which may have other `steps`.
 
-    Returns warnings: other codecs, what could not be compared, or differs in a few sampled items only.
+    `job` is the job file of the checkpoint's run. Returns warnings: other codecs, what could not be compared,
+    or differs in a few sampled items only.
 
     Raises
     ------
@@ -90,8 +93,8 @@ def require_same_run(record: CheckpointRecord, current: RunIdentity) -> tuple[st
     found = differences(record, current)
     if found:
         raise CheckpointError(
-            f"the checkpoint of step {record.step} is of another run: {'; '.join(found)}. Resume with the job"
-            " as it was, or start a new run"
+            f"the checkpoint of step {record.step} is of another run (of {job}): {'; '.join(found)}."
+            " Resume with the job as it was, or start a new run"
         )
     codecs = _codec_warnings(record, current.training)
     return (*codecs, *_data_warnings(record.identity.data, current.data))

@@ -70,8 +70,8 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
             run = RunFiles(place.folder / f"run-{len(found)}")
             job = _disturbed(Play(fleet, place, striker, run, options, draw), run, most)
             run.close()
-            is_coded = codec != "dense" and not job.failure and job.another_from is None
-            if is_coded and run.cut != whole[codec, steps].cut:
+            is_coded = codec != "dense" and not job.failure
+            if is_coded and run.first_cut != whole[codec, steps].first_cut:
                 fleet.wait_for_workers()
                 whole[codec, steps] = undisturbed()  # more links are measured by now
                 job = _in_its_cut(job, run, whole[codec, steps])
@@ -118,7 +118,7 @@ def _disturbed(play: Play, run: RunFiles, most: int) -> Disturbed:
 
 def _in_its_cut(job: Disturbed, run: RunFiles, undisturbed: RunFiles) -> Disturbed:
     """The job; if it began in another cut than the undisturbed one, it is another run."""
-    if run.cut == undisturbed.cut:
+    if run.first_cut == undisturbed.first_cut:
         return job
     return msgspec.structs.replace(job, another_from=1, sha256=digest(run, 1))
 

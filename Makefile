@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TOOLS := $(VENV)/.tools-installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup train test test-fast test-all fuzz lint bench models docs clean
+.PHONY: setup dev train test test-fast test-all fuzz lint bench models docs clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $(STAMP)
 
 # What tests, checks, benchmarks and the documentation need besides.
+dev: $(TOOLS)
+
 $(TOOLS): $(STAMP)
 	@echo "Installing what else requirements.lock names, once; pip may print nothing for some minutes"
 	@$(BIN)/pip install --disable-pip-version-check -r requirements.lock

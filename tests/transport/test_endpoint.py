@@ -4,6 +4,7 @@ import asyncio
 import resource
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,26 @@ def test_a_process_without_descriptors_listens_on_when_it_has_some_again(tmp_pat
             await link.close("seen")
 
     run(test())
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_who_goes_away_before_the_handshake_is_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, abort: bool
+) -> None:
+    async def test() -> None:
+        async with paired(tmp_path) as pair:
+            with socket.create_connection(("127.0.0.1", pair.listener.port)) as client:
+                client.sendall(b"\x16\x03\x01")
+                if abort:  # with a reset
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            async with asyncio.timeout(20):
+                while "a TLS handshake ended" not in caplog.text:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await pair.assert_unharmed()
+
+    with caplog.at_level("DEBUG", "farflung"):
+        run(test())
+    assert all(record.levelname == "DEBUG" for record in caplog.records if "handshake" in record.message)
 
 
 def test_a_handler_hears_nothing_of_a_link_that_another_address_made_first(

@@ -77,6 +77,9 @@ def _root(
 
 def main() -> None:
     """The entry point: runs the command line and exits with its code."""
+    if sys.platform == "win32":
+        print_error("farflung needs Linux or macOS: on Windows run it in WSL 2", as_json=False)
+        sys.exit(USAGE)
     collect_rarely()
     code = run(sys.argv[1:])
     # Otherwise the interpreter scans every object that torch made, several times, before it exits.

@@ -135,11 +135,11 @@ class Listener:
                     await self._admit_circuit(raw, self._relay)
                     return
                 connection = await TlsStream.shake_hands(raw, self._context, True, None)
-        except (ssl.SSLEOFError, ConnectionError) as error:  # the other side went away, or only looked
-            _log.debug("a TLS handshake ended: %s", error)
-            return
         except OSError as error:
-            _log.info("a TLS handshake failed: %s", error)
+            if _went_away(error):
+                _log.debug("a TLS handshake ended: %s", error)
+            else:
+                _log.info("a TLS handshake failed: %s", error)
             return
         try:
             peer = certified_peer(connection.socket)
@@ -228,3 +228,11 @@ async def listen(
     listening = await listening_socket(*parse_address(address))
     ask_for_congestion_control(listening, options.congestion_control)
     return Listener(listening, context, own, admit, timeouts, on_newcomer, options)
+
+
+def _went_away(error: OSError) -> bool:
+    """Whether a handshake failed because the other side hung up: it found another address, or only looked."""
+    if isinstance(error, ssl.SSLError):
+        # Python itself, which names no library, found the connection closed before the handshake.
+        return isinstance(error, ssl.SSLEOFError) or not getattr(error, "library", None)
+    return isinstance(error, ConnectionError)

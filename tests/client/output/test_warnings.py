@@ -14,8 +14,9 @@ from farflung.cli.render.plan import planned_lines
 from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.run_folder import RunFolder
-from farflung.plans import Placement, Plan
-from farflung.protocol.messages import Considered, Planned, RolledBack
+from farflung.plans import Placement, Plan, Prediction
+from farflung.protocol.messages import Considered, Planned, RolledBack, UnitDone
+from farflung.protocol.worker import LinkTraffic
 
 
 class Listener(Observer):
@@ -99,6 +100,29 @@ def test_only_what_went_wrong_is_a_warning(tmp_path: Path, in_order: bool) -> No
     asyncio.run(scene(listener := Listener()))
     said = listener.notes if in_order else listener.heard
     assert len(said) == 3 and not (listener.heard if in_order else listener.notes)
+
+
+def test_a_run_keeps_its_prediction_and_its_links_when_a_worker_is_replaced(tmp_path: Path) -> None:
+    prediction = Prediction("auto", 0.5, "device a, busy 90%")
+
+    async def scene() -> None:
+        books = Recorder(job(validation=None), RunFolder.create(tmp_path / "run"), Observer())
+        await books.planned(msgspec.structs.replace(planned(1, "a", "b"), prediction=prediction))
+        await books.running(0)
+        first = UnitDone("job-1", 1, 0, 1.0, 1.0, 9, links=[LinkTraffic("a", "b", 400, 100)])
+        await books.unit_done(first, 0)
+        await books.planned(msgspec.structs.replace(planned(2, "a", "c"), keeps=True, replayers=["c"]))
+        await books.running(0)
+        second = UnitDone("job-1", 2, 1, 1.0, 1.0, 9, links=[LinkTraffic("a", "c", 400, 100)])
+        await books.unit_done(second, 0)
+        summary = books.metrics.summary("done", "", "job-1", 1.0)
+        assert (summary.predicted_step_seconds, summary.scheduler, summary.ratio) == (0.5, "auto", 4.0)
+        assert [(link.source, link.target) for link in summary.links] == [("a", "b"), ("a", "c")]
+        await books.planned(msgspec.structs.replace(planned(3, "a", "d"), keeps=True, recut=True))
+        assert books.metrics.prediction is None  # it was of another cut
+        books.folder.close()
+
+    asyncio.run(scene())
 
 
 def test_steps_that_ended_while_the_submitter_was_away_are_counted(tmp_path: Path) -> None:

@@ -281,7 +281,9 @@ class Recorder:
                 f"The run goes on with {workers[0]} alone, so no other worker has copies of its state: if it"
                 " is lost, too, the run goes back to its newest checkpoint"
             )
-        self.metrics.planned(time.monotonic(), len(workers), message.prediction)
+        is_same_cut = message.keeps and not message.recut  # then others have the places of some
+        prediction = message.prediction or (self.metrics.prediction if is_same_cut else None)
+        self.metrics.planned(time.monotonic(), len(workers), prediction)
         self.observer.planned(message)
         await asyncio.to_thread(self.folder.write_plan, message.plan)
         await self._record(

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from farflung.data import SampleOrder, collate, spread_indices
 from farflung.errors import JobError
@@ -103,3 +106,59 @@ def test_the_users_own_collate_makes_the_batch_and_is_checked() -> None:
     assert batch["x"].tolist() == [[1, 1, 0], [1, 1, 1]]
     with pytest.raises(JobError, match="collate returned a list"):
         collate([torch.ones(2)], lambda items: list(items))  # type: ignore[arg-type,return-value]
+
+
+def test_the_parts_of_a_tuple_get_names() -> None:
+    items = [(torch.full((2,), float(n)), torch.tensor(n)) for n in range(3)]
+    batch = collate(items, names=("x", "labels"))
+    assert batch["x"].shape == (3, 2) and batch["labels"].tolist() == [0, 1, 2]
+    assert collate(items, lambda given: (torch.zeros(3), torch.ones(3)), ("x", "y"))["y"].tolist() == [
+        1,
+        1,
+        1,
+    ]  # type: ignore[arg-type, return-value]
+    with pytest.raises(JobError, match=r"a tuple of 2: .* name its parts with Job\(names=\(\.\.\.\)\)"):
+        collate(items)
+    with pytest.raises(JobError, match=r"a tuple of 2, Job\(names=\) has 3"):
+        collate(items, names=("x", "y", "z"))
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler([1.0, 2.0, 3.0] * 7, 18),
+        RandomSampler(range(21), replacement=True, num_samples=18, generator=torch.Generator()),
+        SequentialSampler(range(21)),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_any_step_of_a_sampler_can_be_drawn_again(sampler: Any) -> None:
+    """In any order, with the same items, whatever torch drew meanwhile; epochs differ if it is random."""
+    order = SampleOrder(21, 4, 7, sampler)
+    steps = order.steps_per_epoch * 3
+    first = [order.indices(step) for step in range(steps)]
+    torch.rand(5)
+    before = torch.get_rng_state()
+    again = SampleOrder(21, 4, 7, sampler)
+    assert [again.indices(step) for step in reversed(range(steps))] == first[::-1]
+    assert torch.equal(torch.get_rng_state(), before)
+    epochs = [first[at * order.steps_per_epoch : (at + 1) * order.steps_per_epoch] for at in range(2)]
+    assert (epochs[0] == epochs[1]) == isinstance(sampler, SequentialSampler)
+
+
+def test_a_sampler_that_runs_dry_is_named() -> None:
+    class Shrinking:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(8 - 2 * self.epoch))
+
+    order = SampleOrder(9, 4, 0, Shrinking())
+    assert [order.indices(step) for step in (0, 1, 2)] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    with pytest.raises(JobError, match=r"the sampler ran dry in epoch 2: .* 2 steps had 4 each"):
+        order.indices(3)
+    with pytest.raises(JobError, match=r"one batch needs 9 items .* the data has 8"):
+        SampleOrder(9, 9, 0, Shrinking())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from farflung.errors import JobError
+from farflung.seeds import mix
 from farflung.text import kind_of
 
 if TYPE_CHECKING:
@@ -33,6 +35,11 @@ class SampleOrder:
         Samples of one step over all microbatches; at most `length`.
     seed
         The job's seed, from 0 to 2**63 - 1.
+    sampler
+        An iterable that gives the items of an epoch in place of the permutation, torch's or your own.
+        PyTorch's generator, and the sampler's own `generator`, are seeded by `seed` and epoch before;
+        `set_epoch` is called if there is one. So each epoch can be drawn again, unless other random numbers
+        are used.
 
     Raises
     ------
@@ -40,20 +47,41 @@ class SampleOrder:
         There are fewer items than one batch needs.
     """
 
-    def __init__(self, length: int, batch: int, seed: int) -> None:
-        if not 1 <= batch <= length:
-            raise JobError(f"one batch needs {batch} items (at least 1), the data has {length}")
+    def __init__(self, length: int, batch: int, seed: int, sampler: Iterable[int] | None = None) -> None:
+        self.seed = seed
+        self._sampler = sampler
+        self._drawn: dict[int, list[int]] = {}
+        self._drawing = Lock()
+        available = length if sampler is None else len(self._draw(0))
+        if not 1 <= batch <= available:
+            raise JobError(f"one batch needs {batch} items (at least 1), the data has {available}")
         self.length = length
         self.batch = batch
-        self.seed = seed
-        self.steps_per_epoch = length // batch
+        self.steps_per_epoch = available // batch
 
     def indices(self, step: int) -> list[int]:
         """The `batch` items of step `step`; microbatch m takes the m-th slice of equal size."""
         epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
         start = step_of_epoch * self.batch
-        order = _permutation(self.length, self.seed, epoch)
-        return [int(index) for index in order[start : start + self.batch]]
+        if self._sampler is None:
+            order = _permutation(self.length, self.seed, epoch)
+            return [int(index) for index in order[start : start + self.batch]]
+        found = self._draw(epoch)[start : start + self.batch]
+        if len(found) < self.batch:
+            raise JobError(
+                f"the sampler ran dry in epoch {epoch + 1}: it gave fewer items than in the first one, where"
+                f" {self.steps_per_epoch} steps had {self.batch} each"
+            )
+        return found
+
+    def _draw(self, epoch: int) -> list[int]:
+        """The items of an epoch by the sampler; the last two are remembered."""
+        with self._drawing:
+            if epoch not in self._drawn:
+                while len(self._drawn) > 1:
+                    del self._drawn[next(iter(self._drawn))]
+                self._drawn[epoch] = _sampled(self._sampler, mix(self.seed, epoch), epoch)
+            return self._drawn[epoch]
 
 
 def spread_indices(length: int, count: int) -> list[int]:
@@ -61,8 +89,12 @@ def spread_indices(length: int, count: int) -> list[int]:
     return [position * length // count for position in range(count)]
 
 
-def collate(items: Sequence[Any], collate: Collate | None = None) -> dict[str, Tensor]:
+def collate(
+    items: Sequence[Any], collate: Collate | None = None, names: Sequence[str] | None = None
+) -> dict[str, Tensor]:
     """Stack items, dicts of tensors, into one batch, or call the user's `collate`.
+
+    With `names` the items, or what `collate` returns, are tuples with one part for each name.
 
     Returns
     -------
@@ -77,9 +109,10 @@ def collate(items: Sequence[Any], collate: Collate | None = None) -> dict[str, T
     import torch
 
     if collate is not None:
-        batch = collate(items)
+        batch = _named(collate(items), names, "collate returned")
         _require_tensors(batch, "collate returned")
         return dict(batch)
+    items = [_named(item, names, "an item of the data is") for item in items]
     for item in items:
         _require_tensors(item, "an item of the data is")
         if item.keys() != items[0].keys():
@@ -91,12 +124,38 @@ def collate(items: Sequence[Any], collate: Collate | None = None) -> dict[str, T
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
+def _sampled(sampler: Any, seed: int, epoch: int) -> list[int]:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed % 2**63)
+        if (own := getattr(sampler, "generator", None)) is not None:
+            own.manual_seed(seed % 2**63)
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(epoch)
+        return [int(index) for index in sampler]
+
+
 @lru_cache(maxsize=2)
 def _permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     import numpy as np
 
     bits = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(length)
     return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
+
+
+def _named(found: Any, names: Sequence[str] | None, what: str) -> Any:
+    """A tuple as a dict with these names."""
+    if not isinstance(found, tuple | list):
+        return found
+    if names is None:
+        raise JobError(
+            f"{what} {kind_of(found)} of {len(found)}: a dict of tensors by argument name was expected; name"
+            " its parts with Job(names=(...))"
+        )
+    if len(found) != len(names):
+        raise JobError(f"{what} {kind_of(found)} of {len(found)}, Job(names=) has {len(names)}")
+    return dict(zip(names, found, strict=True))
 
 
 def _require_tensors(found: object, what: str) -> None:

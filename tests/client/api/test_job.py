@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import farflung
 from farflung.client.api.job import Job
@@ -163,3 +164,41 @@ def test_a_codec_that_there_is_not_is_refused(codec: object) -> None:
 def test_a_loss_gap_that_is_no_share_is_refused(gap: object) -> None:
     with pytest.raises(JobError, match="max_loss_gap must be between 0 and 1"):
         make(max_loss_gap=gap)
+
+
+class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return iter(items(20))
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(items(20), **({"batch_size": 8} | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"data": Stream()},
+            r"data must be a map-style .* items have no numbers.* list\(dataset\)",
+        ),
+        (
+            {"data": DataLoader(Stream(), batch_size=8)},
+            "data reads an iterable data set, whose items",
+        ),
+        ({"data": loader(batch_size=2)}, "a DataLoader of batches of 2, the job has 8: make them equal"),
+        ({"data": loader(batch_size=None)}, "a DataLoader without batch_size: give it batch_size=8"),
+        ({"data": loader(worker_init_fn=print)}, "with worker_init_fn; threads read its items: leave it out"),
+        ({"data": loader(), "collate": dict}, r"its own collate: leave Job\(collate=\) out"),
+        ({"data": loader(), "sampler": [1]}, r"its own sampler: leave Job\(sampler=\) out"),
+        ({"validation": loader()}, "validation is a DataLoader with another collate_fn than data"),
+        ({"names": ()}, "names must be different names"),
+        ({"names": "xy"}, "names must be different names"),
+        ({"names": ("x", "x")}, "names must be different names"),
+        ({"num_workers": 0}, "num_workers must be a whole number from 1 to 256"),
+        ({"sampler": range(3)}, r"one batch needs 8 items \(at least 1\), the data has 3"),
+    ],
+)
+def test_data_that_a_job_cannot_read_says_what_to_pass(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        make(**changes)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from farflung.client.api.job import Job
 from farflung.client.run import microbatches
-from farflung.client.run.microbatches import Microbatch, Microbatches
+from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
 from farflung.data import SampleOrder, spread_indices
 from farflung.errors import JobError
 from farflung.opdag.graph import BatchSize, Graph, Input, ValueType
@@ -134,3 +136,90 @@ def test_a_collate_that_reuses_its_buffer_does_no_harm() -> None:
     order = SampleOrder(20, 4, 5)
     values = [int(x) for entry in found for x in entry.tensors["x"].flatten()]
     assert values == [index for step in range(3) for index in order.indices(step)]
+
+
+@pytest.mark.parametrize("readers", [2, 7])
+def test_several_readers_change_no_sample_and_no_order(readers: int) -> None:
+    """They read at the same time: each waits until as many others read as can."""
+    data = Numbers(20)
+    expected = stream(job(data))
+    together = threading.Barrier(2)
+    most = 0
+
+    class Slow(Numbers):
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            nonlocal most
+            if threading.current_thread().name.startswith("farflung-data") and most < 4:
+                most += 1
+                together.wait(timeout=60)
+            return super().__getitem__(index)
+
+    found = stream(job(Slow(20), num_workers=readers))
+    assert most >= 2
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
+    assert all(torch.equal(a.tensors["x"], b.tensors["x"]) for a, b in zip(found, expected, strict=True))
+
+
+def test_readers_read_no_further_ahead_than_twice_their_number() -> None:
+    data = Numbers(400)
+    stream(job(data, steps=90, validation=None, num_workers=5), limit=3)
+    assert len(data.read) <= 1 + (3 + 2 * 5) * 2
+
+
+def test_a_slow_data_set_is_named_once_with_what_helps() -> None:
+    now = [0.0]
+    waits = DataWaits(lambda: now[0])
+
+    def microbatch(waited: float, elsewhere: float) -> None:
+        with waits.one():
+            now[0] += waited
+        now[0] += elsewhere
+
+    for _ in range(20):
+        microbatch(0.1, 0.9)
+        assert not waits.bottleneck(1)
+    for _ in range(30):
+        microbatch(0.9, 0.1)
+    words = waits.bottleneck(2)
+    assert words.startswith("the data set is the bottleneck: 58 % of the time went by waiting")
+    assert "Job(num_workers=8)" in words
+    assert not waits.bottleneck(2)
+
+
+def test_the_pipelines_beginning_is_not_blamed_on_the_data() -> None:
+    now = [0.0]
+    waits = DataWaits(lambda: now[0])
+    for _ in range(microbatches.LEAST_WAITS - 1):
+        with waits.one():
+            now[0] += 10.0
+        assert not waits.bottleneck(1)
+    with waits.one():
+        now[0] += 10.0
+    assert waits.bottleneck(1)
+
+
+class Pairs(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Items are tuples of a tensor and a number, as in torchvision."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((1,), float(index)), index
+
+
+def test_a_loaders_data_order_collate_and_workers_are_used() -> None:
+    backwards = list(range(19, -1, -1))
+    loader = DataLoader(Pairs(), batch_size=4, sampler=backwards, num_workers=3)
+    made = job(loader, validation=DataLoader(Pairs(), batch_size=7), names=("x", "labels"))  # type: ignore[arg-type]
+    assert made.readers == 3 and made.validation_microbatches == 2
+    found = [int(x) for entry in stream(made) if entry.unit.train for x in entry.tensors["x"].flatten()]
+    assert found == backwards[:12]
+
+
+def test_a_loader_that_shuffles_has_the_jobs_own_order() -> None:
+    loader = DataLoader(Pairs(), batch_size=4, shuffle=True)
+    made = job(loader, validation=None, names=("x", "labels"))  # type: ignore[arg-type]
+    found = [int(x) for entry in stream(made) for x in entry.tensors["x"].flatten()]
+    order = SampleOrder(20, 4, 5)
+    assert found == [index for step in range(3) for index in order.indices(step)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from farflung.data import Collate, collate
+from farflung.data import Collate, SampleOrder, collate
+from farflung.data.loaders import LoaderParts, is_loader, parts_of, require_numbered
 from farflung.errors import CodecError, JobError
 from farflung.opdag.graph import Precision
 from farflung.plans.codec_pair import DENSE
@@ -22,10 +24,12 @@ from farflung.text import and_more
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.utils.data import DataLoader
 
 MAXIMUM_COUNT = 10**9
 MAXIMUM_MICROBATCHES = 10**6
 MAXIMUM_SEED = 2**63 - 1
+MAXIMUM_READERS = 256
 
 
 class Dataset(Protocol):
@@ -47,7 +51,9 @@ class Job:
         dict with `loss`, unless `loss` computes it. A model on the meta device can be captured, planned and
         emulated; to train it, give `weights`.
     data, validation
-        Map-style data sets whose items are dicts of tensors of equal shapes.
+        Map-style data sets whose items are dicts of tensors of equal shapes. Or a torch `DataLoader` over
+        one, whose `batch_size` is the job's batch: its data set, sampler, collate and `num_workers` are used;
+        plain shuffling becomes the job's own, by its seed. For `validation`, its data set and collate.
     optimizer
         `farflung.AdamW`, `SGD`, `Lion`, `Adafactor` or `Muon`.
     batch
@@ -85,6 +91,13 @@ class Job:
         They are read one tensor at a time.
     collate
         Turns a list of items into a batch, a dict of tensors. By default tensors are stacked.
+    names
+        Names of the parts if items, or what `collate` returns, are tuples: the model's arguments.
+    sampler
+        Gives the items of each epoch in place of a seeded permutation of all of them (`data.SampleOrder`).
+    num_workers
+        Threads that read and collate items ahead, by microbatches. With more than one, data set and `collate`
+        must stand several threads.
     sample
         Called with the trained model in evaluation mode after the run; the text it returns is printed.
     name
@@ -97,13 +110,13 @@ class Job:
     """
 
     model: nn.Module
-    data: Dataset
+    data: Dataset | DataLoader[Any]
     optimizer: Optimizer
     batch: int
     microbatches: int
     steps: int
     loss: Callable[[Any, dict[str, Tensor]], Tensor] | None = None
-    validation: Dataset | None = None
+    validation: Dataset | DataLoader[Any] | None = None
     seed: int = 0
     clip: float | None = None
     codec: str = DENSE
@@ -114,6 +127,9 @@ class Job:
     deterministic: bool = False
     weights: Path | str | None = None
     collate: Collate | None = None
+    names: Sequence[str] | None = None
+    sampler: Iterable[int] | None = None
+    num_workers: int = 1
     sample: Callable[[Any], str] | None = None
     name: str | None = None
 
@@ -141,10 +157,13 @@ class Job:
             known = " or ".join(map(repr, get_args(Precision)))
             raise JobError(f"precision must be {known}, found {self.precision!r}")
         _require_weights(self.weights, self.model)
+        _require_whole("num_workers", self.num_workers, 1, MAXIMUM_READERS)
+        _require_names(self.names)
         self._require_even_batch()
-        self._require_items("data", self.data, self.batch)
-        if self.validation is not None:
-            self._require_items("validation", self.validation, self.microbatch_size)
+        self._require_items("data", self.items, self.batch)
+        if self.held_out is not None:
+            self._require_items("validation", self.held_out, self.microbatch_size)
+        self.order()
 
     @property
     def microbatch_size(self) -> int:
@@ -154,9 +173,57 @@ class Job:
     @property
     def validation_microbatches(self) -> int:
         """Microbatches of one evaluation: 0 without `validation`, and at most as many as that contains."""
-        if self.validation is None:
+        if self.held_out is None:
             return 0
-        return min(self.validation_batches, len(self.validation) // self.microbatch_size)
+        return min(self.validation_batches, len(self.held_out) // self.microbatch_size)
+
+    @cached_property
+    def items(self) -> Dataset:
+        """The training items by number."""
+        return self.data if self._loader is None else self._loader.dataset  # type: ignore[return-value]
+
+    @cached_property
+    def held_out(self) -> Dataset | None:
+        """The validation items by number."""
+        if self.validation is None or not is_loader(self.validation):
+            return self.validation  # type: ignore[return-value]
+        parts = parts_of("validation", self.validation, self.validation.batch_size or 1)  # type: ignore[union-attr, arg-type]
+        if parts.collate != self._collate:
+            raise JobError("validation is a DataLoader with another collate_fn than data: give both the same")
+        dataset: Dataset = parts.dataset
+        return dataset
+
+    @property
+    def readers(self) -> int:
+        """Threads that read items."""
+        return self.num_workers if self._loader is None else max(self.num_workers, self._loader.num_workers)
+
+    def order(self) -> SampleOrder:
+        """Which items each step has."""
+        sampler = self.sampler if self._loader is None else self._loader.sampler
+        return SampleOrder(len(self.items), self.batch, self.seed, sampler)
+
+    def collated(self, items: Sequence[Any]) -> dict[str, Tensor]:
+        """A batch of these items, see `data.collate`."""
+        return collate(items, self._collate, self.names)
+
+    @property
+    def has_own_collate(self) -> bool:
+        """Whether the user's code makes batches."""
+        return self._collate is not None
+
+    @property
+    def _collate(self) -> Collate | None:
+        return self.collate if self._loader is None else self._loader.collate
+
+    @cached_property
+    def _loader(self) -> LoaderParts | None:
+        if not is_loader(self.data):
+            return None
+        for name in ("collate", "sampler"):
+            if getattr(self, name) is not None:
+                raise JobError(f"data is a DataLoader, which has its own {name}: leave Job({name}=) out")
+        return parts_of("data", self.data, self.batch)  # type: ignore[arg-type]
 
     @property
     def has_values(self) -> bool:
@@ -189,14 +256,11 @@ class Job:
             )
 
     def _require_items(self, name: str, data: Dataset, least: int) -> None:
-        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-            raise JobError(
-                f"{name} must be a map-style data set (with __len__ and __getitem__), found {_kind(data)}"
-            )
+        require_numbered(name, data, _kind(data))
         if len(data) < least:
             raise JobError(f"{name} has {len(data)} items, one batch needs {least}")
         try:
-            collate([data[0]], self.collate)
+            self.collated([data[0]])
         except JobError as error:
             raise JobError(f"{name} is unfit: {error}") from None
 
@@ -273,6 +337,14 @@ def _require_codec(codec: object) -> None:
             recipe(name)
     except CodecError as error:
         raise JobError(f"codec {codec[:130]!r}: {error}") from None
+
+
+def _require_names(names: object) -> None:
+    if names is None:
+        return
+    parts = [] if isinstance(names, str) or not isinstance(names, Sequence) else list(names)
+    if not parts or not all(isinstance(name, str) for name in parts) or len({*parts}) != len(parts):
+        raise JobError(f"names must be different names, one for each part of an item, found {names!r}")
 
 
 def _require_callable(name: str, value: object) -> None:

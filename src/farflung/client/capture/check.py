@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from farflung.client.api.job import Job
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.client.run.microbatches import read_batch
-from farflung.data import SampleOrder
 from farflung.errors import CaptureError, GraphError, JobError, PlanError, TooFewCuts
 from farflung.opdag.capture import Capture, LossModule, Verdict, capture
 from farflung.opdag.capture.lint_results import decided
@@ -263,9 +262,8 @@ def _names(count: int) -> list[str]:
 
 
 def _microbatches(job: Job, step: int, size: int) -> list[Batch]:
-    order = SampleOrder(len(job.data), job.batch, job.seed)
-    indices = order.indices(step)
+    indices = job.order().indices(step)
     if len(indices) < size:
-        indices = [n % len(job.data) for n in range(size)]
+        indices = [n % len(job.items) for n in range(size)]
     parts = [indices[at : at + size] for at in range(0, len(indices) - size + 1, size)]
-    return [read_batch(job.data, "data", part, job) for part in parts]
+    return [read_batch(job.items, "data", part, job) for part in parts]

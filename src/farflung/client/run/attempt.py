@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.feeder import Feeder
-from farflung.client.run.microbatches import Microbatches
+from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
 from farflung.client.run.start import Start, first_segments
 from farflung.client.run.state_collector import ReceivedState, StateCollector, StateCollectors, with_slots
 from farflung.client.run.state_transfer import send_coders, send_state
@@ -84,8 +84,18 @@ class Attempt:
         await self._linked.wait()  # a worker without state can be ready before its welcome comes
         microbatches = Microbatches(self._prepared.job, self._prepared.graph)
         first = self.planned.unit if self.planned.keeps else self._start.unit
-        async with aclosing(microbatches.stream(first)) as stream:
-            await self._feeder.run(stream)
+        waits = DataWaits()
+        async with aclosing(microbatches.stream(first, waits)) as stream:
+            await self._feeder.run(self._watched(stream, waits))
+
+    async def _watched(
+        self, stream: AsyncGenerator[Microbatch, None], waits: DataWaits
+    ) -> AsyncGenerator[Microbatch, None]:
+        """The stream as it is; a data set that is too slow is named."""
+        async for microbatch in stream:
+            if words := waits.bottleneck(self._prepared.job.readers):
+                self._observer.warned(words)
+            yield microbatch
 
     def _feed_again(self, worker: str, unit: int) -> None:
         """Send the inputs of a past unit again to a worker that runs it again.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from farflung.client.api.job import Dataset, Job
-from farflung.data import SampleOrder, collate, spread_indices
+from farflung.data import spread_indices
 from farflung.errors import FarflungError, JobError
 from farflung.opdag.graph import Graph
 from farflung.schedule import Unit
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOADED_AHEAD = 4
+LEAST_WAITS, LEAST_SECONDS = 16, 10.0
+"""Before so many microbatches and seconds, what data costs is not known: the pipeline fills first."""
+SLOW_SHARE = 0.5
+"""A data set that is waited for longer than this share of the time is named as the bottleneck."""
 
 
 class Microbatch(NamedTuple):
@@ -27,6 +32,39 @@ class Microbatch(NamedTuple):
     unit: Unit
     number: int
     tensors: dict[str, Tensor]
+
+
+class DataWaits:
+    """How long the feeder waited for data, of all the time since it asked first."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun: float | None = None
+        self._waited = 0.0
+        self._count = 0
+        self._is_told = False
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Wait inside for one microbatch."""
+        begin = self._clock()
+        self._begun = begin if self._begun is None else self._begun
+        yield
+        self._waited += self._clock() - begin
+        self._count += 1
+
+    def bottleneck(self, readers: int) -> str:
+        """That the data set is too slow and what helps, once; empty if it is not, or not known yet."""
+        elapsed = 0.0 if self._begun is None else self._clock() - self._begun
+        if self._is_told or self._count < LEAST_WAITS or elapsed < LEAST_SECONDS:
+            return ""
+        if self._waited < SLOW_SHARE * elapsed:
+            return ""
+        self._is_told = True
+        return (
+            f"the data set is the bottleneck: {100 * self._waited / elapsed:.0f} % of the time went by"
+            f" waiting for it; read with more threads, Job(num_workers={4 * readers}), or make items faster"
+        )
 
 
 class Microbatches:
@@ -39,10 +77,10 @@ class Microbatches:
     def __init__(self, job: Job, graph: Graph) -> None:
         self._job = job
         self._size = job.microbatch_size
-        self._order = SampleOrder(len(job.data), job.batch, job.seed)
+        self._order = job.order()
         self._held_out = (
-            spread_indices(len(job.validation), job.validation_microbatches * self._size)
-            if job.validation is not None
+            spread_indices(len(job.held_out), job.validation_microbatches * self._size)
+            if job.held_out is not None
             else []
         )
         self._types = {entry.name: graph.values[entry.value] for entry in graph.inputs_of("input")}
@@ -57,22 +95,30 @@ class Microbatches:
         """
         indices = self._order.indices(unit.step) if unit.train else self._held_out
         part = indices[number * self._size : (number + 1) * self._size]
-        data = self._job.data if unit.train else self._job.validation
+        data = self._job.items if unit.train else self._job.held_out
         assert data is not None
         batch = read_batch(data, "data" if unit.train else "validation", part, self._job)
         return Microbatch(unit, number, {name: self._fit(name, batch) for name in self._types})
 
-    async def stream(self, first: int = 0) -> AsyncGenerator[Microbatch, None]:
-        """Yield the microbatches from unit `first` on, in order; at most a few are loaded ahead."""
-        places = self._places(first)
-        with _one_thread() as thread:
+    async def stream(
+        self, first: int = 0, waits: DataWaits | None = None
+    ) -> AsyncGenerator[Microbatch, None]:
+        """Yield the microbatches from unit `first` on, in order; at most a few are loaded ahead.
+
+        `waits` learns how long each was waited for.
+        """
+        places, waits = self._places(first), waits or DataWaits()
+        most = max(LOADED_AHEAD, 2 * self._job.readers)
+        with _threads(self._job.readers) as threads:
             ahead: deque[Future[Microbatch]] = deque()
             while True:
-                while len(ahead) < LOADED_AHEAD and (place := next(places, None)) is not None:
-                    ahead.append(thread.submit(self.load, *place))
+                while len(ahead) < most and (place := next(places, None)) is not None:
+                    ahead.append(threads.submit(self.load, *place))
                 if not ahead:
                     return
-                yield await asyncio.wrap_future(ahead.popleft())
+                with waits.one():
+                    microbatch = await asyncio.wrap_future(ahead.popleft())
+                yield microbatch
 
     def _places(self, first: int) -> Iterator[tuple[Unit, int]]:
         for unit in self._job.training().units().since(first):
@@ -92,7 +138,7 @@ class Microbatches:
             )
         own = tensor.detach().cpu().contiguous()
         # A user's collate may return the same buffer every time; the default one makes new tensors.
-        return own.clone() if self._job.collate is not None else own
+        return own.clone() if self._job.has_own_collate else own
 
 
 def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> dict[str, Tensor]:
@@ -106,7 +152,7 @@ def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> di
         except Exception as error:
             raise JobError(f"{name}[{index}] raised {type(error).__name__}: {error}") from error
     try:
-        return collate(items, job.collate)
+        return job.collated(items)
     except FarflungError:
         raise
     except Exception as error:
@@ -114,9 +160,9 @@ def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> di
 
 
 @contextmanager
-def _one_thread() -> Iterator[ThreadPoolExecutor]:
-    """An executor of one thread, which the end of the block stops without waiting for it."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="farflung-data")
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """An executor of so many threads, which the end of the block stops without waiting for them."""
+    executor = ThreadPoolExecutor(count, thread_name_prefix="farflung-data")
     try:
         yield executor
     finally:

@@ -69,7 +69,7 @@ def data_identity(job: Job) -> DataIdentity:
     JobError
         An item cannot be read.
     """
-    length = len(job.data)
+    length = len(job.items)
     indices = spread_indices(length, min(length, SAMPLED_ITEMS))
     with _random_states_kept():
         digests = _digests(job, indices)
@@ -249,7 +249,7 @@ def _numbers(graph: Graph) -> int:
 
 
 def _digests(job: Job, indices: Sequence[int]) -> list[str]:
-    return [_digest(read_batch(job.data, "data", [index], job)) for index in indices]
+    return [_digest(read_batch(job.items, "data", [index], job)) for index in indices]
 
 
 def _digest(batch: Mapping[str, Tensor]) -> str:

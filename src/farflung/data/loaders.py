@@ -1,0 +1,74 @@
+"""A `torch.utils.data.DataLoader` as a job reads it: data set, order, collate and number of readers.
+
+A job reads any item at any time by its number, because it goes on in the middle and may read the items of a
+past step again after a fault. So a loader is never iterated; its parts are used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from farflung.errors import JobError
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from farflung.data.sampling import Collate
+
+
+class LoaderParts(NamedTuple):
+    """What a job takes from a loader; without `sampler` the job's own order, a permutation by its seed."""
+
+    dataset: Any
+    collate: Collate
+    sampler: Any
+    num_workers: int
+
+
+def is_loader(data: object) -> bool:
+    """Whether it is torch's `DataLoader`."""
+    from torch.utils.data import DataLoader
+
+    return isinstance(data, DataLoader)
+
+
+def parts_of(name: str, loader: DataLoader[Any], batch: int) -> LoaderParts:
+    """The parts of a loader of batches of `batch` items; `name` is the job's field.
+
+    Raises
+    ------
+    JobError
+        It has a part that a job cannot use; the message says what to pass instead.
+    """
+    from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
+
+    if isinstance(loader.dataset, IterableDataset):
+        raise JobError(f"{name} reads {_STREAM}")
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise JobError(f"{name} is a DataLoader without batch_size: give it batch_size={batch} and a sampler")
+    if loader.batch_size != batch:
+        raise JobError(
+            f"{name} is a DataLoader of batches of {loader.batch_size}, the job has {batch}: make them equal"
+        )
+    if loader.worker_init_fn is not None:
+        raise JobError(f"{name} is a DataLoader with worker_init_fn; threads read its items: leave it out")
+    sampler = loader.sampler
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    collate = cast("Collate", loader.collate_fn)
+    return LoaderParts(loader.dataset, collate, None if shuffles else sampler, max(1, loader.num_workers))
+
+
+_STREAM = (
+    "an iterable data set, whose items have no numbers; a run that goes on after a fault reads items again by"
+    " number: pass a map-style one, such as list(dataset) if it fits into memory"
+)
+
+
+def require_numbered(name: str, data: object, kind: str) -> None:
+    """Raise JobError unless items can be read by their numbers."""
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        return
+    stream = f", {_STREAM}" if hasattr(data, "__iter__") else ""
+    raise JobError(
+        f"{name} must be a map-style data set (with __len__ and __getitem__), found {kind}{stream}"
+    )

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from benchmarks.gpu.codecs import codecs
+from benchmarks.gpu.overlap import overlap
 from benchmarks.gpu.parity import parity
 from benchmarks.gpu.rates import rates
 from benchmarks.gpu.runner import runner
@@ -27,6 +28,7 @@ SECTIONS: dict[str, Callable[[torch.device], Any]] = {
     "rates": rates,
     "codecs": codecs,
     "runner": runner,
+    "overlap": overlap,
     "parity": parity,
 }
 

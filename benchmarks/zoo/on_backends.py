@@ -33,7 +33,8 @@ class _Worker:
         recompute: bool,
     ) -> None:
         self._backend = backend
-        self._coding = backend.coding(name, plan, training, segments) if training.codecs else None
+        is_coded = bool(training.codecs) or backend.overlaps
+        self._coding = backend.coding(name, plan, training, segments) if is_coded else None
         self._batch = training.microbatch_size
         arrays: dict[str, Any] = {}
         self.runners: dict[int, Any] = {}
@@ -44,7 +45,7 @@ class _Worker:
                     arrays[entry.name] = self._array(state[entry.name], segment.values[entry.value])
             self.runners[segment.number] = backend.runner(segment, arrays, training, recompute)
         self._executor = Executor(plan, self.runners, training, self)
-        self.posted: list[Parcel[Coded]] = []
+        self._posted: list[Parcel[Any]] = []
         self.shares: list[SegmentShare] | None = None
         self.run_next = self._executor.run_next
 
@@ -83,12 +84,16 @@ class _Worker:
         return Parcel(*parcel[:-1], parcel.payload._replace(data=buffer))
 
     def send(self, parcel: Parcel[Any]) -> None:
+        leave = self._backend.memory if self._coding is None else self._backend.leave
+        self._posted.append(Parcel(*parcel[:-1], None if parcel.payload is None else leave(parcel.payload)))
+
+    def take_posted(self) -> list[Parcel[Coded]]:
+        """What it has to say since the last call, written after the tasks, as by a codec thread."""
+        posted, self._posted = self._posted, []
         if self._coding is not None:
-            leaving = None if parcel.payload is None else self._backend.leave(parcel.payload)
-            self.posted.append(self._coding.encode(Parcel(*parcel[:-1], leaving)))
-        else:
-            data = None if parcel.payload is None else Coded(0, self._backend.memory(parcel.payload))
-            self.posted.append(Parcel(*parcel[:-1], data))
+            return [self._coding.encode(parcel) for parcel in posted]
+        dense = [None if parcel.payload is None else Coded(0, parcel.payload) for parcel in posted]
+        return [Parcel(*parcel[:-1], data) for parcel, data in zip(posted, dense, strict=True)]
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         self.shares = shares
@@ -142,8 +147,7 @@ class Pipeline:
     def _deliver(self) -> bool:
         delivered = False
         for worker in self._workers.values():
-            posted, worker.posted = worker.posted, []
-            for parcel in posted:
+            for parcel in worker.take_posted():
                 delivered = True
                 if parcel.target != FEEDER:
                     self._workers[self._plan.worker_of(parcel.target)].receive(parcel)

@@ -91,6 +91,12 @@ class DeviceHeld(FarflungError):
     exit_code = 1
 
 
+class DeviceFailed(FarflungError):
+    """A worker's device cannot be used any more by its process, or by any until its driver is reset."""
+
+    exit_code = 1
+
+
 class CheckpointError(FarflungError):
     """A checkpoint cannot be written or read, is damaged, or is of another run."""
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import clock, codecs, parity, rates, runner
+from benchmarks.gpu import clock, codecs, overlap, parity, rates, runner
 from benchmarks.zoo import case
 
 
@@ -19,6 +19,7 @@ def test_all_sections_run_on_the_cpu(
     monkeypatch.setattr(parity, "CASES", [case("chain")])
     monkeypatch.setattr(parity, "MODELS", [])
     monkeypatch.setattr(runner, "PAIRS", 1)
+    monkeypatch.setattr(overlap, "STEPS", 1)
     monkeypatch.setattr(runner, "SIZES", [runner.Size("tiny", 16, 1, 2, 8, 2)])
     assert gpu.main(["--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -28,6 +29,9 @@ def test_all_sections_run_on_the_cpu(
         {"model": "chain", "ok": True, "first": 0.0, "loss": 0.0, "gradient": 0.0, "state": 0.0}
     ]
     assert report["runner"]["found"][0]["ratio"] > 0
+    assert (
+        report["overlap"]["found"][0]["ratio"] > 0 and report["overlap"]["found"][0]["loss_difference"] == 0
+    )
     assert [row["codec"] for row in report["codecs"]["found"]] == list(codecs.NAMES)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from tests.worker.loads import fresh, limits, load
 
-from farflung.errors import DeviceHeld
+from farflung.errors import DeviceFailed, DeviceHeld
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.transport.timeouts import Timeouts
 from farflung.worker.computing.compute import ComputeThread
@@ -30,14 +30,15 @@ class AtAPass:
         self.attempt = attempt
         self.stopwatch = self
         self.doing = LENT_FOR_EVER
+        self.failure: DeviceFailed | None = None
 
 
-async def watched(running: Attempt, wanted: State) -> None:
+async def watched(thread: AtAPass, wanted: State) -> None:
     """A service's watch over that thread, without a port or a broker."""
     service = WorkerService.__new__(WorkerService)
     service._loop = asyncio.get_running_loop()
     service._timeouts = Timeouts(0.01)
-    service._compute = cast(Any, AtAPass(running))
+    service._compute = cast(Any, thread)
     service._state = wanted
     await service.watch_device()
 
@@ -45,7 +46,17 @@ async def watched(running: Attempt, wanted: State) -> None:
 @pytest.mark.parametrize("wanted", [State("b"), State("b", load=load(attempt=6))])
 def test_a_device_that_is_held_for_a_job_that_is_over_is_given_up(wanted: State) -> None:
     with pytest.raises(DeviceHeld, match="the forward pass has taken over 0 s, for a job that is over"):
-        asyncio.run(asyncio.wait_for(watched(("job-1", 5), wanted), 60))
+        asyncio.run(asyncio.wait_for(watched(AtAPass(("job-1", 5)), wanted), 60))
+
+
+def test_a_device_that_failed_ends_the_worker() -> None:
+    async def failed() -> None:
+        thread = AtAPass(("job-1", 5))
+        thread.failure = DeviceFailed("the device failed: it fell off; restart farflung join")
+        await watched(thread, State("b", load=load()))
+
+    with pytest.raises(DeviceFailed, match="it fell off"):
+        asyncio.run(asyncio.wait_for(failed(), 60))
 
 
 def test_verifying_copying_and_handing_out_are_given_time_by_the_size_of_the_parameters() -> None:

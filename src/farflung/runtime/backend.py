@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
+from farflung.errors import FarflungError
 from farflung.opdag.segment import Segment
 from farflung.plans import LinkCodec, Plan
 from farflung.runtime.parcel import Coded, Parcel, Sent
@@ -167,7 +168,13 @@ class SegmentRunner(Protocol[Array]):
 
 
 class Backend(Protocol[Array]):
-    """The interface of a backend to its worker."""
+    """The interface of a backend to its worker.
+
+    If it `overlaps`, values cross between its device and the host while it computes: all of a job's messages
+    then pass through its `coding`, on the codec thread, whether the job has codecs or not.
+    """
+
+    overlaps: bool
 
     def offer(self) -> Offer:
         """The device of this process."""
@@ -187,13 +194,16 @@ class Backend(Protocol[Array]):
     def array(self, buffer: memoryview, form: Form) -> Array:
         """The array in a filled buffer, sharing its memory if the device allows it."""
 
-    def leave(self, array: Array) -> memoryview | Array:
-        """A computed value as `coding` takes it: its bytes, or itself if its device encodes it."""
+    def leave(self, array: Array) -> Any:
+        """A computed value, which must not change any more, as `coding` takes it.
 
-    def enter(self, received: memoryview | Array, form: Form) -> Array:
+        The compute thread does not wait for the device if the backend `overlaps`.
+        """
+
+    def enter(self, received: Any, form: Form) -> Array:
         """What `coding` decoded, or the bytes of a message, for a runner's `forward` or `backward`.
 
-        As `array`, but it may still be on the host.
+        As `array`, but it may still be on the host or on its way.
         """
 
     def memory(self, array: Array) -> memoryview:
@@ -201,6 +211,12 @@ class Backend(Protocol[Array]):
 
     def warm_up(self) -> None:
         """Do what the first program that is loaded would else wait for, such as imports."""
+
+    def failure(self, error: Exception) -> FarflungError | None:
+        """What an error of the framework says of the device; None if nothing.
+
+        A JobError if it has too little memory for the job, DeviceFailed if it cannot be used any more.
+        """
 
     def release(self) -> None:
         """Give memory of the device that no array uses any more to other processes."""

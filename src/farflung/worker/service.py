@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from farflung.errors import CopyError, DeviceHeld, GraphError
+from farflung.errors import CopyError, DeviceFailed, DeviceHeld, GraphError
 from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_session import BrokerSession
@@ -83,6 +83,8 @@ async def run(options: WorkerOptions, departure: Departure | None = None) -> Non
     DeviceHeld
         The compute thread is stuck. The broker has been notified; this process must exit or be replaced
         before its device can be offered again.
+    DeviceFailed
+        The device failed for good. The broker has been notified.
     """
     departure = departure or Departure()
     service = WorkerService(options, departure)
@@ -95,8 +97,8 @@ async def run(options: WorkerOptions, departure: Departure | None = None) -> Non
         for task in done - {released}:
             task.result()  # the error that ended it
         log.info("worker %s may go: %s", options.identity.id, await released)
-    except DeviceHeld as held:
-        reason = str(held)
+    except (DeviceHeld, DeviceFailed) as why:
+        reason = str(why)
         raise
     finally:
         for task in (*work, released):
@@ -199,9 +201,11 @@ class WorkerService:
         await self._line.stay_registered(self._timeouts)
 
     async def watch_device(self) -> None:
-        """Watch the deadlines of the compute thread; raises DeviceHeld if it is stuck."""
+        """Watch the compute thread; raises DeviceHeld if it is stuck, DeviceFailed if its device is lost."""
         watch, before = Watch(), self._loop.time()
         while not (overrun := watch.overrun(self._most_seconds())):
+            if self._compute.failure is not None:
+                raise self._compute.failure
             pause = self._timeouts.heartbeat_seconds
             await asyncio.sleep(pause)
             now = self._loop.time()

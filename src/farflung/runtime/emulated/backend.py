@@ -147,6 +147,8 @@ class EmulatedBackend:
     compressed. So it needs little memory, whatever the plan's memory estimates say.
     """
 
+    overlaps = False
+
     def __init__(self, tflops: float) -> None:
         self._device = EmulatedDevice(tflops)
         self._received = memoryview(b"")
@@ -181,6 +183,9 @@ class EmulatedBackend:
 
     def warm_up(self) -> None:
         """Do nothing: programs do not run."""
+
+    def failure(self, error: Exception) -> None:
+        """None: there is no device."""
 
     def release(self) -> None:
         """Do nothing: there are no arrays."""

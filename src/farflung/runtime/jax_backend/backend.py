@@ -111,6 +111,8 @@ class JaxBackend:
     def allocate(self, size: int) -> memoryview:
         return arrays.allocate(size)
 
+    overlaps = False
+
     def array(self, buffer: memoryview, form: Form) -> np.ndarray:
         return arrays.over(buffer, form)
 
@@ -123,6 +125,9 @@ class JaxBackend:
 
     def warm_up(self) -> None:
         """Do nothing: the first program waits for its compilation."""
+
+    def failure(self, error: Exception) -> None:
+        """None: XLA says the rest itself."""
 
     def release(self) -> None:
         """Do nothing: XLA keeps its pool."""

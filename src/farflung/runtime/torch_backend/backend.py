@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from types import FunctionType
 
 import psutil
 import torch
 from torch import Tensor
 
-from farflung.errors import GraphError
+from farflung.errors import DeviceFailed, GraphError, JobError
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
@@ -29,6 +30,8 @@ from farflung.runtime.carrier import HostMemory
 from farflung.runtime.coding import Coding
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
+from farflung.runtime.torch_backend.codecs.coding import CrossingCoding
+from farflung.runtime.torch_backend.crossing import Arriving, Crossing, Leaving, has_streams
 from farflung.runtime.torch_backend.device import HOST, Place, placed, read
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.modes import repeatable, use_mode
@@ -98,6 +101,26 @@ def device_name(device: torch.device) -> str:
     return f"{find(device)} ({device})" if find else str(device)
 
 
+LOST = ("CUDA error", "HIP error", "XPU error")
+"""How the messages of errors begin after which a process cannot use its device; cuBLAS's are among them."""
+
+
+def failure_of(error: Exception, device: torch.device) -> JobError | DeviceFailed | None:
+    """See `runtime.backend.Backend.failure`."""
+    said = str(error).strip().partition("\n")[0]
+    if isinstance(error, torch.OutOfMemoryError):
+        wanted = next((part.strip() for part in said.split(". ") if "allocate" in part), said).rstrip(".")
+        return JobError(
+            f"{device} has no memory left for the job ({wanted[:100]}): offer less of it"
+            " (farflung join --memory), or take smaller microbatches or more workers"
+        )
+    if isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and said.startswith(LOST)
+    ):
+        return DeviceFailed(f"the device failed: {said[:300]}; restart farflung join")
+    return None
+
+
 def require_no_bfloat16(segment: Segment, name: str) -> None:
     """Refuse a segment that computes in bfloat16, for a device without it."""
     if any(kind.dtype == "bfloat16" for kind in segment.values.values()):
@@ -105,7 +128,7 @@ def require_no_bfloat16(segment: Segment, name: str) -> None:
 
 
 class TorchBackend:
-    """See `runtime.backend.Backend`; arrays are tensors on `device`.
+    """See `runtime.backend.Backend`; arrays are tensors on `device`, or on their way there (`Arriving`).
 
     Received integers stay on the host until a segment takes them, because indices are checked there.
     """
@@ -118,14 +141,24 @@ class TorchBackend:
         self.device = placed(device)
         use_mode(self.device, deterministic=False)
         self._is_host = self.device.type == "cpu"
+        self.overlaps = has_streams(self.device)
+
+    @cached_property
+    def crossing(self) -> Crossing | None:
+        """Copies to and from the device, if it has streams; made by the thread that computes."""
+        return Crossing(self.device) if self.overlaps else None
 
     def array(self, buffer: memoryview, form: Form) -> Tensor:
         return tensors.over(buffer, form).to(self.device)
 
-    def leave(self, array: Tensor) -> memoryview | Tensor:
+    def leave(self, array: Tensor) -> memoryview | Tensor | Leaving:
+        if self.crossing is not None:
+            return self.crossing.leave(array)
         return tensors.memory(array) if self._is_host else array.detach()
 
-    def enter(self, received: memoryview | Tensor, form: Form) -> Tensor:
+    def enter(self, received: memoryview | Tensor | Arriving, form: Form) -> Tensor | Arriving:
+        if isinstance(received, Arriving):
+            return received
         array = received if isinstance(received, Tensor) else tensors.over(received, form)
         return array.to(self.device) if array.is_floating_point() else array
 
@@ -150,7 +183,12 @@ class TorchBackend:
         if self.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
             require_no_bfloat16(segment, device_name(self.device))
 
+    def failure(self, error: Exception) -> JobError | DeviceFailed | None:
+        return failure_of(error, self.device)
+
     def release(self) -> None:
+        if self.crossing is not None:
+            self.crossing.end_job()
         if self.device.type in ("cuda", "mps", "xpu"):
             torch.get_device_module(self.device).empty_cache()
 
@@ -158,10 +196,12 @@ class TorchBackend:
         self, segment: Segment, state: Mapping[str, Tensor], training: Training, recompute: bool = False
     ) -> TorchSegment:
         use_mode(self.device, training.deterministic)
-        return TorchSegment(segment, state, training, recompute, Place(self.device))
+        return TorchSegment(segment, state, training, recompute, Place(self.device, self.crossing))
 
     def coding(
         self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
     ) -> Coding:
+        if self.crossing is not None:
+            return CrossingCoding(worker, plan, training, segments, first, self.crossing)
         carrier = HostMemory() if self._is_host else TensorCarrier(self.device)
         return Coding(worker, plan, training, segments, first, carrier)

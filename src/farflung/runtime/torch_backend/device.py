@@ -9,11 +9,15 @@ Those that the device computes are kept in range there, and read with the unit's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from farflung.runtime.indices import IndexRange, require_in_range
+
+if TYPE_CHECKING:
+    from farflung.runtime.torch_backend.crossing import Crossing
 
 HOST = torch.device("cpu")
 
@@ -63,13 +67,21 @@ def on_the_host(expected: IndexRange, indices: Tensor, microbatch: int) -> None:
 
 
 class Place:
-    """The device that a segment computes on, and what that finds of indices until the host reads it."""
+    """The device that a segment computes on, and what that finds of indices until the host reads it.
 
-    def __init__(self, device: torch.device = HOST) -> None:
+    `crossing` copies to and from a device with streams.
+    """
+
+    def __init__(self, device: torch.device = HOST, crossing: Crossing | None = None) -> None:
         self.device = placed(device)
+        self.crossing = crossing
         self.is_host = device.type == "cpu"
         self.microbatch = 0
         self._found: list[tuple[IndexRange, int, Tensor, Tensor]] = []
+
+    def brought(self, tensor: Tensor) -> Tensor:
+        """A copy on the device of a contiguous tensor of the host."""
+        return tensor.to(self.device) if self.crossing is None else self.crossing.bring(tensor).here()
 
     def bounding(self, expected: IndexRange) -> Callable[[Tensor], Tensor]:
         """What keeps indices in range on the device, and notes the smallest and largest of them."""

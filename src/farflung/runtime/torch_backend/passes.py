@@ -20,6 +20,7 @@ from farflung.opdag.analysis import Join, Sides
 from farflung.opdag.opset import lookup
 from farflung.opdag.segment import Segment
 from farflung.runtime.torch_backend.codegen import Program
+from farflung.runtime.torch_backend.crossing import Deferred
 from farflung.runtime.torch_backend.device import ON_HOST, Place
 from farflung.runtime.torch_backend.formulas import Formula, formula_of
 from farflung.runtime.torch_backend.split_program import DETACHED, LEAF, Joint, Split, SplitProgram
@@ -98,6 +99,7 @@ class SplitPass:
     ) -> None:
         self._received = [value for value in segment.receives if value in sides.received]
         self.sides = sides
+        self.crossing = place.crossing
         joined = [(join, _formula(join, segment, batch, place)) for join in sides.joins]
         joints = [_joint(join, formula) for join, formula in joined]
         self.program = SplitProgram(segment, batch, sides.received, joints, place)
@@ -170,13 +172,18 @@ class _SplitTape:
         self._found: list[tuple[int, Tensor]] = []
 
     def backward(self, gradients: Mapping[int, Tensor], send: Sink) -> None:
-        """Send each gradient from inside autograd, before the rest of the pass has run."""
+        """Send each gradient as it was when autograd found it, before the rest of the pass has run."""
         sides, made = self._pass.sides, self._made
         self._found = [(v, g) for v, g in gradients.items() if v in sides.weights]
         self._roots |= {value: made[value] for value, _ in self._found}
         ends = [(made[v], g) for v, g in gradients.items() if v in sides.received and made[v].requires_grad]
-        if ends:
+        crossing = self._pass.crossing
+        if ends and crossing is None:
             self._run(ends, send)
+        elif ends and crossing is not None:  # autograd has a thread of its own there
+            deferred = Deferred(crossing)
+            self._run(ends, deferred.note)
+            deferred.send(send)
         self._leaves, self._made, self._edges, self._weights = {}, {}, (), ()
 
     def _run(self, ends: Sequence[tuple[Tensor, Tensor]], send: Sink) -> None:

@@ -8,7 +8,7 @@ thread only.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.indices import index_ranges
 from farflung.runtime.state import Snapshot, StateKey, require_restorable, trained_names
 from farflung.runtime.torch_backend.codegen import Program, source_name
+from farflung.runtime.torch_backend.crossing import Arriving, here
 from farflung.runtime.torch_backend.device import ON_HOST, Place, on_the_host, tightest
 from farflung.runtime.torch_backend.optimizer import Update, square_sum
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
@@ -107,19 +108,23 @@ class TorchSegment:
     def close(self) -> None:
         """Do nothing: there is no background work."""
 
-    def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def forward(
+        self, unit: Unit, microbatch: int, values: Mapping[int, Tensor | Arriving]
+    ) -> dict[int, Tensor]:
         """Run one microbatch; returns the values to send, detached and contiguous.
 
-        `values` are the model inputs and received values by id, on the device or the host. A training unit
+        `values` are the model inputs and received values by id, on the device, on their way there or on the
+        host. A training unit
         keeps a tape until `backward`; an evaluation unit keeps only the loss. Raises JobError if the
         microbatch has an index out of range.
         """
         self._place.microbatch = microbatch
         if not self._place.is_host:
-            entered = {value: self._entered(value, tensor) for value, tensor in values.items()}
+            entered = {value: self._entered(value, here(tensor)) for value, tensor in values.items()}
             return self._forward(unit, microbatch, entered)
+        on_host = cast(Mapping[int, Tensor], values)  # nothing arrives later there
         try:
-            return self._forward(unit, microbatch, values)
+            return self._forward(unit, microbatch, on_host)
         except (IndexError, RuntimeError) as error:
             require_indices_in_range(error, self.segment, self._training.microbatch_size, microbatch)
             raise
@@ -130,7 +135,7 @@ class TorchSegment:
         if tensor.device.type == "cpu":
             if expected is not None:
                 on_the_host(expected, tensor, self._place.microbatch)
-            return tensor.to(self._place.device)
+            return self._place.brought(tensor)
         return tensor if expected is None else self._place.bounding(expected)(tensor)
 
     def _forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -148,15 +153,17 @@ class TorchSegment:
         self._tapes[microbatch] = tape
         return {value: outgoing(results[value]) for value in self.segment.sends}
 
-    def backward(self, unit: Unit, microbatch: int, gradients: Mapping[int, Tensor], send: Sink) -> None:
+    def backward(
+        self, unit: Unit, microbatch: int, gradients: Mapping[int, Tensor | Arriving], send: Sink
+    ) -> None:
         """Run backward, and `send` the gradient of each received value.
 
         `gradients` holds, for each differentiable value that was sent, the sum over its consumers (absent if
-        no consumer had one). `send` is called from inside autograd as soon as a gradient is complete, before
-        the rest of the pass and before gradients of parameters are computed (`accumulate`). The loss is
-        seeded with 1 / microbatches.
+        no consumer had one). On the host `send` is called from inside autograd as soon as a gradient is
+        complete, before the rest of the pass; on a device with streams once the pass is queued. Gradients of
+        parameters are computed later (`accumulate`). The loss is seeded with 1 / microbatches.
         """
-        given = {value: gradients[value] for value in self._answered if value in gradients}
+        given = {value: here(gradients[value]) for value in self._answered if value in gradients}
         if self.segment.loss is not None:
             dtype = DTYPES[self.segment.values[self.segment.loss].dtype]
             given[self.segment.loss] = torch.full(

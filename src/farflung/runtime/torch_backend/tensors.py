@@ -51,6 +51,12 @@ def like(buffer: memoryview, tensor: Tensor) -> Tensor:
     return shaped(buffer, tensor.dtype, tensor.shape).to(tensor.device)
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """The elements in row-major order, detached; a view if possible."""
+    # A single element is contiguous with any stride, but `view` to another type refuses that.
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
+
+
 def shaped(buffer: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """The tensor of this element type and shape in `buffer`, sharing its memory."""
     if not len(buffer):
@@ -65,8 +71,8 @@ def memory(array: Tensor) -> memoryview:
     """
     array = array.detach().cpu()
     # A single element is contiguous with any stride (an expanded one has 0), but `view` refuses that.
-    flat = array.as_strided((array.numel(),), (1,)).view(torch.uint8)
-    return memoryview(flat.numpy())  # type: ignore[arg-type]
+    elements = array.as_strided((array.numel(),), (1,)).view(torch.uint8)
+    return memoryview(elements.numpy())  # type: ignore[arg-type]
 
 
 def copied(tensor: Tensor) -> memoryview:

@@ -40,6 +40,7 @@ class CodecThread(threading.Thread):
     def run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            del call  # it may hold a job, whose memory is to be freed
 
 
 class CodedLinks:

@@ -1,8 +1,8 @@
 """The compute thread: the only one that uses autograd, generators, tapes, parameters and optimizers.
 
 It talks to the event loop through queues. The loop posts calls to this thread; this thread passes outcomes to
-`emit` and parcels for other workers to `send`, both of which must be thread-safe. In a job with codecs,
-parcels pass through the codec thread.
+`emit` and parcels for other workers to `send`, both of which must be thread-safe. In a job with codecs, and
+on a device to which values are copied while it computes, parcels pass through the codec thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from farflung.errors import FarflungError
+from farflung.errors import DeviceFailed, FarflungError
 from farflung.heap import give_freed_memory_back
 from farflung.plans import LinkCodec
 from farflung.protocol.messages import Load
@@ -38,7 +38,8 @@ _Call = tuple[Attempt | None, Doing, Callable[[], None]]  # its attempt, if any;
 class ComputeThread(threading.Thread):
     """Runs one job's segments; every public method except `run` only posts a call and returns.
 
-    `stopwatch` holds what the thread is doing now.
+    `stopwatch` holds what the thread is doing now. If the device fails for good, `failure` says how, and the
+    thread has ended.
     """
 
     def __init__(self, worker: str, memory_bytes: int, backend: AnyBackend, emit: Emit, send: Send) -> None:
@@ -51,6 +52,7 @@ class ComputeThread(threading.Thread):
         self._chore_seconds = math.inf
         self._state_size = 0
         self.stopwatch = Stopwatch()
+        self.failure: DeviceFailed | None = None
         self._codecs = CodecThread()
         self._job: RunningJob[Any] | None = None
         self._attempt: Attempt = ("", -1)
@@ -86,9 +88,9 @@ class ComputeThread(threading.Thread):
         self._post(attempt, "beginning", self._begin)
 
     def receive(self, attempt: Attempt, parcel: Parcel[Coded]) -> None:
-        """Take a value or gradient for a segment of this worker; codecs decode it while tasks run."""
+        """Take a value or gradient for a segment of this worker; it is decoded or copied while tasks run."""
         job = self._job
-        if job is not None and job.is_coded and attempt == self._attempt:
+        if job is not None and job.uses_codec_thread and attempt == self._attempt:
             job.receive(parcel)
         else:
             self._post(attempt, "taking a value in", lambda: self._current.receive(parcel))
@@ -134,14 +136,23 @@ class ComputeThread(threading.Thread):
             self._codecs.close()
 
     def _serve(self) -> None:
-        while True:
+        while self.failure is None:
             busy = self._began and self._run_next()
             for call in self._pending(wait=not busy):
-                if call is None:
+                if call is None or self.failure is not None:
                     return
-                attempt, doing, function = call
-                if attempt is None or (attempt == self._attempt and self._job is not None):
-                    self._guard(doing, function)
+                error = self._carry_out(*call)
+                del call  # it may hold the job, whose memory `_fail` is to free
+                if error is not None:
+                    self._fail(error)
+
+    def _carry_out(
+        self, attempt: Attempt | None, doing: Doing, function: Callable[[], None]
+    ) -> Exception | None:
+        """Make a call, unless its attempt is over; returns the error in it."""
+        if attempt is None or (attempt == self._attempt and self._job is not None):
+            return self._guarded(doing, function)
+        return None
 
     def _pending(self, wait: bool) -> Iterator[_Call | None]:
         """Yield the calls posted so far; with `wait` at least one."""
@@ -174,22 +185,44 @@ class ComputeThread(threading.Thread):
             nonlocal ran
             ran = self._current.run_next(self.stopwatch)
 
-        self._guard(self._chore("adding up what a step has made"), run)
+        error = self._guarded(self._chore("adding up what a step has made"), run)
+        if error is not None:
+            self._fail(error)
         return ran
 
-    def _guard(self, doing: Doing, function: Callable[[], None]) -> None:
-        """Call `function`; an error in it ends the attempt, never the worker."""
+    def _guarded(self, doing: Doing, function: Callable[[], None]) -> Exception | None:
+        """Call `function`; returns the error in it, or what that says of the device."""
         try:
             with self.stopwatch.during(doing):
                 function()
         except Exception as error:
-            attempt = self._attempt
+            found = self._backend.failure(error) or error
+            error.__traceback__ = None  # its frames hold the job
+            return found
+        return None
+
+    def _fail(self, error: Exception) -> None:
+        """End the attempt after an error, and the thread only if its device has failed."""
+        attempt = self._attempt
+        if not isinstance(error, DeviceFailed):
+            error = self._end_job() or error
+        if isinstance(error, DeviceFailed):
+            self.failure = error
+            return
+        text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
+        self._emit(ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error"))
+
+    def _end_job(self) -> DeviceFailed | None:
+        """Drop the job after an error; returns how the device fails at that, if it does."""
+        try:
             with self.stopwatch.during(self._chore(_ENDING)):
                 self._drop()
-            text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
-            self._emit(
-                ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error")
-            )
+        except Exception as error:
+            found = self._backend.failure(error)
+            if not isinstance(found, DeviceFailed):
+                raise
+            return found
+        return None
 
     def _prepare(self, load: Load, receiver: StateReceiver, limits: Limits) -> None:
         self._drop()

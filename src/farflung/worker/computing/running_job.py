@@ -75,9 +75,10 @@ class RunningJob(Generic[Array]):
             for number, segment in programs.items()
             for value, kind in segment.values.items()
         }
-        self.is_coded = bool(load.training.codecs)
+        self._has_codecs = bool(load.training.codecs)
+        self.uses_codec_thread = self._has_codecs or backend.overlaps
         self._links: PlainLinks | CodedLinks
-        if self.is_coded:
+        if self.uses_codec_thread:
             coding = backend.coding(worker, load.plan, load.training, programs.values(), load.unit)
             self._links = CodedLinks(
                 coding,
@@ -124,11 +125,12 @@ class RunningJob(Generic[Array]):
             runner.close()
 
     def receive(self, parcel: Parcel[Coded]) -> None:
-        """Take a parcel that was received; in a job with codecs this may be called on any thread."""
+        """Take a parcel that was received; on any thread if the job `uses_codec_thread`."""
         self._links.read(parcel)
 
     def send(self, parcel: Parcel[Array]) -> None:
-        leave: Callable[[Array], Any] = self._backend.leave if self.is_coded else self._backend.memory
+        backend = self._backend
+        leave: Callable[[Array], Any] = backend.leave if self.uses_codec_thread else backend.memory
         tensor = None if parcel.payload is None else leave(parcel.payload)
         began = time.perf_counter()
         self._links.write(Parcel(*parcel[:-1], tensor))
@@ -236,7 +238,7 @@ class RunningJob(Generic[Array]):
             changed = changed_by_training(segment.segment)
             for key, buffer in segment.snapshot(changed, whole, self.executor.is_over).items():
                 self._emit_piece(number, key, buffer)
-        if whole and isinstance(self._links, CodedLinks):
+        if whole and self._has_codecs and isinstance(self._links, CodedLinks):
             self._links.snapshot(end)
         else:
             self._emit(StateGiven(self._attempt))
@@ -264,7 +266,7 @@ class RunningJob(Generic[Array]):
             changing[Piece(min(self.segments), CODERS)] = memoryview(coders)
             emit()
 
-        if isinstance(self._links, CodedLinks):
+        if self._has_codecs and isinstance(self._links, CodedLinks):
             self._links.snapshot(with_coders)
         else:
             emit()

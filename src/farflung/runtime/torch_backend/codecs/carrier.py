@@ -12,11 +12,16 @@ from farflung.opdag.form import Form
 from farflung.runtime.carrier import Allocate
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs.codec import TensorCoder, tensor_coder
-from farflung.runtime.torch_backend.codecs.tensors import flat, to_device, to_host
+from farflung.runtime.torch_backend.codecs.tensors import to_device, to_host
+from farflung.runtime.torch_backend.crossing import Leaving
+from farflung.runtime.torch_backend.tensors import flat
 
 
 class TensorCarrier:
-    """See `runtime.carrier.Carrier`: tensors on `device`. Codecs that it lacks work on copies on the host."""
+    """See `runtime.carrier.Carrier`: tensors on `device`. Codecs that it lacks work on copies on the host.
+
+    What leaves a device with streams is a `Leaving`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -24,11 +29,11 @@ class TensorCarrier:
     def coder(self, recipe: Recipe, width: int) -> TensorCoder | CopyingCoder:
         return tensor_coder(recipe) or CopyingCoder(recipe.coder(width))
 
-    def array(self, tensor: Tensor, form: Form) -> Tensor:
-        return tensor
+    def array(self, tensor: Tensor | Leaving, form: Form) -> Tensor:
+        return tensor.to_codec() if isinstance(tensor, Leaving) else tensor
 
-    def memory(self, tensor: Tensor) -> memoryview:
-        return tensors.memory(tensor)
+    def memory(self, tensor: Tensor | Leaving) -> memoryview:
+        return tensor.memory() if isinstance(tensor, Leaving) else tensors.memory(tensor)
 
     def allocate(self, form: Form, allocate: Allocate) -> Tensor:
         return torch.empty(form.shape, dtype=tensors.DTYPES[form.dtype], device=self._device)

@@ -17,7 +17,8 @@ from farflung.codec.encoding.payload import Payload, Reader
 from farflung.codec.families.topk import Positions, mask_positions
 from farflung.codec.state.coder import StatelessCoder
 from farflung.runtime.torch_backend.codecs import blocked, hadamard
-from farflung.runtime.torch_backend.codecs.tensors import fill, flat, to_device, to_host
+from farflung.runtime.torch_backend.codecs.tensors import fill, to_device, to_host
+from farflung.runtime.torch_backend.tensors import flat
 
 TensorFamily: TypeAlias = Bfloat16 | Blocked | Hadamard | TopK | Masked
 

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from farflung.codec import Encoded, Part
 from farflung.codec.encoding.floats import MOST_FLOAT16, PIECE, Floats
 from farflung.codec.encoding.noise import Windows
+from farflung.runtime.torch_backend.tensors import flat
 
 
 class Written(NamedTuple):
@@ -35,12 +36,6 @@ class Written(NamedTuple):
             parts.append(Part(copied[start : start + part.nbytes].data, part.element_size()))
             start += part.nbytes
         return Encoded(tuple(parts))
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """The elements in row-major order, detached; a view if possible."""
-    # A single element is contiguous with any stride, but `view` to another type refuses that.
-    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:

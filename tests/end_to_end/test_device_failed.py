@@ -1,0 +1,64 @@
+"""A worker whose device fails for good in mid-step, as real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.installations import installation
+from tests.support.processes import Machines, machines, train
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
+
+SEGMENT = Path("runtime/torch_backend/segment.py")
+FAILING = """
+
+_forward = TorchSegment._forward
+
+
+def _fail(self, unit, microbatch, values):
+    if unit.train and unit.step == 3:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    return _forward(self, unit, microbatch, values)
+
+
+TorchSegment._forward = _fail
+"""
+
+
+class Quick(Machines):
+    """A worker is lost soon."""
+
+    lease_seconds = 2.5
+
+
+@pytest.fixture
+def on(tmp_path: Path) -> Iterator[Quick]:
+    with machines(tmp_path, Quick) as place:
+        broker = place.broker()
+        place.document("desk", "status", "--broker", place.address, "--token", place.token("submitter"))
+        yield place
+        broker.stop()
+
+
+@pytest.mark.timeout(300)
+def test_the_worker_ends_in_one_line_and_its_job_goes_on(on: Quick, tmp_path: Path) -> None:
+    token = on.token("worker", "--uses", "3")
+    sources = installation(tmp_path / "sources", {SEGMENT: lambda text: text + FAILING})
+    failing, good, other = (
+        on.worker("failing", token, sources),
+        on.worker("good", token),
+        on.worker("other", token),
+    )
+    for worker in (failing, good, other):
+        worker.says("idle in the backup pool")
+    run = train(on, "goes-on", "--broker", on.address, "--on", "good,failing", "--steps", "6")
+    assert "the device failed" in run.ends_an_attempt()
+    assert failing.code() == 1
+    line = "the device failed: CUDA error: an illegal memory access was encountered; restart farflung join"
+    assert line in failing.err and "Traceback" not in failing.err
+    assert run.command.code() == 0, run.command.err
+    assert len(run.rows) == 6
+    for worker in (good, other):
+        worker.stop()

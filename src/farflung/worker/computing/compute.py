@@ -138,7 +138,7 @@ class ComputeThread(threading.Thread):
     def _serve(self) -> None:
         while self.failure is None:
             busy = self._began and self._run_next()
-            for call in self._pending(wait=not busy):
+            for call in self._pending(wait=not busy and self.failure is None):
                 if call is None or self.failure is not None:
                     return
                 error = self._carry_out(*call)

@@ -63,7 +63,16 @@ def protection(state: State, job: Job) -> str:
 def is_protected(state: State, job: Job) -> bool:
     """Whether each share of the newest stable version is on two disks."""
     stable = job.versions.stable
-    return stable is not None and job.plan is not None and not _alone(state, job, stable, job.plan)
+    if stable is None:
+        return False
+    having = Counter(
+        copy.share
+        for worker in state.workers.values()
+        if worker.connected  # one look at each: this is asked at most events of a fleet of a thousand
+        for copy in worker.held
+        if (copy.job, copy.version, copy.sha256) == (job.job, stable.name, stable.digests.get(copy.share))
+    )
+    return all(having[share] > 1 for share in stable.digests)
 
 
 def _standing_by(job: Job) -> str:

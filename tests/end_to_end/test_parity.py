@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 import torch
+from tests.client.run.test_weights import job as masked_job
 from tests.end_to_end.fleets import Fleet, running, trained_state
 from tests.end_to_end.zoo_jobs import MICROBATCHES, job_of, microbatches_of
 from torch import Tensor, nn
@@ -78,6 +79,27 @@ def test_every_optimizer_equals_one_process_bit_for_bit(fleet: Fleet, optimizer:
     assert (summary.state, [row["loss"] for row in rows]) == ("done", losses)
     ours = trained_state(folder, copy.deepcopy(job.model))
     assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())
+
+
+def test_masked_labels_count_as_in_one_process_that_takes_whole_batches(fleet: Fleet) -> None:
+    job = masked_job(optimizer=farflung.SGD(lr=0.1), steps=4)
+    module = copy.deepcopy(job.model)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    losses = []
+    for step in range(job.steps):
+        batch = job.collated([job.items[index] for index in job.order().indices(step)])
+        loss = module(**batch)
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    summary, rows, folder = fleet.run(job, 2)
+    assert summary.state == "done"
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-6)
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert all(
+        torch.allclose(ours[name], value, rtol=0, atol=1e-6) for name, value in module.state_dict().items()
+    )
 
 
 def test_bfloat16_equals_eager_under_autocast_at_half_the_bytes(fleet: Fleet) -> None:

@@ -22,6 +22,12 @@ ITEM_BYTES: dict[str, int] = {
 }  # fmt: skip
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 
+LOSS_WEIGHT = "farflung_loss_weight"
+"""The model input by which a batch's mean loss is multiplied, where microbatches count unequally.
+
+It is float32 of shape (batch,), the same number for each sample.
+"""
+
 InputKind = Literal["input", "parameter", "buffer", "constant"]
 
 

@@ -66,6 +66,11 @@ class Job:
         Optimizer steps of the run.
     loss
         `loss(outputs, batch)` computes the mean scalar loss from the model's outputs.
+    counted
+        Over what the loss is a mean, if samples count unequally, as where labels are masked: `counted(batch)`
+        gives the number of targets in a microbatch, and a text names labels, of which those that are not -100
+        count. Then the loss of a step is the mean over all targets of its batch, as in one process, and not
+        the mean of its microbatches' means. All microbatches of a step are read before the first one is sent.
     seed
         Fixes the order of the data and every random number of the training.
     clip
@@ -116,6 +121,7 @@ class Job:
     microbatches: int
     steps: int
     loss: Callable[[Any, dict[str, Tensor]], Tensor] | None = None
+    counted: str | Callable[[dict[str, Tensor]], Tensor | int] | None = None
     validation: Dataset | DataLoader[Any] | None = None
     seed: int = 0
     clip: float | None = None
@@ -146,6 +152,8 @@ class Job:
         _require_clip(self.clip)
         _require_codec(self.codec)
         _require_loss_gap(self.max_loss_gap)
+        if not isinstance(self.counted, str):
+            _require_callable("counted", self.counted)
         for name in ("loss", "collate", "sample"):
             _require_callable(name, getattr(self, name))
         _require_loss(self.loss)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from farflung.client.api.job import Job
 from farflung.client.output.progress import ProgressCallback, no_progress
-from farflung.client.run.microbatches import read_batch
+from farflung.client.run.microbatches import read_batch, weighted
 from farflung.errors import CaptureError, GraphError, JobError, PlanError, TooFewCuts
 from farflung.opdag.capture import Capture, LossModule, Verdict, capture
 from farflung.opdag.capture.lint_results import decided
@@ -266,4 +266,4 @@ def _microbatches(job: Job, step: int, size: int) -> list[Batch]:
     if len(indices) < size:
         indices = [n % len(job.items) for n in range(size)]
     parts = [indices[at : at + size] for at in range(0, len(indices) - size + 1, size)]
-    return [read_batch(job.items, "data", part, job) for part in parts]
+    return weighted(job, [read_batch(job.items, "data", part, job) for part in parts])

@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from farflung.client.api.job import Dataset, Job
 from farflung.data import spread_indices
 from farflung.errors import FarflungError, JobError
-from farflung.opdag.graph import Graph
+from farflung.opdag.graph import LOSS_WEIGHT, Graph
+from farflung.runtime.indices import IGNORED
 from farflung.schedule import Unit
 
 if TYPE_CHECKING:
@@ -91,13 +93,30 @@ class Microbatches:
         Raises
         ------
         JobError
-            An item cannot be read, or the batch differs in types or shapes from the captured one.
+            An item cannot be read, the batch differs in types or shapes from the captured one, or a
+            microbatch has no target that counts.
         """
+        if self._job.counted is not None:
+            return self._load_unit(unit)[number]
+        return self._microbatch(unit, number, self._read(unit, number))
+
+    def _load_one(self, unit: Unit, number: int) -> list[Microbatch]:
+        return [self.load(unit, number)]
+
+    def _load_unit(self, unit: Unit) -> list[Microbatch]:
+        """All of a unit at once, because the weight of each depends on the targets of all."""
+        batches = [self._read(unit, number) for number in range(unit.microbatches)]
+        batches = weighted(self._job, batches)
+        return [self._microbatch(unit, number, batch) for number, batch in enumerate(batches)]
+
+    def _read(self, unit: Unit, number: int) -> dict[str, Tensor]:
         indices = self._order.indices(unit.step) if unit.train else self._held_out
         part = indices[number * self._size : (number + 1) * self._size]
         data = self._job.items if unit.train else self._job.held_out
         assert data is not None
-        batch = read_batch(data, "data" if unit.train else "validation", part, self._job)
+        return read_batch(data, "data" if unit.train else "validation", part, self._job)
+
+    def _microbatch(self, unit: Unit, number: int, batch: dict[str, Tensor]) -> Microbatch:
         return Microbatch(unit, number, {name: self._fit(name, batch) for name in self._types})
 
     async def stream(
@@ -107,23 +126,29 @@ class Microbatches:
 
         `waits` learns how long each was waited for.
         """
-        places, waits = self._places(first), waits or DataWaits()
-        most = max(LOADED_AHEAD, 2 * self._job.readers)
-        with _threads(self._job.readers) as threads:
-            ahead: deque[Future[Microbatch]] = deque()
+        loads, waits = self._loads(first), waits or DataWaits()
+        readers = self._job.readers
+        most = max(LOADED_AHEAD, 2 * readers) if self._job.counted is None else max(2, readers)
+        with _threads(readers) as threads:
+            ahead: deque[Future[list[Microbatch]]] = deque()
             while True:
-                while len(ahead) < most and (place := next(places, None)) is not None:
-                    ahead.append(threads.submit(self.load, *place))
+                while len(ahead) < most and (load := next(loads, None)) is not None:
+                    ahead.append(threads.submit(load))
                 if not ahead:
                     return
                 with waits.one():
-                    microbatch = await asyncio.wrap_future(ahead.popleft())
-                yield microbatch
+                    microbatches = await asyncio.wrap_future(ahead.popleft())
+                for microbatch in microbatches:
+                    yield microbatch
 
-    def _places(self, first: int) -> Iterator[tuple[Unit, int]]:
+    def _loads(self, first: int) -> Iterator[Callable[[], list[Microbatch]]]:
+        """What is loaded at a time: a microbatch, or a unit if its microbatches have weights."""
         for unit in self._job.training().units().since(first):
+            if self._job.counted is not None:
+                yield partial(self._load_unit, unit)
+                continue
             for number in range(unit.microbatches):
-                yield unit, number
+                yield partial(self._load_one, unit, number)
 
     def _fit(self, name: str, batch: dict[str, Tensor]) -> Tensor:
         if name not in batch:
@@ -139,6 +164,48 @@ class Microbatches:
         own = tensor.detach().cpu().contiguous()
         # A user's collate may return the same buffer every time; the default one makes new tensors.
         return own.clone() if self._job.has_own_collate else own
+
+
+def weighted(job: Job, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The batches of one unit with the weights of their losses, if the job counts targets.
+
+    The loss of batch m, the mean over its n_m targets, is weighted M n_m / N: the mean of all M is then that
+    over all N targets.
+
+    Raises
+    ------
+    JobError
+        A batch has no target, so that its mean loss is not a number; or `counted` raises.
+    """
+    if job.counted is None:
+        return list(batches)
+    import torch
+
+    counts = [_count(job.counted, batch) for batch in batches]
+    if 0 in counts:
+        raise JobError(
+            "a microbatch has no target that counts (Job(counted=)), so its mean loss is not a number: leave"
+            " out items whose labels are all masked, or make microbatches larger"
+        )
+    scales = [len(counts) * count / sum(counts) for count in counts]
+    return [
+        {**batch, LOSS_WEIGHT: torch.full((len(next(iter(batch.values()))),), scale)}
+        for batch, scale in zip(batches, scales, strict=True)
+    ]
+
+
+def _count(counted: str | Callable[[dict[str, Tensor]], Tensor | int], batch: dict[str, Tensor]) -> int:
+    if isinstance(counted, str):
+        if counted not in batch:
+            raise JobError(f"Job(counted={counted!r}) names no tensor of a batch, which has {sorted(batch)}")
+        return int((batch[counted] != IGNORED).sum())
+    try:
+        found = int(counted(batch))
+    except Exception as error:
+        raise JobError(f"Job(counted=) raised {type(error).__name__}: {error}") from error
+    if found < 0:
+        raise JobError(f"Job(counted=) must return a number of targets, found {found}")
+    return found
 
 
 def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> dict[str, Tensor]:

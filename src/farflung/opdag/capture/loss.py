@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.errors import CaptureError
-from farflung.opdag.graph import Precision
+from farflung.opdag.graph import LOSS_WEIGHT, Precision
 from farflung.text import kind_of
 
 LossFunction = Callable[[Any, dict[str, Tensor]], Tensor]
@@ -26,7 +26,8 @@ class LossModule(nn.Module):
 
     The batch is passed as keyword arguments. The loss is the result itself, its `loss` attribute or key, or
     the result of the job's `loss(outputs, batch)`; with such a function the module receives only the entries
-    that its `forward` names. In bfloat16 both run under autocast, and the loss becomes float32.
+    that its `forward` names. In bfloat16 both run under autocast, and the loss becomes float32. A batch with
+    `LOSS_WEIGHT` weights its loss.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class LossModule(nn.Module):
         self._accepted = _accepted_names(module) if loss is not None else None
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        weight = batch.get(LOSS_WEIGHT)
         with self.casting():
-            loss = self._loss_of(batch)
+            loss = self._loss_of({name: value for name, value in batch.items() if name != LOSS_WEIGHT})
         if loss.dtype is torch.float64:
             _require_single_precision(self.module, batch)
-        return loss.float() if loss.dtype is self._casts_to else loss
+        loss = loss.float() if loss.dtype is self._casts_to else loss
+        return loss if weight is None else loss * weight.amax()
 
     def casting(self) -> AbstractContextManager[object]:
         """A context with autocast as the precision requires."""
@@ -77,6 +80,7 @@ def require_names(module: nn.Module, names: Collection[str], loss: LossFunction 
         return
     accepted = _accepted_names(module) if loss is not None else None
     signature = inspect.signature(module.forward)
+    names = [name for name in names if name != LOSS_WEIGHT]
     try:
         signature.bind(**{name: None for name in names if accepted is None or name in accepted})
     except TypeError as error:

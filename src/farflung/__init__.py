@@ -9,11 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farflung import data
+    from farflung import data, errors
+    from farflung.client.api.checking import capture, check
+    from farflung.client.api.connect import connect
+    from farflung.client.api.fleet import Fleet
     from farflung.client.api.job import Job
     from farflung.client.api.planning import plan, simulate
-    from farflung.opdag.capture import Capture, capture
+    from farflung.client.api.run import Run
+    from farflung.client.output.progress import Observer
+    from farflung.client.output.records import StepRow, Summary
+    from farflung.errors import FarflungError
+    from farflung.localhost.local import local
+    from farflung.opdag.capture import Capture
     from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Muon
+    from farflung.runtime.parity.steps import CheckReport
     from farflung.runtime.schedules import (
         WSD,
         Constant,
@@ -33,55 +42,77 @@ __all__ = [
     "Adafactor",
     "AdamW",
     "Capture",
+    "CheckReport",
     "Constant",
     "CosineAnnealingLR",
     "ExponentialLR",
+    "FarflungError",
+    "Fleet",
     "Group",
     "Job",
     "LinearLR",
     "Lion",
     "MultiStepLR",
     "Muon",
+    "Observer",
     "OneCycleLR",
+    "Run",
     "SGD",
     "StepLR",
+    "StepRow",
+    "Summary",
     "Table",
     "WSD",
     "WarmupCosine",
     "capture",
+    "check",
+    "connect",
     "data",
+    "errors",
+    "local",
     "plan",
     "simulate",
 ]
 
+_MODULES = ("data", "errors")
 _HOMES = {
     "Adafactor": "farflung.runtime.optimizer",
     "AdamW": "farflung.runtime.optimizer",
     "Capture": "farflung.opdag.capture",
+    "CheckReport": "farflung.runtime.parity.steps",
     "Constant": "farflung.runtime.schedules",
     "CosineAnnealingLR": "farflung.runtime.schedules",
     "ExponentialLR": "farflung.runtime.schedules",
+    "FarflungError": "farflung.errors",
+    "Fleet": "farflung.client.api.fleet",
     "Group": "farflung.runtime.optimizer",
     "Job": "farflung.client.api.job",
     "LinearLR": "farflung.runtime.schedules",
     "Lion": "farflung.runtime.optimizer",
     "MultiStepLR": "farflung.runtime.schedules",
     "Muon": "farflung.runtime.optimizer",
+    "Observer": "farflung.client.output.progress",
     "OneCycleLR": "farflung.runtime.schedules",
+    "Run": "farflung.client.api.run",
     "SGD": "farflung.runtime.optimizer",
     "StepLR": "farflung.runtime.schedules",
+    "StepRow": "farflung.client.output.records",
+    "Summary": "farflung.client.output.records",
     "Table": "farflung.runtime.schedules",
     "WSD": "farflung.runtime.schedules",
     "WarmupCosine": "farflung.runtime.schedules",
-    "capture": "farflung.opdag.capture",
+    "capture": "farflung.client.api.checking",
+    "check": "farflung.client.api.checking",
+    "connect": "farflung.client.api.connect",
+    "local": "farflung.localhost.local",
     "plan": "farflung.client.api.planning",
     "simulate": "farflung.client.api.planning",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name == "data":
-        return import_module("farflung.data")
+    if name in _MODULES:
+        return import_module(f"farflung.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'farflung' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

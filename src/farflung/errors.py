@@ -115,3 +115,18 @@ class RunInterrupted(RunFailed):
     """The user ended a run without waiting for its weights."""
 
     exit_code = 130
+
+
+class CallbackFailed(RunFailed):
+    """A callback of a run raised; the run was stopped in good order, and the message says what was kept.
+
+    `__cause__` is the callback's own exception.
+    """
+
+
+class FleetClosed(FarflungError):
+    """A fleet was used after it was closed."""
+
+
+class NoWeights(FarflungError):
+    """A run has no trained weights, or none yet."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farflung.cli.main import run
-from farflung.cli.options.planning import fewer_workers_advice
+from farflung.client.options.planning import fewer_workers_advice
 from farflung.errors import PlanError, TooFewCuts
 
 JOB = """

@@ -55,7 +55,7 @@ def section(file: str) -> str:
 @pytest.mark.parametrize("file", FILES)
 def test_every_key_of_a_file_is_on_the_page(file: str) -> None:
     named = set(re.findall(r"`(?:stats\.)?(\w+)(?:\[\])?`", section(file)))
-    keys = {field.name for struct in FILES[file] for field in msgspec.structs.fields(struct)}
+    keys = {field.encode_name for struct in FILES[file] for field in msgspec.structs.fields(struct)}
     assert not keys - named
 
 

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 from tests.golden.samples import members, samples
 
-from farflung.broker.address_file import write_address
 from farflung.broker.core import facts
 from farflung.broker.core.blobs import digest_of
 from farflung.broker.core.snapshots import encode_snapshot
@@ -25,6 +24,7 @@ from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
 from farflung.broker.survey.measurements import Measurement, row
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.worker import SegmentProgram
+from farflung.transport.net.address_file import write_address
 from farflung.transport.security.certificates import certificate_to_pem, key_to_pem
 from farflung.transport.security.identity import AUTHORITY_FILE, KEY_FILE, Identity, read_key
 

@@ -10,7 +10,6 @@ import pytest
 from tests.golden.broker_folder import FILE, MADE_AT, record, restore, summary
 from tests.golden.formats import VERSIONS, tag_of
 
-from farflung.broker.address_file import read_address
 from farflung.broker.core import facts
 from farflung.broker.core.state import replay
 from farflung.broker.journal import Journal
@@ -18,6 +17,7 @@ from farflung.broker.security.authority import Authority
 from farflung.broker.storage import store
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.broker.survey.measurements import read_row, row
+from farflung.transport.net.address_file import read_address
 from farflung.transport.security.certificates import certificate_to_pem, public_bytes, public_key_digest
 from farflung.transport.security.identity import Identity
 

@@ -8,7 +8,6 @@ The decisions are a pure state machine (`core`); everything else moves bytes to 
 - `backup`: a broker in one file, and a folder made of it again.
 - `sessions`: one holder's control session (`HolderSession`) and who owns which (`SessionRegistry`).
 - `status`: what `farflung status` shows.
-- `address_file`: the address at which the broker of a folder listens.
 - `core`: state, events, facts and commands. No I/O.
 - `codecs`: changes codecs while a job runs.
 - `network`: worker addresses, reachability of peers, relays, link reports.

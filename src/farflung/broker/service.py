@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from farflung.broker.address_file import write_address
 from farflung.broker.arrivals import Arrival, Closed, Generation
 from farflung.broker.core.events import Restarted, Tick, WorkerVerified
 from farflung.broker.dispatcher import Dispatcher
@@ -34,6 +33,7 @@ from farflung.protocol.messages import Ask, Attach, Denied, Links, Register, Ren
 from farflung.protocol.probing import SURVEY, AskTopology, Probed
 from farflung.transport.endpoint import Listener, listen
 from farflung.transport.link.link import Link
+from farflung.transport.net.address_file import write_address
 from farflung.transport.net.addresses import parse_address
 from farflung.transport.net.sockets import require_free
 from farflung.transport.relay.relay import Relay

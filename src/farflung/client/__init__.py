@@ -1,7 +1,11 @@
 """The submitter: the process that owns a model and its data, and trains it on a broker's workers.
 
 api
-    What users import: `Job`, `load_job`, `plan` and `simulate`.
+    What users import: `Job`, `Fleet`, `Run`, `check`, `plan` and what they need.
+options
+    What is asked of a run, read and checked.
+beginning
+    All that comes before a run: identity, workers, the run to resume, the captured model.
 capture
     Capture a job's model as an OP-DAG and compare it with the eager module.
 run

@@ -1,7 +1,9 @@
 """This machine: run a fleet of local processes, and diagnose problems.
 
+local
+    `farflung.local`: such a fleet for a Python program or `farflung train --local`.
 fleet
-    A broker and workers as child processes, as `farflung train --local` uses them.
+    A broker and workers as child processes.
 child_process
     Start, watch and reap one child process.
 forkserver, forkserver_process

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from farflung.broker.address_file import read_address
 from farflung.broker.security.authority import create_token
 from farflung.errors import ConnectionFailed, RunFailed
 from farflung.localhost.child_process import ChildProcess, Command
@@ -24,6 +23,7 @@ from farflung.localhost.devices import share_of_memory
 from farflung.localhost.forkserver import FRAMEWORKS, WORKER_MODULES, ForkServer, is_possible
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.frameworks import AUTO, chosen
+from farflung.transport.net.address_file import read_address
 from farflung.transport.security.enrolment import enrol
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.tokens import Token
@@ -202,7 +202,7 @@ class LocalFleet(FleetProcesses):
     def __init__(
         self,
         workers: int,
-        logs: Path,
+        logs: Path | None,
         memory_bytes: int | None = None,
         emulated_tflops: float | None = None,
         backends: Sequence[str] = (),

@@ -63,10 +63,15 @@ def jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[JobStatus]:
     """The jobs of the broker; the run in `run` was left after two steps, without a checkpoint."""
     known: list[JobStatus] = []
 
-    def join(*_: Any) -> Any:
-        return SimpleNamespace(broker=ADDRESS), msgspec.structs.replace(status_of(), jobs=list(known))
+    async def identity(*_: Any) -> Any:
+        return SimpleNamespace(broker=ADDRESS)
 
-    monkeypatch.setattr("farflung.cli.commands.train.join_broker", join)
+    async def status(*_: Any) -> Any:
+        return msgspec.structs.replace(status_of(), jobs=list(known))
+
+    monkeypatch.setattr("farflung.client.api.connect.obtain_identity", identity)
+    for name in ("ask_status", "ask_workers"):
+        monkeypatch.setattr(f"farflung.client.api.connect.{name}", status)
     monkeypatch.setattr("farflung.client.run.submitter.Submitter", Leaving)
     monkeypatch.setattr(Leaving, "place_is_gone", False)
     Pretending.saves = False

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from farflung.broker.address_file import write_address
 from farflung.broker.security.authority import Authority
 from farflung.broker.storage.store import Store, TokenRecord
 from farflung.cli.main import run
 from farflung.errors import IdentityError
+from farflung.transport.net.address_file import write_address
 from farflung.transport.security.certificates import new_key, signing_request
 from farflung.transport.security.join_messages import AskCertificate
 from farflung.transport.security.tokens import Token

@@ -129,7 +129,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "chain.py").write_text(JOB)
     Pretending.fleets, Pretending.seen = [], []
     Pretending.stops_at, Pretending.saves = None, True
-    monkeypatch.setattr("farflung.localhost.fleet.LocalFleet", Fleet)
+    monkeypatch.setattr("farflung.localhost.local.LocalFleet", Fleet)
     monkeypatch.setattr("farflung.client.run.submitter.Submitter", Pretending)
     return tmp_path
 
@@ -180,6 +180,18 @@ def test_when_and_where_checkpoints_are_saved_is_passed_on(folder: Path) -> None
     assert checkpointing.policy == CheckpointPolicy(seconds=600.0)
     assert checkpointing.store.name == str(folder / "saved") and (folder / "saved" / "6").is_dir()
     assert options_of(folder / "runs" / "chain")["checkpoint_to"] == str(folder / "saved")
+
+
+def test_a_resumed_run_keeps_the_fields_that_were_set(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped_at(4, "--set", "lr=0.05", "--set", "batch=8")
+    job = Pretending.seen[0].prepared.job
+    assert (job.optimizer.lr, job.batch, job.seed) == (0.05, 8, 0)
+    assert options_of(folder / "run")["set"] == ["lr=0.05", "batch=8"]
+    assert "optimizer: lr 0.05 there, 0.07 here" in refused(capsys, folder / "run", "--set", "lr=0.07")
+    assert run(["train", "chain.py", "--resume", "run"]) == 0
+    assert Pretending.seen[1].prepared.job.optimizer == job.optimizer
 
 
 def test_a_run_can_save_nothing(folder: Path) -> None:

@@ -173,7 +173,7 @@ def holding(folder: Path) -> subprocess.Popen[bytes]:
 
 HOLDER = """
 import pathlib, sys
-from farflung.cli.process.identity import hold_folder
+from farflung.transport.security.identity_folder import hold_folder
 hold_folder(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

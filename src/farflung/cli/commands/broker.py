@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.process.identity import folder_of
 from farflung.cli.process.service import ExitWithParent, heed_parent, run_service
 from farflung.cli.render.output import JsonOption, note, print_json
 from farflung.text import count_of, format_bytes
+from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
     from farflung.broker.backup import Contents

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.job import JobArgument, PrecisionOption, parse_precision, read_job
+from farflung.cli.options.job import JobArgument, PrecisionOption, read_job
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import JsonOption, note, print_json
 from farflung.cli.render.progress import searching
+from farflung.client.options.asked import parse_precision
 from farflung.errors import CaptureError
 from farflung.text import count_of, format_bytes, format_flops
 

@@ -6,22 +6,23 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.options.job import JobArgument, PrecisionOption, parse_precision, read_job
+from farflung.cli.options.job import JobArgument, PrecisionOption, SetOption, read_job
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import JsonOption, print_json
 from farflung.cli.render.progress import searching
-from farflung.text import count_of, format_bytes
+from farflung.client.options.asked import parse_precision
 
 
 def check(
     job: JobArgument,
     segments: Annotated[int, typer.Option(help="Number of segments to cut the model into.")] = 4,
     steps: Annotated[int, typer.Option(help="Number of training steps to compare.")] = 2,
+    set_: SetOption = None,
     precision: PrecisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train the cut model and your own module, and compare them; exit 1 if they differ too much."""
-    declared = read_job(job, precision=parse_precision(precision))
+    declared = read_job(job, precision=parse_precision(precision), overrides=set_)
     from farflung.client.capture.check import (
         check_job,  # imports torch, whose presence `read_job` has checked
     )
@@ -31,14 +32,6 @@ def check(
     if as_json:
         print_json(report)
     else:
-        typer.echo(f"loss differs by        {report.loss_difference:.1e} (relative)")
-        typer.echo(f"worst gradient by      {report.worst_gradient_difference:.1e}  {report.worst_gradient}")
-        typer.echo(
-            f"worst parameter by     {report.worst_parameter_difference:.1e}  {report.worst_parameter}"
-        )
-        typer.echo(f"evaluation loss by     {report.evaluation_difference:.1e}")
-        parts = count_of(report.segments, "segment")
-        typer.echo(f"{parts}; {format_bytes(report.cut_bytes)} cross the cuts for each microbatch")
-        typer.echo("ok" if report.ok else "NOT ok: the cut model and your module compute different results")
+        typer.echo(repr(report))
     if not report.ok:
         raise typer.Exit(1)

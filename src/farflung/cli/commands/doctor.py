@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.process.identity import BrokerOption, folder_of, has_authority, obtain_from_own_broker
+from farflung.cli.process.identity import BrokerOption, has_authority, obtain_from_own_broker
 from farflung.cli.render.output import JsonOption, print_json, print_text
 from farflung.errors import FarflungError
+from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
     from farflung.localhost.findings import Finding

@@ -14,9 +14,7 @@ from farflung.cli.process.identity import (
     BrokerOption,
     FolderOption,
     TokenText,
-    folder_of,
     has_authority,
-    home_folder,
     obtain_from_own_broker,
     obtain_identity,
 )
@@ -24,6 +22,7 @@ from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.errors import ConnectionFailed, IdentityError
 from farflung.protocol.membership import MOST_WITHIN_SECONDS, WITHIN_SECONDS
 from farflung.text import duration_words
+from farflung.transport.security.identity_folder import folder_of, home_folder
 
 if TYPE_CHECKING:
     from farflung.protocol.viewer import WorkerStatus

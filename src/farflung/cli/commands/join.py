@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.process.identity import TokenText, folder_of, hold_folder, obtain_identity
+from farflung.cli.process.identity import TokenText, obtain_identity
 from farflung.cli.process.service import ExitWithParent, heed_parent, restart_process, run_service
 from farflung.cli.render.output import note
 from farflung.cli.render.progress import searching
 from farflung.errors import DeviceHeld, IdentityError, JobError
+from farflung.transport.security.identity_folder import folder_of, hold_folder
 
 if TYPE_CHECKING:
     from farflung.runtime.backend import AnyBackend

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.codecs import CodecOption, parse_codecs
-from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption, parse_precision
-from farflung.cli.options.planning import SchedulerOption, fewer_workers_advice, parse_efficiency
+from farflung.cli.options.codecs import CodecOption
+from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption
+from farflung.cli.options.planning import SchedulerOption
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import note, print_json
+from farflung.client.options.asked import parse_precision
+from farflung.client.options.codecs import parse_codecs
+from farflung.client.options.planning import fewer_workers_advice, parse_efficiency
 from farflung.errors import JobError, RunFailed, TopologyError
 from farflung.plans.wishes import AUTO, DATA_SHEET_EFFICIENCY
 from farflung.text import count_of

@@ -9,23 +9,27 @@ import msgspec
 import typer
 
 from farflung.cli.commands.topology import fleet_topology
-from farflung.cli.options.codecs import CodecOption, parse_codecs
-from farflung.cli.options.job import JobArgument, PrecisionOption, parse_precision, read_job
+from farflung.cli.options.codecs import CodecOption
+from farflung.cli.options.job import JobArgument, PrecisionOption, SetOption, read_job
 from farflung.cli.options.planning import (
     EfficiencyOption,
     PictureOption,
     RecomputeOption,
     SchedulerOption,
     TopologyOption,
-    fewer_workers_advice,
-    load_topology,
-    parse_efficiency,
-    parse_recompute,
 )
 from farflung.cli.process.identity import BrokerOption, FolderOption, TokenText
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.cli.render.progress import searching
+from farflung.client.options.asked import parse_precision
+from farflung.client.options.codecs import parse_codecs
+from farflung.client.options.planning import (
+    fewer_workers_advice,
+    load_topology,
+    parse_efficiency,
+    parse_recompute,
+)
 from farflung.errors import JobError, PlanError
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ def plan(
     efficiency: EfficiencyOption = None,
     recompute: RecomputeOption = "auto",
     codec: CodecOption = None,
+    set_: SetOption = None,
     precision: PrecisionOption = None,
     profile: ProfileOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
@@ -96,7 +101,7 @@ def plan(
     target = _planned_fleet(topology, efficiency, broker, token, folder)
     require_possible(target.topology, workers or None, looks_at, seed)
     codecs.wishes.require_ends(target.topology.ids)
-    loaded = read_job(job, precision=computing, codec=codecs.every)
+    loaded = read_job(job, precision=computing, codec=codecs.every, overrides=set_)
     with searching() as tell, suppress_torch_output(), fewer_workers_advice("--workers"):
         found = planned(
             loaded, target.topology, scheduler=scheduler, workers=workers or None, microbatches=number,

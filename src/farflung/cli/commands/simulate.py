@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from farflung.cli.options.planning import EfficiencyOption, PictureOption, load_topology, parse_efficiency
+from farflung.cli.options.planning import EfficiencyOption, PictureOption
 from farflung.cli.render.output import JsonOption, print_json, print_text
+from farflung.client.options.planning import load_topology, parse_efficiency
 
 
 def simulate(

@@ -12,14 +12,13 @@ from farflung.cli.process.identity import (
     BrokerOption,
     FolderOption,
     TokenText,
-    folder_of,
     has_authority,
-    home_folder,
     obtain_from_own_broker,
     obtain_identity,
 )
 from farflung.cli.render.output import JsonOption, print_json, print_text
 from farflung.errors import IdentityError
+from farflung.transport.security.identity_folder import folder_of, home_folder
 
 if TYPE_CHECKING:
     from farflung.protocol.messages import Status

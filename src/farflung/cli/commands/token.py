@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.process.identity import folder_of
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.cli.render.tables import fitting
 from farflung.text import and_more, count_of, with_article
+from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
     from farflung.broker.security.tokens import KnownToken
@@ -121,8 +121,8 @@ def _clock(at: float) -> str:
 
 def _addresses(folder: Path) -> list[str]:
     """The addresses at which other machines can dial the broker, as far as this machine knows."""
-    from farflung.broker.address_file import read_address
     from farflung.connectivity.advertised import dialled_at, own_hosts
+    from farflung.transport.net.address_file import read_address
 
     listening = read_address(folder)
     return [] if listening is None else dialled_at(listening, own_hosts())

@@ -1,35 +1,20 @@
 """`farflung train`: train the model of a job file.
 
-The command reads its options, joins the broker, loads the job, captures its model, begins a run or goes on
-with an earlier one, trains (at that broker, or on a local fleet that it starts), and reports the outcome.
-`options` parse, `process` joins, captures and begins, `render` prints, `client.run.submitter` runs the job.
+The command reads its options, opens a fleet (a broker's, or local workers), begins a run on it as a Python
+program does, waits for its end, and reports the outcome. `client.options` reads what the options say,
+`client.api.fleet` loads, captures and begins, `client.run.submitter` runs the job, `render` prints.
 """
 
 from __future__ import annotations
 
-import re
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.checkpoints import (
-    CheckpointEveryOption,
-    CheckpointToOption,
-    ResumeOption,
-    checkpoint_policy,
-)
-from farflung.cli.options.codecs import CodecOption, Codecs, parse_codecs
-from farflung.cli.options.job import (
-    JobArgument,
-    PrecisionOption,
-    StepsOption,
-    TextOption,
-    parse_precision,
-    read_job,
-)
+from farflung.cli.options.checkpoints import CheckpointEveryOption, CheckpointToOption, ResumeOption
+from farflung.cli.options.codecs import CodecOption
+from farflung.cli.options.job import JobArgument, PrecisionOption, SetOption, StepsOption, TextOption
 from farflung.cli.options.planning import (
     EfficiencyOption,
     GivenRecomputeOption,
@@ -42,32 +27,20 @@ from farflung.cli.options.target import (
     DeviceOption,
     LocalOption,
     OnOption,
-    Target,
     WaitOption,
     WorkersOption,
-    parse_target,
 )
-from farflung.cli.options.waiting import DetachOption, PatienceOption, parse_patience
+from farflung.cli.options.waiting import DetachOption, PatienceOption
 from farflung.cli.process.background import Background, ReportToOption, go_on_in_background, require_broker
-from farflung.cli.process.capture import capture_model
-from farflung.cli.process.identity import TokenText, folder_of
-from farflung.cli.process.run_start import (
-    RunStart,
-    find_earlier,
-    find_standing,
-    note_left_job,
-    standing_options,
-)
-from farflung.cli.process.training import Training
-from farflung.cli.process.worker_check import join_broker
-from farflung.cli.render.run_report import report_run, warn_if_disk_is_short
+from farflung.cli.process.identity import TokenText
+from farflung.cli.process.training import CommandLine, follow
+from farflung.cli.render.run_report import report_run
+from farflung.errors import JobError
+from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
-    from farflung.client.api.job import Job
-    from farflung.client.output.progress import Observer
-    from farflung.client.output.run_record import RunOptions
-    from farflung.client.run.checkpointing import CheckpointPolicy
-    from farflung.opdag.graph import Precision
+    from farflung.client.api.fleet import Fleet
+    from farflung.client.options.asked import Asked
 
 
 def train(
@@ -87,6 +60,7 @@ def train(
     recompute: GivenRecomputeOption = None,
     codec: CodecOption = None,
     steps: StepsOption = None,
+    set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/JOB]")] = None,
     checkpoint_every: CheckpointEveryOption = None,
     checkpoint_to: CheckpointToOption = None,
@@ -110,6 +84,7 @@ def train(
 
     given = RunOptions(
         steps=steps,
+        set_=set_ or None,
         local=local,
         backends=backends,
         device=device,
@@ -128,66 +103,44 @@ def train(
         checkpoint_to=checkpoint_to,
         patience=patience,
     )
-    background = None if report_to is None else Background(report_to)
+    from farflung.client.beginning.source import JobFile
+    from farflung.client.options.asked import Request, ask
+
     # Every check that needs no captured model comes first: a capture may take a minute.
-    earlier = find_earlier(resume, out)
-    options = given if earlier is None else given.over(earlier.options, token is not None)
-    asked = _read_options(options, token, earlier is not None, emulated)
+    asked = ask(Request(given, out, resume, token, wait, emulated))
     require_job_file(job)
-    identity, standing = None, None
+    is_local = bool(asked.target.local)
     if detach:
-        require_broker(bool(asked.target.local))
+        require_broker(is_local)
         go_on_in_background(context.obj, folder, as_json)
         return
-    if asked.target.local and earlier is not None and resume is not None:
-        note_left_job(earlier, job, resume)
-    if not asked.target.local:
-        identity_folder = folder_of("submitter", _path(options.folder))
-        identity, status = join_broker(identity_folder, options.broker, token, asked.target, wait)
-        standing = None if earlier is None else find_standing(earlier, status, identity.broker)
-    if earlier is not None and standing is not None:
-        options = standing_options(given, earlier, standing.job)
-        asked = _read_options(options, token, True, emulated)
-    declared = read_job(job, options.steps, _path(options.text), asked.float_type, asked.codecs.every)
-    asked.codecs.wishes.otherwise(declared.codec)
-    path = resume or out or _default_run_path(declared)
-    start = RunStart(job, path, options, asked.policy, earlier, standing)
-    start.check(declared.steps)
-
-    prepared = capture_model(declared, asked.target, emulated)
-    with closing(start.open()) as run:
-        if background is not None:
-            background.opened(run.path)
-        checkpointing = start.begin(run, prepared, asked.target.wishes.codecs)
-        warn_if_disk_is_short(prepared, run)
-        with closing(_observer(declared, bool(asked.target.local), as_json)) as observer:
-            training = Training(
-                prepared, asked.target, identity, run, observer, start, asked.patience_seconds, background
-            )
-            summary = training.train(checkpointing)
-    report_run(summary, prepared, run, as_json, start.command)
+    frontend = CommandLine(is_local, as_json, None if report_to is None else Background(report_to))
+    fleet = _open_fleet(asked, frontend)
+    try:
+        run = fleet.begin(asked, JobFile(str(job)), frontend)
+    except BaseException:
+        fleet.close()
+        raise
+    summary = follow(run, fleet, is_local)
+    report_run(summary, frontend.prepared, frontend.folder, as_json, run.resuming)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the options of a run ask for."""
+def _open_fleet(asked: Asked, frontend: CommandLine) -> Fleet:
+    """Local workers, or the broker that the options, a token or an identity names."""
+    if asked.target.local:
+        from farflung.localhost.local import LocalWorkers
 
-    policy: CheckpointPolicy
-    codecs: Codecs
-    target: Target
-    float_type: Precision | None
-    patience_seconds: int
+        return LocalWorkers(asked.target, asked.options)
+    from farflung.client.api.connect import connect
 
-
-def _read_options(options: RunOptions, token: str | None, is_resumed: bool, emulated: Path | None) -> _Asked:
-    codecs = parse_codecs(options.codec)
-    return _Asked(
-        checkpoint_policy(options, is_resumed, emulated is not None),
-        codecs,
-        parse_target(options, token, codecs.wishes),
-        parse_precision(options.precision),
-        parse_patience(options.patience),
-    )
+    options, token = asked.options, asked.request.token
+    has_identity = (folder_of("submitter", _path(options.folder)) / "identity.json").exists()
+    if options.broker is None and token is None and not has_identity:
+        raise JobError(
+            "no workers to train on: add --local N to start some on this machine, or --token with what"
+            " `farflung token create --role submitter` prints on the broker's machine"
+        )
+    return connect(options.broker, token=token, folder=options.folder, frontend=frontend)
 
 
 def _text(path: Path | None) -> str | None:
@@ -196,15 +149,3 @@ def _text(path: Path | None) -> str | None:
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
-
-
-def _default_run_path(job: Job) -> Path:
-    return Path("runs") / re.sub(r"[^\w.-]+", "-", job.name or "job")
-
-
-def _observer(job: Job, is_local: bool, as_json: bool) -> Observer:
-    from farflung.cli.render.live import LiveObserver
-    from farflung.cli.render.progress import PlainObserver, is_terminal
-
-    kind = LiveObserver if is_terminal() and not as_json else PlainObserver
-    return kind(job.steps, is_local=is_local)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from farflung.errors import JobError
 
 if TYPE_CHECKING:
     from farflung.client.api.job import Job
@@ -25,22 +24,19 @@ TextOption = Annotated[
         "--text", metavar="FILE", help="Text for farflung.data.text() to read instead of Python's library."
     ),
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Override a field of the job, such as batch=64, lr=3e-4 or optimizer.schedule.warmup_steps=100;"
+        " repeat it for more.",
+    ),
+]
 PrecisionOption = Annotated[
     str | None,
     typer.Option("--precision", help="float32, or bfloat16 as under autocast; overrides the job's."),
 ]
-
-
-def parse_precision(given: str | None) -> Precision | None:
-    """Parse `--precision`; raises JobError if there is no such precision."""
-    from farflung.opdag.graph import Precision
-
-    for name in get_args(Precision):
-        if given == name:
-            return name
-    if given is not None:
-        raise JobError(f"--precision must be {' or '.join(get_args(Precision))}, found {given!r}")
-    return None
 
 
 def read_job(
@@ -49,6 +45,7 @@ def read_job(
     text: Path | None = None,
     precision: Precision | None = None,
     codec: str | None = None,
+    overrides: Sequence[str] | None = None,
 ) -> Job:
     """Load the job of a file, and say what takes the seconds: importing torch and reading data."""
     from farflung.cli.render.progress import searching
@@ -57,4 +54,6 @@ def read_job(
     require_job_file(path)
     with searching() as tell:
         tell(f"reading {path}")
-        return load_job(path, steps=steps, text=text, precision=precision, codec=codec)
+        return load_job(
+            path, steps=steps, text=text, precision=precision, codec=codec, overrides=overrides or ()
+        )

@@ -1,24 +1,10 @@
-"""Where `farflung train` trains: on local workers that it starts, or on those of a broker."""
+"""Options of `farflung train` that say where it trains: on local workers, or on those of a broker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-from farflung.cli.options.planning import load_topology, parse_efficiency, parse_recompute
-from farflung.cli.render.output import note
-from farflung.errors import JobError
-from farflung.plans.wishes import AUTO
-
-if TYPE_CHECKING:
-    from farflung.client.output.run_record import RunOptions
-    from farflung.plans import CodecWishes, Wishes
-
-MOST_LOCAL = 256
-LOCAL_DEVICES = (AUTO, "cpu", "cuda", "mps")
 
 LocalOption = Annotated[
     int | None, typer.Option(metavar="N", help="Start a broker and N workers on this machine for the run.")
@@ -56,110 +42,3 @@ OnOption = Annotated[
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Also wait for workers of --on or --topology that have never joined.")
 ]
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where to train: on `local` workers started for the run, or (0) on those of a broker.
-
-    Of a broker's workers it takes `workers` (0: the planner chooses), from `pool` if that names any;
-    `asked_by` is the option that gave the number. Local workers use `frameworks` in turn; if that is empty,
-    each uses what is installed. Those on PyTorch compute on `device`.
-    """
-
-    local: int
-    workers: int
-    asked_by: str
-    pool: Sequence[str]
-    frameworks: Sequence[str]
-    device: str
-    wishes: Wishes
-
-
-def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) -> Target:
-    """The target that the options describe; raises JobError if they contradict each other."""
-    local, workers, on = options.local, options.workers or 0, options.on
-    at_broker = options.broker is not None or token is not None
-    if local is not None and (at_broker or workers or on or options.topology):
-        raise JobError(
-            "--local starts its own broker and workers, all alike:"
-            " leave --broker, --token, --workers, --on and --topology out"
-        )
-    if workers and on:
-        raise JobError("--on names the workers, --workers counts them: leave one out")
-    if local is not None and not 1 <= local <= MOST_LOCAL:
-        raise JobError(f"--local takes 1 to {MOST_LOCAL} workers, found {local}")
-    if workers < 0:
-        raise JobError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
-    frameworks, chosen = _frameworks(local, options.backends), _chosen(on)
-    wishes = _wishes(options, chosen, codecs)
-    pool = chosen or (wishes.topology.ids if wishes.topology else [])
-    if known := local_ids(local or 0) or pool:
-        codecs.require_ends(known)
-    if local is not None and wishes.scheduler != AUTO:
-        note(f"--scheduler {wishes.scheduler} is ignored: --local workers are not measured before a run")
-    asked_by = "--local" if local else "--on" if chosen else "--workers"
-    return Target(
-        local or 0, local or workers or len(chosen), asked_by, pool, frameworks, _device(options), wishes
-    )
-
-
-def local_ids(count: int) -> list[str]:
-    """The ids of the workers that `--local` starts (see `local.fleet`)."""
-    return [f"worker-{number}" for number in range(count)]
-
-
-def _frameworks(local: int | None, backends: str | None) -> list[str]:
-    """Parse `--backends`; raises JobError if one is unknown or not installed."""
-    if backends is None:
-        return []
-    if local is None:
-        raise JobError("--backends needs --local: other workers choose theirs with `farflung join --backend`")
-    from farflung.runtime.frameworks import COMPUTING, chosen
-
-    names = [name.strip() for name in backends.split(",")]
-    unfit = [name for name in names if name not in COMPUTING]
-    if unfit:
-        raise JobError(f"--backends takes {' and '.join(COMPUTING)}, found {unfit[0][:40]!r}")
-    if len(names) > local:
-        raise JobError(f"--backends names {len(names)} for --local {local}: leave some out")
-    return [chosen(name) for name in names]
-
-
-def _device(options: RunOptions) -> str:
-    """Parse `--device`; raises JobError if it is unknown or there are no local workers."""
-    if options.device is None:
-        return AUTO
-    if options.local is None:
-        raise JobError("--device needs --local: other workers choose theirs with `farflung join --device`")
-    if options.device not in LOCAL_DEVICES:
-        raise JobError(f"--device takes {', '.join(LOCAL_DEVICES)} here, found {options.device[:40]!r}")
-    if options.device == "cuda":
-        from farflung.localhost.devices import devices_for
-
-        devices_for(options.device, options.local)  # says now, not after the capture, if there are too few
-    return options.device
-
-
-def _chosen(on: str | None) -> list[str]:
-    """Parse the worker ids of `--on`."""
-    from farflung.transport.security.names import check_id
-
-    ids = [] if on is None else [check_id(id.strip()) for id in on.split(",")]
-    if len(set(ids)) < len(ids):
-        raise JobError(f"--on names a worker twice: {on}")
-    return ids
-
-
-def _wishes(options: RunOptions, chosen: Sequence[str], codecs: CodecWishes) -> Wishes:
-    from farflung.planner.registry import scheduler as scheduler_called
-    from farflung.plans import Wishes
-
-    scheduler, recompute = options.scheduler or AUTO, options.recompute or AUTO
-    scheduler_called(scheduler)
-    parse_efficiency(options.efficiency)
-    found = None if options.topology is None else load_topology(options.topology)
-    unknown = [id for id in chosen if found is not None and id not in found.ids]
-    if unknown:
-        raise JobError(f"--on names {unknown[0]}, which the topology does not have")
-    return Wishes(scheduler, found, options.efficiency, parse_recompute(recompute), codecs)

@@ -1,4 +1,4 @@
-"""Signals and stray output: Ctrl-C stops a run in order, a second one at once, a third one kills the process.
+"""Signals and stray output: Ctrl-C stops a lab in order, a second one at once, a third one kills the process.
 
 `on_hang_up` lets a run leave its job to the broker when the terminal is closed.
 `suppress_torch_output` hides what torch prints about a failed capture, which our error says in one line.
@@ -16,7 +16,6 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from types import FrameType
 from typing import TextIO
 
-from farflung.cli.render.output import note
 from farflung.errors import CaptureError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -42,49 +41,6 @@ def remembering_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if interrupted:
             raise KeyboardInterrupt
-
-
-class RunStopper:
-    """Stops the task that creates it, in order if a run is in progress, else by cancelling the task."""
-
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._stop: Callable[[], object] | None = None
-        self._is_over = False
-
-    @contextmanager
-    def during_run(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Stop in order by calling `stop` in this block, which contains the run; do nothing after it."""
-        self._stop = stop
-        try:
-            yield
-        finally:
-            self._is_over = True
-
-    def stop_in_order(self) -> None:
-        """Handle the first signal."""
-        if self._is_over:
-            note(
-                "the run is over; stopping its workers (press Ctrl-C again to leave without waiting for them)"
-            )
-        elif self._stop is not None:
-            self._stop()
-        else:
-            self.stop_at_once()
-
-    def stop_at_once(self) -> None:
-        """Handle the second signal."""
-        self._task.cancel()
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[RunStopper]:
-    """Stop the current task on SIGINT or SIGTERM: the first stops a run in order, the second at once."""
-    stopper = RunStopper()
-    with on_interrupt(stopper.stop_in_order, stopper.stop_at_once):
-        yield stopper
 
 
 @contextmanager
@@ -125,18 +81,16 @@ def on_hang_up(leave: Callable[[], object]) -> Iterator[None]:
     if before is signal.SIG_IGN:
         yield
         return
-    loop = asyncio.get_running_loop()
 
-    def hang_up() -> None:
+    def hang_up(number: int, frame: FrameType | None) -> None:
         # A closed terminal refuses what is printed, which must not end this process in any other way.
         sys.stdout, sys.stderr = _Unread(sys.stdout), _Unread(sys.stderr)
         leave()
 
-    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGHUP, hang_up)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
         signal.signal(signal.SIGHUP, before)
 
 

@@ -7,51 +7,18 @@ from typing import TYPE_CHECKING
 import typer
 
 from farflung.cli.render.output import note, print_error, print_json, print_text
+from farflung.client.api.execution import resume_note
 from farflung.errors import JobError
-from farflung.text import count_of, format_bytes, format_seconds
+from farflung.text import count_of, format_seconds
 
 if TYPE_CHECKING:
     from farflung.client.capture.prepared import Prepared
-    from farflung.client.output.recorder import RunMetrics
     from farflung.client.output.records import Summary
     from farflung.client.output.run_folder import RunFolder
 
 FAILED, INTERRUPTED = 1, 130
 COMPRESSED = 1.05
 """Compression ratios below this are those of links without codecs."""
-
-
-def warn_if_disk_is_short(prepared: Prepared, run: RunFolder) -> None:
-    """Warn before a run if its weights will not fit on the disk, rather than lose them hours later."""
-    from farflung.client.output.weights import lacking_room
-
-    if not prepared.emulated and (lacking := lacking_room(run.path, prepared.job.model)):
-        needed, free = map(format_bytes, lacking)
-        note(f"warning: the weights need {needed}, but {run.path} has {free} free: make room in time")
-
-
-def stopping_note(prepared: Prepared, metrics: RunMetrics, is_broker_away: bool = False) -> str:
-    """The line for the first Ctrl-C, with what happens to the weights."""
-    if is_broker_away:
-        return "stopping once the broker is back, which holds the job (press Ctrl-C again to leave it there)"
-    weights = "" if prepared.emulated else _weights_on_stop(metrics)
-    return f"stopping{weights} (press Ctrl-C again to end at once)"
-
-
-def _weights_on_stop(metrics: RunMetrics) -> str:
-    if metrics.loading_seconds is None:
-        return ": no step has begun, so there are no weights to collect"
-    if not metrics.is_running:
-        saved = metrics.checkpoint_step
-        return "" if saved is None else f": the checkpoint of step {saved} stays"
-    if not metrics.steps:
-        return ": no step is done yet, so the collected weights will be the initial ones"
-    return ": collecting the weights of the last applied step first"
-
-
-def resume_note(command: str) -> str:
-    """The line that says how to go on with a run that did not reach its last step."""
-    return f"to go on from the newest checkpoint: {command}"
 
 
 def report_run(

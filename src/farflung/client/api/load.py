@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from farflung.client.api.job import Job
+from farflung.client.options.overrides import override
 from farflung.data import reading_from
 from farflung.errors import FarflungError, JobError
 from farflung.opdag.graph import Precision
@@ -32,6 +33,7 @@ def load_job(
     text: str | Path | None = None,
     precision: Precision | None = None,
     codec: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Job:
     """Run a job file as `python FILE` would, call its `job()` and return the result.
 
@@ -43,6 +45,8 @@ def load_job(
         A Python file with `def job() -> farflung.Job`.
     steps, precision, codec
         Override the job's own values.
+    overrides
+        More of them, as FIELD=VALUE; see `farflung.client.options.overrides.override`.
     text
         File or folder that `farflung.data.text()` reads instead of the Python library.
 
@@ -50,12 +54,12 @@ def load_job(
     ------
     JobError
         The file is missing or not Python; torch is not installed; the file or `job()` raises; `job` is
-        missing, not callable, or does not return a `Job`; `steps` is out of range; or `text` is given and
-        never read. The message names the line of the user's file if there is one.
+        missing, not callable, or does not return a `Job`; a value that overrides is unfit; or `text`
+        is given and never read. The message names the line of the user's file if there is one.
     """
     path = Path(path)
     with nullcontext() if text is None else reading_from(text):
-        job = _call_job(_run(path), path)
+        job = override(_call_job(_run(path), path), overrides)
     return replace(
         job,
         steps=job.steps if steps is None else steps,

@@ -51,6 +51,9 @@ class Observer:
         A message that repeats the one before and goes on after a colon reports progress of the same thing.
         """
 
+    def accepted(self, job: str) -> None:
+        """The broker has the job, under this id."""
+
     def planned(self, planned: Planned) -> None:
         """There is a plan, which says where each segment runs."""
 
@@ -89,3 +92,66 @@ class Observer:
 
     def close(self) -> None:
         """The run is over."""
+
+
+class Observers(Observer):
+    """Several observers of one run, each of which hears everything, in this order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def waiting(self, words: str) -> None:
+        for observer in self._observers:
+            observer.waiting(words)
+
+    def accepted(self, job: str) -> None:
+        for observer in self._observers:
+            observer.accepted(job)
+
+    def planned(self, planned: Planned) -> None:
+        for observer in self._observers:
+            observer.planned(planned)
+
+    def loading(self, sent_bytes: int, total_bytes: int) -> None:
+        for observer in self._observers:
+            observer.loading(sent_bytes, total_bytes)
+
+    def running(self) -> None:
+        for observer in self._observers:
+            observer.running()
+
+    def working(self, unit: Unit, microbatches: int) -> None:
+        for observer in self._observers:
+            observer.working(unit, microbatches)
+
+    def stepped(self, row: StepRow) -> None:
+        for observer in self._observers:
+            observer.stepped(row)
+
+    def validated(self, step: int, loss: float | None) -> None:
+        for observer in self._observers:
+            observer.validated(step, loss)
+
+    def checkpointed(self, step: int, place: str) -> None:
+        for observer in self._observers:
+            observer.checkpointed(step, place)
+
+    def warned(self, words: str) -> None:
+        for observer in self._observers:
+            observer.warned(words)
+
+    def returned(self, job: str, step: int) -> None:
+        for observer in self._observers:
+            observer.returned(job, step)
+
+    def codecs_chosen(self, chosen: CodecsChosen) -> None:
+        for observer in self._observers:
+            observer.codecs_chosen(chosen)
+
+    def collecting(self, received_bytes: int, total_bytes: int) -> None:
+        for observer in self._observers:
+            observer.collecting(received_bytes, total_bytes)
+
+    def close(self) -> None:
+        for observer in self._observers:
+            observer.close()

@@ -205,6 +205,17 @@ class RunMetrics:
         wire_bytes = sum(link.wire_bytes for link in self._links.values())
         return tensor_bytes / wire_bytes if wire_bytes else None
 
+    def weights_on_stop(self) -> str:
+        """What happens to the weights if the run is stopped now, as the end of a sentence; or nothing."""
+        if self.loading_seconds is None:
+            return ": no step has begun, so there are no weights to collect"
+        if not self.is_running:
+            saved = self.checkpoint_step
+            return "" if saved is None else f": the checkpoint of step {saved} stays"
+        if not self.steps:
+            return ": no step is done yet, so the collected weights will be the initial ones"
+        return ": collecting the weights of the last applied step first"
+
     def _go_to(self, unit: int) -> None:
         self._next, self.current = unit, self._units.at(unit)
 

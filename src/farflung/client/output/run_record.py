@@ -28,10 +28,12 @@ _NOT_LOCAL = ("broker", "folder", "workers", "on", "topology")
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `farflung train` that a resumed run keeps, as they were typed; None: not given.
 
-    `codec` has each `--codec`. `folder` is that of the identity. The other names are those of the options.
+    `codec` has each `--codec`, `set_` each `--set`. `folder` is that of the identity. The other names are
+    those of the options.
     """
 
     steps: Number | None = None
+    set_: Annotated[list[Text], Meta(max_length=1000)] | None = msgspec.field(name="set", default=None)
     local: Number | None = None
     backends: Text | None = None
     device: Text | None = None
@@ -117,8 +119,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`run.json`.
 
     `run` is a random name that the run keeps when it is resumed; checkpoints have it, too. `farflung` is the
-    version that wrote this file, `job` the path of the job file. `options` are those of the newest part of
-    the run. `submitted` is its job, once a broker has accepted it.
+    version that wrote this file, `job` the path of the job file, empty for a job from Python. `options` are
+    those of the newest part of the run. `submitted` is its job, once a broker has accepted it.
     """
 
     format: int = FORMAT
@@ -129,12 +131,12 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     submitted: SubmittedJob | None = None
 
     @classmethod
-    def of(cls, job: Path, options: RunOptions, run: str | None = None) -> RunRecord:
+    def of(cls, job: str, options: RunOptions, run: str | None = None) -> RunRecord:
         """The record of a run that begins now; a resumed one has the name `run` already."""
         return cls(
             run=run or secrets.token_hex(16),
             farflung=farflung.__version__,
-            job=absolute(job),
+            job=absolute(job) if job else "",
             options=options.as_kept(),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -103,7 +103,6 @@ class Submitter:
     say how to plan it. No more workers can join a fleet that is `closed`, so the run does not wait for them.
     `checkpointing` says when to save checkpoints and where to begin; without it none is saved. A lost broker
     is dialled again for `patience_seconds`; as long, the broker holds the job without its submitter.
-    `on_accepted` is called with the job's id once the broker has it.
     """
 
     def __init__(
@@ -118,7 +117,6 @@ class Submitter:
         closed: bool = False,
         checkpointing: Checkpointing | None = None,
         patience_seconds: int = PATIENCE_SECONDS,
-        on_accepted: Callable[[str], None] | None = None,
     ) -> None:
         codecs = wishes.codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
         self._prepared = prepared = prepared.written_by(codecs.every)
@@ -132,7 +130,6 @@ class Submitter:
         self._connection = Connection(identity, self._events.put_nowait)
         self._checkpoints = RunCheckpoints(checkpointing, prepared, self._training, self._connection.send)
         self._start = self._checkpoints.start
-        self._on_accepted = on_accepted
         self._place = None if checkpointing is None else checkpointing.place
         first = self._start.unit if self._place is None else self._place.recorded.unit
         self.recorder = Recorder(prepared.job, run, observer, prepared.emulated, first)
@@ -306,8 +303,7 @@ class Submitter:
     async def _accepted(self, message: Accepted) -> Outcome | None:
         if not self._job:
             self._job = message.job
-            if self._on_accepted is not None:
-                self._on_accepted(message.job)
+            self.recorder.observer.accepted(message.job)
             submitted = await self._checkpoints.submitted(message.job, self._connection.address)
             if submitted is not None:
                 await self.recorder.submitted_as(submitted)

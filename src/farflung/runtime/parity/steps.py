@@ -19,6 +19,7 @@ from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.eager import Batch, Reference
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
+from farflung.text import count_of, format_bytes
 
 LOSS_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE: dict[Precision, float] = {"float32": 1e-4, "bfloat16": 2e-2}
@@ -41,6 +42,21 @@ class CheckReport(msgspec.Struct, frozen=True):
     worst_parameter: str
     steps: int
     evaluation_difference: float
+
+    def __repr__(self) -> str:
+        """What was compared and how far it differs, in lines."""
+        verdict = "ok" if self.ok else "NOT ok: the cut model and your module compute different results"
+        crossing = f"{format_bytes(self.cut_bytes)} cross the cuts for each microbatch"
+        return "\n".join(
+            [
+                f"loss differs by        {self.loss_difference:.1e} (relative)",
+                f"worst gradient by      {self.worst_gradient_difference:.1e}  {self.worst_gradient}",
+                f"worst parameter by     {self.worst_parameter_difference:.1e}  {self.worst_parameter}",
+                f"evaluation loss by     {self.evaluation_difference:.1e}",
+                f"{count_of(self.segments, 'segment')}; {crossing}",
+                verdict,
+            ]
+        )
 
 
 def named_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:

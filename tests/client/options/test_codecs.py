@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.cli.options.codecs import parse_codecs
+from farflung.client.options.codecs import parse_codecs
 from farflung.errors import PlanError
 from farflung.plans import LinkWish
 

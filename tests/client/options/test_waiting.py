@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.cli.options.waiting import parse_duration, parse_patience
+from farflung.client.options.durations import parse_duration, parse_patience
 from farflung.errors import JobError
 
 

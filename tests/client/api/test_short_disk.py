@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from farflung.cli.render.run_report import warn_if_disk_is_short
+from farflung.client.api.fleet import warn_if_disk_is_short
+from farflung.client.api.frontend import Frontend
 
 
 class Tied(nn.Module):
@@ -25,13 +26,14 @@ class Tied(nn.Module):
 
 
 def test_weights_that_will_not_fit_are_told_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """15 + 2 + 12 numbers of four bytes, and a count of eight: what is tied counts once."""
     prepared = SimpleNamespace(emulated=False, job=SimpleNamespace(model=Tied()))
     for free, words in [(124, ""), (123, "warning: the weights need 124 B, but ")]:
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        warn_if_disk_is_short(prepared, SimpleNamespace(path=tmp_path))  # type: ignore[arg-type]
-        said = capsys.readouterr().err
+        caplog.clear()
+        warn_if_disk_is_short(prepared, tmp_path, Frontend())  # type: ignore[arg-type]
+        said = " ".join(caplog.messages)
         assert said.startswith(words) and bool(said) == bool(words)
     assert "has 123 B free" in said

@@ -1,18 +1,15 @@
-"""Join a broker to train there: obtain an identity, and check that the workers a run names have joined, too.
+"""Check that the workers a run names have joined its broker.
 
 This comes before the model is captured, which may take a minute.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farflung.cli.options.target import Target
-from farflung.cli.process.identity import obtain_identity
-from farflung.cli.render.output import note
+from farflung.client.options.target import Target
+from farflung.client.output.progress import ProgressCallback
 from farflung.errors import JobError
 from farflung.text import and_more
 
@@ -22,44 +19,27 @@ if TYPE_CHECKING:
     from farflung.transport.security.identity import Identity
 
 
-def join_broker(
-    folder: Path, broker: str | None, token: str | None, target: Target, wait: bool
-) -> tuple[Identity, Status]:
-    """The identity to submit with, and the broker's status.
-
-    The broker must answer and, unless `wait`, know the named workers.
+async def ask_workers(identity: Identity, target: Target, wait: bool, tell: ProgressCallback) -> Status:
+    """The broker's status, which must have the named workers unless the run is to `wait` for them.
 
     Raises
     ------
     JobError
-        There is no broker to ask, or a named worker has not joined it.
-    IdentityError
-        There is neither identity nor token, or the token was refused.
+        A named worker has not joined the broker.
+    PlanError
+        A codec is for a link between none of its workers.
     ConnectionFailed
         The broker cannot be reached.
     """
-    if broker is None and token is None and not (folder / "identity.json").exists():
-        raise JobError(
-            "no workers to train on: add --local N to start some on this machine, or --token with what"
-            " `farflung token create --role submitter` prints on the broker's machine"
-        )
-    return asyncio.run(_join_broker(folder, broker, token, target, wait))
-
-
-async def _join_broker(
-    folder: Path, broker: str | None, token: str | None, target: Target, wait: bool
-) -> tuple[Identity, Status]:
     from farflung.client.run.broker_client import ask_status
 
-    identity = await obtain_identity(folder, "submitter", broker, token)
-    note(f"asking the broker at {identity.broker} for its workers")
     status = await ask_status(identity)
-    note(status.workers_counted() if status.workers else "no worker has joined it yet")
+    tell(status.workers_counted() if status.workers else "no worker has joined it yet")
     for line in check_workers(status, target.pool, identity.broker, wait):
-        note(line)
+        tell(line)
     if not target.pool:
         require_codec_ends(status, target.wishes.codecs)
-    return identity, status
+    return status
 
 
 def check_workers(status: Status, named: Sequence[str], broker: str, wait: bool) -> Iterator[str]:

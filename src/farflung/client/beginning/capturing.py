@@ -1,22 +1,20 @@
-"""Capture the model of a job that is to be trained, and print what the user should know about it."""
+"""Capture the model of a job that is to be trained, and tell the user what to know about it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farflung.cli.options.planning import fewer_workers_advice
-from farflung.cli.options.target import Target, local_ids
-from farflung.cli.process.interrupts import suppress_torch_output
-from farflung.cli.render.output import note
-from farflung.cli.render.progress import searching
+from farflung.client.options.planning import fewer_workers_advice
+from farflung.client.options.target import Target, local_ids
 
 if TYPE_CHECKING:
+    from farflung.client.api.frontend import Frontend
     from farflung.client.api.job import Job
     from farflung.client.capture.prepared import Prepared
 
 
-def capture_model(job: Job, target: Target, emulated: Path | None = None) -> Prepared:
+def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path | None = None) -> Prepared:
     """Capture the job's model and check that the target can train it.
 
     `emulated` is a file with a model that `farflung lab run --emulate-devices` has captured already.
@@ -35,19 +33,19 @@ def capture_model(job: Job, target: Target, emulated: Path | None = None) -> Pre
 
         return prepare_emulated(job, emulated.read_bytes())
     with fewer_workers_advice(target.asked_by):
-        prepared = _prepare(job, target.workers)
+        prepared = _prepare(job, target.workers, frontend)
     _require_local_ops(prepared, target)
     return prepared
 
 
-def _prepare(job: Job, workers: int) -> Prepared:
-    with searching() as tell, suppress_torch_output():
+def _prepare(job: Job, workers: int, frontend: Frontend) -> Prepared:
+    with frontend.capturing() as tell:
         tell("capturing the model")  # the import below takes a while, too
         from farflung.client.capture.prepared import prepare
 
         prepared = prepare(job, workers, tell)
     for remark in prepared.remarks:
-        note(f"note: {remark}")
+        frontend.note(f"note: {remark}")
     return prepared
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farflung.cli.options.checkpoints import checkpoint_policy, parse_policy
+from farflung.client.options.checkpoints import checkpoint_policy, parse_policy
 from farflung.client.output.run_record import RunOptions
 from farflung.client.run.checkpointing import CheckpointPolicy
 from farflung.errors import JobError

@@ -14,7 +14,7 @@ from tests.support.broker_fleet import PretendedWorker, broker
 
 from farflung.broker.security.authority import create_token
 from farflung.cli.main import run
-from farflung.cli.process.worker_check import check_workers, require_codec_ends
+from farflung.client.beginning.worker_check import check_workers, require_codec_ends
 from farflung.errors import JobError, PlanError
 from farflung.plans import CodecWishes, LinkWish
 from farflung.protocol.messages import Registered

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farflung.cli.render.output import note
+from farflung.client.beginning.source import JobSource
+from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.errors import CheckpointError, JobError
 from farflung.text import count_of
 
@@ -24,94 +25,6 @@ if TYPE_CHECKING:
     from farflung.client.output.run_record import RunOptions, RunRecord, SubmittedJob
     from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
     from farflung.plans import CodecWishes
-    from farflung.protocol.messages import Status
-
-
-def find_earlier(resume: Path | None, out: Path | None) -> RunRecord | None:
-    """The record of the run to resume; None for a new run.
-
-    Raises
-    ------
-    JobError
-        There is no run in that folder, one is writing to it now, or `--out` names another folder.
-    CheckpointError
-        Its `run.json` is missing or damaged.
-    """
-    from farflung.client.output.run_folder import RunFolder
-    from farflung.client.output.run_record import read_record
-
-    if resume is None:
-        return None
-    if out is not None and out.resolve() != resume.resolve():
-        raise JobError(f"a resumed run stays in its folder {resume}: leave --out out")
-    RunFolder.check_earlier(resume)
-    return read_record(resume)
-
-
-def find_standing(earlier: RunRecord, status: Status, broker: str) -> SubmittedJob | None:
-    """The job of the run to resume, if it still stands at the broker with this status; else None.
-
-    Prints which of the two it is.
-    """
-    from farflung.protocol.viewer import OVER
-
-    submitted = earlier.submitted
-    if submitted is None:
-        return None
-    found = next((job for job in status.jobs if job.job == submitted.job), None)
-    if found is not None and found.state not in OVER:
-        note(f"{found.job} still stands at the broker ({found.state}, step {found.step} of {found.steps})")
-        return submitted
-    state = f"is {found.state} at" if found is not None else "is not known to"
-    note(f"{submitted.job} {state} the broker at {broker}: going on from the newest checkpoint")
-    return None
-
-
-def note_left_job(earlier: RunRecord, job: Path, resume: Path) -> None:
-    """Say that a job of the run that goes on locally may still stand at a broker, and hold its workers there.
-
-    A run that has ended has a summary, and a job that has ended holds nothing.
-    """
-    from farflung.client.output.run_folder import SUMMARY
-
-    left = earlier.submitted
-    if left is None or (resume / SUMMARY).exists():
-        return
-    command = shlex.join(["farflung", "train", str(job), "--resume", str(resume), "--broker", left.broker])
-    note(
-        f"{left.job} of this run may still stand at the broker {left.broker}, which then holds it beside this"
-        f" run until its patience is over; `{command}` takes its place instead"
-    )
-
-
-def standing_options(given: RunOptions, earlier: RunRecord, job: str) -> RunOptions:
-    """The options of a run that takes its place at `job`: those with which it was submitted.
-
-    Raises
-    ------
-    JobError
-        Another option was given than how to reach the broker; the message names each, with both values.
-    """
-    asked = given.over(earlier.options)
-    was = earlier.options
-    changed = [
-        f"--{name.replace('_', '-')}: {_shown(getattr(was, name))} there, {_shown(getattr(asked, name))} here"
-        for name in asked.__struct_fields__
-        if name not in ("broker", "folder") and getattr(asked, name) != getattr(was, name)
-    ]
-    if changed:
-        raise JobError(
-            f"{job} of this run still stands at the broker with other options ({'; '.join(changed)}): resume"
-            " without them. To change them, resume as it was and press Ctrl-C, which ends the job; the"
-            " next resume may change them"
-        )
-    return msgspec.structs.replace(was, broker=asked.broker, folder=asked.folder)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "none" if value is None else str(value)
 
 
 @dataclass(frozen=True)
@@ -120,8 +33,10 @@ class RunStart:
 
     Parameters
     ----------
-    job, path
-        The job file and the run folder, as they were typed.
+    source
+        Where the job comes from: its file, or a Python program.
+    path
+        The run folder, as it was given.
     options
         Those that were given, and for a run to resume those that it keeps.
     policy
@@ -130,14 +45,17 @@ class RunStart:
         What `run.json` of the run to resume says; None for a new run.
     standing
         The job of that run that still stands at the broker, whose submitter's place the run takes.
+    tell
+        Called with what the user should know before the run begins, one line each.
     """
 
-    job: Path
+    source: JobSource
     path: Path
     options: RunOptions
     policy: CheckpointPolicy
     earlier: RunRecord | None = None
     standing: SubmittedJob | None = None
+    tell: ProgressCallback = no_progress
 
     @cached_property
     def record(self) -> RunRecord:
@@ -145,14 +63,13 @@ class RunStart:
         from farflung.client.output.run_record import RunRecord
 
         name = None if self.earlier is None else self.earlier.run
-        return RunRecord.of(self.job, self.options, name)
+        return RunRecord.of(self.source.path, self.options, name)
 
     @property
     def command(self) -> str:
-        """The command that resumes this run. What it leaves out comes from `run.json`."""
-        words = shlex.join(["farflung", "train", str(self.job), "--resume", str(self.path)])
+        """The command or Python call that resumes this run; what it leaves out comes from `run.json`."""
         has_password = self.options.checkpoint_to != self.options.without_password().checkpoint_to
-        return f"{words} --checkpoint-to URL" if has_password else words
+        return self.source.resuming(self.path, has_password)
 
     def check(self, steps: int) -> None:
         """Check what needs no captured model: folder, place of checkpoints, and what there is to go on from.
@@ -194,7 +111,7 @@ class RunStart:
             return RunFolder.reopen(self.path)
         run = RunFolder.create(self.path)
         if run.previous is not None:
-            note(f"an older run was in {run.path}; it was moved to {run.previous}")
+            self.tell(f"an older run was in {run.path}; it was moved to {run.previous}")
         return run
 
     def at_checkpoint(self) -> RunStart:
@@ -246,14 +163,14 @@ class RunStart:
             raise self._nothing(skipped)
         warnings = [*skipped, *require_same_run(found.record, current, self._recorded_job)]
         for line in warnings:
-            note(f"warning: {line}")
-        note(f"going on from the checkpoint of step {found.record.step} in {store.name}")
+            self.tell(f"warning: {line}")
+        self.tell(f"going on from the checkpoint of step {found.record.step} in {store.name}")
         return found, warnings
 
     @property
     def _recorded_job(self) -> str:
         assert self.earlier is not None
-        return self.earlier.job
+        return self.earlier.job or "a Python program"
 
     def _at_its_place(
         self, job: SubmittedJob, run: RunFolder, prepared: Prepared, codecs: CodecWishes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farflung.broker.address_file import ADDRESS_FILE, read_address, write_address
+from farflung.transport.net.address_file import ADDRESS_FILE, read_address, write_address
 
 
 @pytest.mark.parametrize("address", ["[::]:7700", "127.0.0.1:45123", "broker.example:1"])

@@ -1,0 +1,186 @@
+"""`Execution`: one run on the event loop of its fleet, from the first message to the summary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from farflung.client.api.frontend import Frontend
+from farflung.client.beginning.run_start import RunStart
+from farflung.client.options.asked import Asked
+from farflung.client.output.progress import Observer
+from farflung.errors import RunInterrupted
+
+if TYPE_CHECKING:
+    from farflung.client.capture.prepared import Prepared
+    from farflung.client.output.records import Summary
+    from farflung.client.output.run_folder import RunFolder
+    from farflung.client.run.checkpointing import Checkpointing
+    from farflung.client.run.submitter import Submitter
+    from farflung.transport.security.identity import Identity
+
+STOPPED = "stopped by the user"
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a run trains: at the broker that `identity` joined.
+
+    A local fleet has `watch`, which waits for the first of its processes that ends by itself and reports it.
+    No more workers can join such a fleet, and its broker never comes back.
+    """
+
+    identity: Identity
+    watch: Callable[[Callable[[str], None]], Coroutine[Any, Any, None]] | None = None
+
+
+Hosting = Callable[[Path], AbstractAsyncContextManager[Host]]
+"""Called with the folder for logs of processes that have to be started for the run."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that is ready to train: its captured job, what is asked of it, and its open folder."""
+
+    prepared: Prepared
+    asked: Asked
+    start: RunStart
+    folder: RunFolder
+    checkpointing: Checkpointing
+
+
+class Execution:
+    """Trains a run that has begun, at what `hosting` opens. Its methods belong to one event loop."""
+
+    def __init__(self, begun: Begun, hosting: Hosting, observer: Observer, frontend: Frontend) -> None:
+        self._begun = begun
+        self._hosting = hosting
+        self._observer = observer
+        self._frontend = frontend
+        self._task: asyncio.Task[Any] | None = None
+        self._submitter: Submitter | None = None
+        self._is_ended = False
+
+    async def run(self) -> Summary:
+        """Train; if no step was done when the user stopped it, an older run gets its folder name back.
+
+        A run whose place at a job is gone goes on from its newest checkpoint.
+
+        Raises
+        ------
+        RunInterrupted
+            The user ended it at once, without waiting for the weights.
+        RunLeft
+            The user left it; the broker holds the job.
+        FarflungError
+            The local fleet cannot be started, or there is no checkpoint to go on from.
+        """
+        from farflung.client.run.returns import RunLeft
+        from farflung.client.run.submitter import CANCELLED, STOPPED_AT_ONCE
+
+        begun, frontend = self._begun, self._frontend
+        try:
+            summary = await self._train()
+        except RunLeft as left:
+            frontend.note(f"{left}: the broker holds the job, and its workers their state")
+            frontend.note(f"to go on: {begun.start.command}")
+            raise
+        except asyncio.CancelledError:
+            if not self._restore_older_run() and begun.folder.has_checkpoint():
+                frontend.note(resume_note(begun.start.command))
+            raise RunInterrupted(STOPPED_AT_ONCE) from None
+        finally:
+            self._observer.close()
+            begun.folder.close()
+        if summary.state == CANCELLED:
+            self._restore_older_run()
+        return summary
+
+    def stop(self, reason: str = STOPPED) -> None:
+        """Stop in good order; before the job was submitted there is nothing to keep, so at once."""
+        if self._submitter is None:
+            self.end_at_once()
+        else:
+            self._submitter.stop(reason)
+
+    def leave(self, reason: str) -> None:
+        """End this process's part of the run; a job that is not submitted yet ends."""
+        if self._submitter is None:
+            self.end_at_once()
+        else:
+            self._submitter.leave(reason)
+
+    def end_at_once(self) -> None:
+        """End without collecting the weights."""
+        self._is_ended = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def stopping_words(self) -> str:
+        """What happens now that the user asked to stop, with what happens to the weights."""
+        submitter = self._submitter
+        if submitter is None:
+            return "stopping: nothing is submitted yet"
+        if submitter.waits_for_broker:
+            return (
+                "stopping once the broker is back, which holds the job (press Ctrl-C again to leave it there)"
+            )
+        weights = "" if self._begun.prepared.emulated else submitter.recorder.metrics.weights_on_stop()
+        return f"stopping{weights} (press Ctrl-C again to end at once)"
+
+    async def _train(self) -> Summary:
+        from farflung.client.run.returns import PlaceGone
+
+        self._task = asyncio.current_task()
+        if self._is_ended:
+            raise asyncio.CancelledError
+        begun = self._begun
+        try:
+            return await self._submit(begun.checkpointing)
+        except PlaceGone as gone:
+            self._frontend.note(f"{gone}: going on from the newest checkpoint")
+        codecs = begun.asked.target.wishes.codecs
+        again = begun.start.at_checkpoint()
+        return await self._submit(await asyncio.to_thread(again.begin, begun.folder, begun.prepared, codecs))
+
+    async def _submit(self, checkpointing: Checkpointing) -> Summary:
+        """Submit the job and follow it to its end. A process of a local fleet that ends fails the run."""
+        from farflung.client.run.submitter import Submitter
+
+        begun, target = self._begun, self._begun.asked.target
+        async with self._hosting(begun.folder.logs) as host:
+            self._submitter = submitter = Submitter(
+                begun.prepared,
+                host.identity,
+                begun.folder,
+                self._observer,
+                target.workers,
+                on=target.pool,
+                wishes=target.wishes,
+                closed=host.watch is not None,
+                checkpointing=None if begun.prepared.emulated else checkpointing,
+                patience_seconds=begun.asked.patience_seconds,
+            )
+            watching = None if host.watch is None else asyncio.create_task(host.watch(submitter.fail_soon))
+            try:
+                return await submitter.run()
+            finally:
+                if watching is not None:
+                    watching.cancel()
+
+    def _restore_older_run(self) -> bool:
+        folder = self._begun.folder
+        is_restored = folder.restore_previous()
+        if is_restored:
+            where = f"its files are in {folder.path}"
+            self._frontend.note(f"no step was completed: {where}, and the older run has its folder back")
+        return is_restored
+
+
+def resume_note(command: str) -> str:
+    """The line that says how to go on with a run that did not reach its last step."""
+    return f"to go on from the newest checkpoint: {command}"

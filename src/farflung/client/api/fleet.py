@@ -1,0 +1,325 @@
+"""`Fleet`: workers, and the broker that gives them out, on which a Python program trains."""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from weakref import WeakSet
+
+from farflung.client.api.callbacks import OnCheckpoint, OnStep, OnValidation
+from farflung.client.api.execution import Begun, Host
+from farflung.client.api.frontend import Frontend
+from farflung.client.api.loop_thread import LoopThread
+from farflung.client.api.run import Run
+from farflung.client.api.wording import in_python_words
+from farflung.client.beginning.capturing import capture_model
+from farflung.client.beginning.run_start import RunStart
+from farflung.client.beginning.source import JobSource, PythonJob
+from farflung.client.options.asked import Asked, Request, ask
+from farflung.client.output.progress import Observer, Observers
+from farflung.client.output.run_record import RunOptions
+from farflung.errors import FleetClosed, JobError
+from farflung.text import format_bytes, kind_of
+
+if TYPE_CHECKING:
+    from farflung.client.api.job import Job
+    from farflung.client.capture.prepared import Prepared
+    from farflung.protocol.messages import Status
+    from farflung.protocol.viewer import WorkerStatus
+
+QUIET = Frontend()
+
+
+class Fleet(ABC):
+    """Workers to train on, and the broker that gives them out: see `connect` and `local`.
+
+    Close it when you are through with it, or use it in a `with` block, which closes it: runs that still go on
+    are then stopped in good order. It works beside a running event loop, because it has one on a thread of
+    its own.
+    """
+
+    def __init__(self) -> None:
+        self._runs: list[Run] = []
+        self._is_closed = False
+        self._loop = LoopThread("farflung-fleet")
+        _OPEN.add(self)
+
+    def train(
+        self,
+        job: Job,
+        *,
+        steps: int | None = None,
+        out: Path | str | None = None,
+        workers: int | None = None,
+        on: Sequence[str] | None = None,
+        codec: str | Sequence[str] | None = None,
+        checkpoint_every: int | str | None = None,
+        checkpoint_to: Path | str | None = None,
+        resume: Path | str | None = None,
+        precision: str | None = None,
+        scheduler: str | None = None,
+        topology: Path | str | None = None,
+        efficiency: float | None = None,
+        recompute: str | None = None,
+        patience: str | None = None,
+        wait_for_workers: bool = False,
+        on_step: OnStep | None = None,
+        on_validation: OnValidation | None = None,
+        on_checkpoint: OnCheckpoint | None = None,
+        observer: Observer | None = None,
+    ) -> Run:
+        """Begin to train a job, and return while it trains.
+
+        First the model is captured and compared with your module, here and now, which takes from a second to
+        a minute: what is wrong with the job is raised here. Everything later is reported by the run.
+
+        The callbacks are called on a thread of their own, one after the other, so they cannot delay training.
+        If one raises, no callback is called any more, the run stops in good order, and `Run.wait` raises
+        `CallbackFailed`. A step that is done again, after a lost worker, is reported again.
+
+        Parameters
+        ----------
+        job
+            What to train. Without a name of its own it is called after its model's class, in snake case.
+        steps, precision
+            Override the job's own.
+        out
+            Folder of the run; by default `runs/NAME`. An older run there is moved aside, to `NAME.1`.
+        workers
+            How many workers of the broker to train on; None or 0: the planner chooses. A local fleet always
+            trains on all of its own.
+        on
+            Ids of the workers to train on; each gets a part of the model.
+        codec
+            Overrides the job's codec: a codec pair such as "int8/int4-stochastic", "auto", or several of
+            "A->B=PAIR" for single links (docs/reference/codecs.md).
+        checkpoint_every
+            Save a checkpoint after so many steps, or every "30s", "10m" or "2h", and at the end; "end": only
+            then (the default); "never": none.
+        checkpoint_to
+            Folder or URL for checkpoints; by default `checkpoints` in the run's folder.
+        resume
+            Folder of a run to go on with: where its job still stands at the broker, else from its newest
+            checkpoint. What you leave out is as it was. The job must be the same; losses go on as if the run
+            had never stopped.
+        scheduler, topology, efficiency, recompute
+            How to plan, as in `farflung.plan`; `topology` is a file or a testbed's name.
+        patience
+            How long to wait for a lost broker, and the job for lost workers: "30m", "12h" or "2d". By default
+            a day.
+        wait_for_workers
+            Wait for workers of `on` or `topology` that have never joined, rather than refuse.
+        on_step, on_validation, on_checkpoint
+            Called with the row of a step (`StepRow`); with steps done and validation loss; with steps done
+            and where the state after them was saved.
+        observer
+            Hears all else: a subclass of `farflung.Observer`, called on the run's event loop.
+
+        Raises
+        ------
+        FleetClosed
+            The fleet was closed.
+        JobError, PlanError, CheckpointError
+            Something that was asked for cannot be, such as a run to resume that is not there.
+        CaptureError
+            The model cannot be captured, or the graph does not compute what the module does.
+        ConnectionFailed
+            The broker cannot be reached.
+        """
+        from farflung.client.api.job import Job
+
+        if not isinstance(job, Job):
+            raise JobError(f"train takes a farflung.Job, found {kind_of(job)}")
+        with in_python_words():
+            options = self._with_own(
+                RunOptions(
+                    steps=steps,
+                    workers=workers,
+                    on=None if on is None else ",".join(on),
+                    topology=as_text(topology),
+                    scheduler=scheduler,
+                    efficiency=efficiency,
+                    recompute=recompute,
+                    codec=[codec] if isinstance(codec, str) else None if codec is None else list(codec),
+                    precision=precision,
+                    checkpoint_every=as_text(checkpoint_every),
+                    checkpoint_to=as_text(checkpoint_to),
+                    patience=patience,
+                )
+            )
+            request = Request(options, as_path(out), as_path(resume), wait=wait_for_workers)
+            run = self.begin(
+                ask(request),
+                PythonJob(job),
+                observer=observer,
+                on_step=on_step,
+                on_validation=on_validation,
+                on_checkpoint=on_checkpoint,
+            )
+        run.start()
+        return run
+
+    def begin(
+        self,
+        asked: Asked,
+        source: JobSource,
+        frontend: Frontend = QUIET,
+        observer: Observer | None = None,
+        on_step: OnStep | None = None,
+        on_validation: OnValidation | None = None,
+        on_checkpoint: OnCheckpoint | None = None,
+    ) -> Run:
+        """As `train`, for what `ask` has read, up to the start of the run; `farflung train` calls this."""
+        self._require_open()
+        for words in asked.target.notes:
+            frontend.note(words)
+        asked = self._placed(asked, source, frontend)
+        with frontend.reading() as tell:
+            tell(f"reading {source.path or 'the job'}")
+            job = source.load(asked)
+        asked.codecs.wishes.otherwise(job.codec)
+        request = asked.request
+        path = request.resume or request.out or _default_folder(job)
+        start = RunStart(
+            source, path, asked.options, asked.policy, asked.earlier, asked.standing, frontend.note
+        )
+        start.check(job.steps)
+        prepared = capture_model(job, asked.target, frontend, request.emulated)
+        folder = start.open()
+        try:
+            checkpointing = start.begin(folder, prepared, asked.target.wishes.codecs)
+            begun = Begun(prepared, asked, start, folder, checkpointing)
+            warn_if_disk_is_short(prepared, folder.path, frontend)
+            shown = frontend.observer(prepared, folder)
+            everyone = shown if observer is None else Observers(shown, observer)
+        except BaseException:
+            folder.close()
+            raise
+
+        def hosting(logs: Path) -> AbstractAsyncContextManager[Host]:
+            return self._hosting(logs, frontend)
+
+        run = Run(begun, hosting, self._loop, frontend, everyone, on_step, on_validation, on_checkpoint)
+        self._runs.append(run)
+        return run
+
+    def status(self) -> Status:
+        """What the broker knows of workers, jobs and links, as `farflung status` shows it.
+
+        Raises
+        ------
+        FleetClosed
+            The fleet was closed.
+        ConnectionFailed
+            The broker cannot be reached, or does not answer in time.
+        """
+        self._require_open()
+        return self._loop.call(self._status())
+
+    @property
+    def workers(self) -> list[WorkerStatus]:
+        """The workers that are connected now; raises what `status` raises."""
+        return [worker for worker in self.status().workers if not worker.is_away]
+
+    def close(self) -> None:
+        """Stop runs that still go on, in good order, and close what this fleet has opened.
+
+        It waits for the weights of these runs; Ctrl-C ends them at once. A second call does nothing.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._stop_runs()
+        finally:
+            try:
+                self._loop.call(self._ended())
+            finally:
+                self._loop.close()
+
+    def __enter__(self) -> Self:
+        self._require_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def _with_own(self, options: RunOptions) -> RunOptions:
+        """The options of a run, with those that say that it trains on this fleet."""
+
+    @abstractmethod
+    def _placed(self, asked: Asked, source: JobSource, frontend: Frontend) -> Asked:
+        """What is asked of a run, once it is known what stands at the broker of this fleet."""
+
+    @abstractmethod
+    def _hosting(self, logs: Path, frontend: Frontend) -> AbstractAsyncContextManager[Host]:
+        """The broker to submit to, started if need be with its logs in that folder."""
+
+    @abstractmethod
+    async def _status(self) -> Status:
+        """The status of the broker."""
+
+    async def _ended(self) -> None:  # noqa: B027 - most fleets have nothing open
+        """Close what is open on the event loop."""
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise FleetClosed("this fleet is closed: connect again, or train inside its `with` block")
+
+    def _stop_runs(self) -> None:
+        going_on = [run for run in self._runs if run.is_going_on]
+        try:
+            for run in going_on:
+                run.stop("the program closed the fleet")
+            for run in going_on:
+                run.settled()
+        except BaseException:
+            for run in going_on:
+                run.end_at_once()
+            for run in going_on:
+                run.settled()
+            raise
+
+
+def _default_folder(job: Job) -> Path:
+    return Path("runs") / re.sub(r"[^\w.-]+", "-", job.name or "job")
+
+
+def warn_if_disk_is_short(prepared: Prepared, path: Path, frontend: Frontend) -> None:
+    """Warn before a run if its weights will not fit on the disk, rather than lose them hours later."""
+    from farflung.client.output.weights import lacking_room
+
+    if not prepared.emulated and (lacking := lacking_room(path, prepared.job.model)):
+        needed, free = map(format_bytes, lacking)
+        frontend.warn(f"warning: the weights need {needed}, but {path} has {free} free: make room in time")
+
+
+def as_text(value: Path | str | int | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def as_path(value: Path | str | None) -> Path | None:
+    return None if value is None else Path(value).expanduser()
+
+
+_OPEN: WeakSet[Fleet] = WeakSet()
+
+
+def _close_all() -> None:
+    """Close the fleets that a program left open, while threads can still be started."""
+    for fleet in list(_OPEN):
+        with suppress(Exception):
+            fleet.close()
+
+
+# `atexit` is too late: by then Python refuses new work for thread pools, on which runs write their files.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]

@@ -1,0 +1,70 @@
+"""Codec pairs of links, as `--codec` names them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from farflung.errors import CodecError, PlanError
+
+if TYPE_CHECKING:
+    from farflung.plans import CodecWishes
+
+
+@dataclass(frozen=True)
+class Codecs:
+    """What `--codec` asks for: `every` overrides the job's own codec, `wishes` name single links."""
+
+    every: str | None
+    wishes: CodecWishes
+
+
+def parse_codecs(given: Sequence[str] | None) -> Codecs:
+    """Parse the values of `--codec`.
+
+    Raises
+    ------
+    PlanError
+        A codec does not exist, one link is given two codecs, or links are named together with a selector.
+    """
+    from farflung.plans import CodecWishes, LinkWish
+    from farflung.plans.codec_pair import DENSE
+
+    every: str | None = None
+    links: dict[tuple[str, str], LinkWish] = {}
+    for text in given or ():
+        ends, equals, rung = text.rpartition("=")
+        name = _rung(rung.strip(), text)
+        if not equals:
+            if every is not None:
+                raise PlanError(f"--codec is given twice for every link: {every} and {name}")
+            every = name
+            continue
+        source, arrow, target = (part.strip() for part in ends.partition("->"))
+        if not (arrow and source and target) or source == target:
+            raise PlanError(f"--codec takes RUNG or A->B=RUNG with the ids of two workers, found {text!r}")
+        if (source, target) in links:
+            raise PlanError(f"--codec is given twice for {source} -> {target}")
+        links[source, target] = LinkWish(source, target, name)
+    wishes = CodecWishes(links=tuple(links.values()))
+    wishes.otherwise(every or DENSE)
+    return Codecs(every, wishes)
+
+
+def _rung(name: str, text: str) -> str:
+    """The codec pair of that name, or the sequence of pairs, in the spelling of plans."""
+    from farflung.codec.catalogue import recipe
+    from farflung.plans.codec_policy import policy_of
+    from farflung.plans.phases import codecs_in, shortest_form
+
+    try:
+        if policy_of(name):
+            if name != text:
+                raise CodecError(f"{name} chooses for every link")
+            return name
+        for codec in codecs_in(name):
+            recipe(codec)
+    except CodecError as error:
+        raise PlanError(f"--codec {text!r}: {error}") from None
+    return shortest_form(name)

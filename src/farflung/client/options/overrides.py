@@ -1,0 +1,126 @@
+"""`--set FIELD=VALUE`: replace fields of a job, and of its optimizer and schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+import msgspec
+
+from farflung.errors import JobError
+from farflung.opdag.graph import Precision
+from farflung.text import printable
+
+if TYPE_CHECKING:
+    from farflung.client.api.job import Job
+
+_FIELDS: Mapping[str, Any] = {
+    "batch": int,
+    "microbatches": int,
+    "steps": int,
+    "seed": int,
+    "clip": float | None,
+    "codec": str,
+    "max_loss_gap": float,
+    "validate_every": int | None,
+    "validation_batches": int,
+    "precision": Precision,
+    "deterministic": bool,
+    "weights": str | None,
+    "name": str | None,
+}
+"""The fields of a `Job` that a text can give, with their types."""
+
+OPTIMIZER, SCHEDULE = "optimizer", "schedule"
+
+
+def override(job: Job, given: Iterable[str]) -> Job:
+    """The job with some of its fields replaced.
+
+    Parameters
+    ----------
+    given
+        Each is FIELD=VALUE. FIELD is one of the job's numbers, texts and switches, a field of its optimizer
+        (`optimizer.lr`, or `lr` alone), or one of the optimizer's schedule
+        (`optimizer.schedule.warmup_steps`). VALUE is a number, a text, `true` or `false`, or `none`; several
+        numbers have commas between them.
+
+    Raises
+    ------
+    JobError
+        There is no such field (the message lists those that exist), it is given twice, or the value has the
+        wrong type or is out of range.
+    """
+    values: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = _full_name(job, name.strip())
+        if not equals:
+            raise JobError(f"--set takes FIELD=VALUE, found {printable(text[:60])!r}")
+        if name in values:
+            raise JobError(f"--set gives {name} twice: {values[name]} and {value.strip()}")
+        values[name] = value.strip()
+    if not values:
+        return job
+    own = {name: _value(name, text, _FIELDS[name]) for name, text in values.items() if name in _FIELDS}
+    optimizer = _changed(job.optimizer, OPTIMIZER, values)
+    return dataclasses.replace(job, optimizer=optimizer, **own)
+
+
+def fields_of(job: Job) -> list[str]:
+    """The fields of a job that `override` can replace."""
+    optimizer = job.optimizer
+    return [*_FIELDS, *_names(optimizer, OPTIMIZER), *_names(optimizer.schedule, f"{OPTIMIZER}.{SCHEDULE}")]
+
+
+def _full_name(job: Job, name: str) -> str:
+    known = fields_of(job)
+    for candidate in (name, f"{OPTIMIZER}.{name}", f"{OPTIMIZER}.{SCHEDULE}.{name}"):
+        if candidate in known:
+            return candidate
+    raise JobError(f"--set: the job has no field {printable(name[:60])!r}; it has {', '.join(known)}")
+
+
+def _names(struct: msgspec.Struct, path: str) -> list[str]:
+    return [f"{path}.{name}" for name in struct.__struct_fields__ if name != SCHEDULE]
+
+
+def _changed(struct: Any, path: str, values: Mapping[str, str]) -> Any:
+    """The optimizer or schedule at that path, with its own fields and those below replaced."""
+    types = get_type_hints(type(struct))
+    changes = {
+        name: _value(f"{path}.{name}", values[f"{path}.{name}"], types[name])
+        for name in struct.__struct_fields__
+        if f"{path}.{name}" in values
+    }
+    if SCHEDULE in struct.__struct_fields__:
+        changes[SCHEDULE] = _changed(struct.schedule, f"{path}.{SCHEDULE}", values)
+    try:
+        return msgspec.structs.replace(struct, **changes)
+    except ValueError as error:
+        raise JobError(f"--set: {path}: {error}") from None
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    """The text as a value of that type."""
+    if type(None) in get_args(kind) and text.lower() in ("none", "null"):
+        return None
+    given: Any = text.split(",") if hasattr(kind, "__origin__") and kind.__origin__ is tuple else text
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError:
+        found = printable(text[:60])
+        raise JobError(f"--set {name} takes {_words(kind)}, found {found!r}") from None
+
+
+def _words(kind: Any) -> str:
+    """A type in words, such as "a number or none"."""
+    if kind is bool:
+        return "true or false"
+    simple = {int: "a whole number", float: "a number", str: "a text", type(None): "none"}
+    if kind in simple:
+        return simple[kind]
+    if getattr(kind, "__origin__", None) is tuple:
+        return f"{len(get_args(kind))} numbers with a comma between"
+    return " or ".join(simple.get(part, str(part)) for part in get_args(kind))

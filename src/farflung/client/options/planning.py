@@ -1,0 +1,49 @@
+"""How to plan, as options say it: topology, efficiency of devices, recomputation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, get_args
+
+from farflung.errors import PlanError, TooFewCuts
+
+if TYPE_CHECKING:
+    from farflung.plans import Recompute, Topology
+
+
+def load_topology(name_or_path: str) -> Topology:
+    """The topology of that testbed or file."""
+    from farflung.plans.testbeds.catalogue import find_topology
+
+    return find_topology(name_or_path)
+
+
+def parse_recompute(given: str) -> Recompute:
+    """Parse `--recompute`; raises PlanError if there is no such choice."""
+    from farflung.plans import Recompute
+
+    for word in get_args(Recompute):
+        if given == word:
+            return word
+    raise PlanError(f"--recompute must be auto, always or never, found {given!r}")
+
+
+def parse_efficiency(given: float | None, measured: bool = False) -> float:
+    """The fraction of rated or `measured` TFLOP/s that devices sustain; PlanError if out of range."""
+    from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
+
+    if given is not None and not 0 < given <= 1:
+        raise PlanError(f"--efficiency must be above 0 and at most 1, found {given:g}")
+    usual = MEASURED_EFFICIENCY if measured else DATA_SHEET_EFFICIENCY
+    return usual if given is None else given
+
+
+@contextmanager
+def fewer_workers_advice(option: str) -> Iterator[None]:
+    """Say in a `PlanError` of this block which option asked for too many workers, and its largest value."""
+    try:
+        yield
+    except TooFewCuts as error:
+        cure = f"name at most {error.most} with --on" if option == "--on" else f"use {option} {error.most}"
+        raise PlanError(f"{error.found}: {cure}") from None

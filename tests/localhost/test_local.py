@@ -1,0 +1,206 @@
+"""The Python API on real workers: what a script or a notebook does with a run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.localhost.jobs import Chain, Vectors, job
+
+import farflung
+from farflung.errors import CallbackFailed, FleetClosed, JobError, NoWeights, RunFailed
+from farflung.runtime.optimizer import SGD
+
+pytestmark = pytest.mark.processes
+
+ENDLESS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[farflung.Fleet]:
+    with farflung.local(2, device="cpu") as fleet:
+        yield fleet
+
+
+def test_a_run_trains_beside_the_program(fleet: farflung.Fleet, tmp_path: Path) -> None:
+    steps: list[int] = []
+    validations: list[int] = []
+    places: list[str] = []
+    threads = set[str]()
+
+    def on_step(row: farflung.StepRow) -> None:
+        steps.append(row.step)
+        threads.add(threading.current_thread().name)
+
+    model = Chain()
+    run = fleet.train(
+        job(model=model, validation=Vectors(), name=None),
+        steps=4,
+        out=tmp_path / "run",
+        checkpoint_every=2,
+        on_step=on_step,
+        on_validation=lambda step, loss: validations.append(step),
+        on_checkpoint=lambda step, place: places.append(place),
+    )
+    with pytest.raises(NoWeights, match=r"no trained weights yet .*: call run.wait\(\) first"):
+        run.state_dict()
+    summary = run.wait()
+    assert (summary.state, summary.steps, run.status) == ("done", 4, "done")
+    assert run.wait() is summary and run.summary is summary
+    assert steps == [1, 2, 3, 4] == [row.step for row in run.metrics] and threads == {"farflung-callbacks"}
+    assert validations == [0, 4] == [found.step for found in run.metrics.validations] and places
+    assert run.metrics.latest == run.metrics[-1] and run.metrics[-1].loss == summary.train_loss
+    assert run.plan is not None and run.plan.workers() == ["worker-0", "worker-1"]
+    assert run.id == summary.job and run.folder == tmp_path / "run"
+    assert repr(run).startswith(f"<Run chain ({run.id}): done, step 4 of 4, loss ")
+    before = model.state_dict()["layers.0.weight"].clone()
+    run.load_into(model)
+    state = run.state_dict()
+    assert not torch.equal(state["layers.0.weight"], before)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    assert [worker.worker for worker in fleet.workers] == ["worker-0", "worker-1"]
+    assert [known.job for known in fleet.status().jobs][-1] == run.id
+
+
+def test_a_stopped_run_goes_on_from_python(
+    fleet: farflung.Fleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = threading.Event()
+    run = fleet.train(job(ENDLESS), out=tmp_path / "run", on_step=lambda row: done.set())
+    assert done.wait(60)
+    run.stop()
+    summary = run.wait()
+    assert summary.state == "cancelled" == run.status and summary.checkpoint_step == summary.steps
+    assert run.resuming == f"fleet.train(job, resume={str(tmp_path / 'run')!r})"
+    more = fleet.train(job(summary.steps + 2), resume=tmp_path / "run", steps=summary.steps + 2)
+    assert [more.wait().state, more.metrics[0].step] == ["done", summary.steps + 1]
+    with pytest.raises(JobError, match=r"is done \(.*\): ask for more with steps=, or `farflung export "):
+        fleet.train(job(), resume=tmp_path / "run")
+
+
+def test_a_callback_that_raises_stops_the_run_in_good_order(fleet: farflung.Fleet, tmp_path: Path) -> None:
+    def on_step(row: farflung.StepRow) -> None:
+        raise ValueError("no room\nfor more")
+
+    run = fleet.train(job(ENDLESS), out=tmp_path / "run", on_step=on_step)
+    for _ in range(2):
+        with pytest.raises(CallbackFailed) as failed:
+            run.wait()
+    words = str(failed.value)
+    assert words.startswith("on_step raised ValueError: no room (test_local.py:")
+    assert f"the weights of step {run.summary.weights_step} are in {run.folder}" in words  # type: ignore[union-attr]
+    assert isinstance(failed.value.__cause__, ValueError) and "\n" not in words
+    assert run.state_dict()
+
+
+def test_a_callback_that_waits_for_its_own_run_hears_so(fleet: farflung.Fleet, tmp_path: Path) -> None:
+    runs: list[farflung.Run] = []
+    begun = threading.Event()
+
+    def on_step(row: farflung.StepRow) -> None:
+        begun.wait(60)
+        runs[0].wait()
+
+    runs.append(fleet.train(job(ENDLESS), out=tmp_path / "run", on_step=on_step))
+    begun.set()
+    with pytest.raises(CallbackFailed, match="a callback cannot wait for its own run"):
+        runs[0].wait()
+
+
+def test_a_run_that_fails_raises_the_reason(fleet: farflung.Fleet, tmp_path: Path) -> None:
+    run = fleet.train(job(2, Vectors(broken=5), seed=0), out=tmp_path / "run", steps=50)
+    with pytest.raises(RunFailed, match="the file is gone"):
+        run.wait()
+    assert run.status == "failed" and run.summary is not None and run.summary.state == "failed"
+
+
+def test_a_run_can_be_awaited_in_an_event_loop(fleet: farflung.Fleet, tmp_path: Path) -> None:
+    async def main() -> tuple[str, int]:
+        run = fleet.train(job(), steps=2, out=tmp_path / "run")
+        ticks = 0
+        while run.status not in ("done", "failed"):
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return (await run).state, ticks
+
+    state, ticks = asyncio.run(main())
+    assert state == "done" and ticks > 0
+
+
+def test_what_cannot_be_is_one_line_in_the_words_of_python(fleet: farflung.Fleet, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"^checkpoint_every= takes a number of steps"):
+        fleet.train(job(), checkpoint_every="often", out=tmp_path / "run")
+    with pytest.raises(JobError, match=r"train takes a farflung.Job, found .*Chain"):
+        fleet.train(Chain())  # type: ignore[arg-type]
+    with pytest.raises(JobError, match=r"^local= takes 1 to 256 workers, found 0"):
+        farflung.local(0)
+    with pytest.raises(JobError, match=r"leave broker=, token=, workers=, on= and topology= out"):
+        fleet.train(job(), workers=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_block_closes_what_it_opened(tmp_path: Path) -> None:
+    begun, others = threading.Event(), set(threading.enumerate())
+    with farflung.local(2, device="cpu") as fleet:
+        run = fleet.train(job(ENDLESS), out=tmp_path / "run", on_step=lambda row: begun.set())
+        assert begun.wait(60)
+    assert run.status == "cancelled" and run.wait().reason == "the program closed the fleet"
+    assert run.state_dict() and {*threading.enumerate()} <= others
+    for use in (fleet.status, lambda: fleet.train(job()), fleet.__enter__):
+        with pytest.raises(FleetClosed, match="this fleet is closed: connect again"):
+            use()
+    fleet.close()
+
+
+SCRIPT = """
+import sys, farflung
+from tests.localhost.jobs import job
+
+def main():
+    fleet = farflung.local(2, device="cpu")
+    run = fleet.train(job(1_000_000), out=sys.argv[1], on_step=lambda row: print(row.step, flush=True))
+    if sys.argv[2] == "wait":
+        print(run.wait().state, flush=True)
+    else:
+        sys.stdin.readline()
+
+main()
+"""
+
+
+@pytest.mark.parametrize("how", ["wait", "leave open"])
+def test_a_script_that_is_interrupted_or_ends_keeps_its_weights(how: str, tmp_path: Path) -> None:
+    """Ctrl-C in `wait` stops in good order, and so does the end of a script that closes nothing."""
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), how]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as script:
+        assert script.stdout is not None and script.stdin is not None and script.stderr is not None
+        assert script.stdout.readline() == "1\n"
+        if how == "wait":
+            script.send_signal(signal.SIGINT)
+        else:
+            script.stdin.write("\n")
+            script.stdin.flush()
+        said, errors = script.communicate(timeout=120)
+    assert script.returncode == 0, errors
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    if how == "wait":
+        assert said.splitlines()[-1] == "cancelled"
+        assert "stopping: collecting the weights of the last applied step first" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_name_comes_from_the_model(
+    fleet: farflung.Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = fleet.train(job(2, optimizer=SGD(lr=0.1), name=None))
+    assert run.wait().state == "done" and run.folder == tmp_path / "runs" / "chain"

@@ -36,6 +36,7 @@ def test_fields_of_job_optimizer_and_schedule_are_replaced() -> None:
         (["lr=fast"], "--set optimizer.lr takes a number, found 'fast'"),
         (["clip=much"], "--set clip takes a number or none, found 'much'"),
         (["deterministic=maybe"], "--set deterministic takes true or false, found 'maybe'"),
+        (["precision=half"], "--set precision takes float32 or bfloat16, found 'half'"),
         (["lr=1", "optimizer.lr=2"], "--set gives optimizer.lr twice: 1 and 2"),
         (["model=x"], "--set: the job has no field 'model'; it has batch, microbatches, steps, seed, clip, "),
         (["betas=1"], "it has .*optimizer.momentum"),
@@ -45,6 +46,17 @@ def test_what_cannot_be_is_one_line(given: list[str], words: str) -> None:
     with pytest.raises(JobError, match=words) as raised:
         override(job(), given)
     assert "\n" not in str(raised.value)
+
+
+def test_each_optimizer_and_schedule_has_fields_of_its_own() -> None:
+    schedule = farflung.MultiStepLR(milestones=(5,))
+    before = job(optimizer=farflung.Muon(lr=0.1, others=farflung.AdamW(lr=0.01), schedule=schedule))
+    names = fields_of(before)
+    assert "optimizer.ns_steps" in names and "optimizer.schedule.milestones" in names
+    assert not {"optimizer.others", "optimizer.groups", "optimizer.excluded.name"} & {*names}
+    after = override(before, ["milestones=7, 9", "adjust_lr_fn=match_rms_adamw", "ns_steps=3"])
+    assert after.optimizer.schedule == farflung.MultiStepLR(milestones=(7, 9))  # type: ignore[union-attr]
+    assert (after.optimizer.adjust_lr_fn, after.optimizer.ns_steps) == ("match_rms_adamw", 3)  # type: ignore[union-attr]
 
 
 def test_every_field_that_a_text_can_give_is_one_of_the_job() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -83,7 +84,15 @@ def _full_name(job: Job, name: str) -> str:
 
 
 def _names(struct: msgspec.Struct, path: str) -> list[str]:
-    return [f"{path}.{name}" for name in struct.__struct_fields__ if name != SCHEDULE]
+    types = get_type_hints(type(struct))
+    return [f"{path}.{name}" for name in struct.__struct_fields__ if _is_simple(types[name])]
+
+
+def _is_simple(kind: Any) -> bool:
+    """Whether a text can give a value of that type: a number, text or switch, or some numbers in a row."""
+    if kind in (int, float, bool, str, type(None), ...) or get_origin(kind) is Literal:
+        return True
+    return get_origin(kind) in (tuple, Union, UnionType) and all(map(_is_simple, get_args(kind)))
 
 
 def _changed(struct: Any, path: str, values: Mapping[str, str]) -> Any:
@@ -106,7 +115,7 @@ def _value(name: str, text: str, kind: Any) -> Any:
     """The text as a value of that type."""
     if type(None) in get_args(kind) and text.lower() in ("none", "null"):
         return None
-    given: Any = text.split(",") if hasattr(kind, "__origin__") and kind.__origin__ is tuple else text
+    given: Any = [part.strip() for part in text.split(",")] if get_origin(kind) is tuple else text
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError:
@@ -116,11 +125,11 @@ def _value(name: str, text: str, kind: Any) -> Any:
 
 def _words(kind: Any) -> str:
     """A type in words, such as "a number or none"."""
-    if kind is bool:
-        return "true or false"
-    simple = {int: "a whole number", float: "a number", str: "a text", type(None): "none"}
-    if kind in simple:
-        return simple[kind]
-    if getattr(kind, "__origin__", None) is tuple:
-        return f"{len(get_args(kind))} numbers with a comma between"
-    return " or ".join(simple.get(part, str(part)) for part in get_args(kind))
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
+    if get_origin(kind) is tuple:
+        parts = [part for part in get_args(kind) if part is not ...]
+        return f"{'values' if ... in get_args(kind) else f'{len(parts)} values'} with a comma between"
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(_words, get_args(kind)))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(kind, "none")

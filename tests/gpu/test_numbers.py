@@ -14,7 +14,7 @@ from tests.gpu import misuse, numbers
 from tests.gpu.conftest import Ask
 from tests.runtime.test_indices import BAD
 
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizer import Adafactor, AdamW, Group, Lion, Muon, Optimizer
 
 pytestmark = pytest.mark.slow
 ROUNDED = {
@@ -69,6 +69,21 @@ def test_a_rotated_gradient_is_close_to_that_of_the_cpu(there: Ask) -> None:
 
 def test_a_fused_adamw_is_close_to_that_of_the_cpu(there: Ask) -> None:
     found = there(numbers.compare, "chain", 2, 2, False, False, AdamW(lr=1e-3))
+    assert found.loss < 1e-6 and found.state < 1e-6
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        AdamW(lr=1e-3, weight_decay=0.5, no_decay="auto", groups=(Group("layers.0.*", lr_scale=0.1),)),
+        Lion(lr=1e-4, weight_decay=0.1),
+        Adafactor(lr=1e-2),
+        Muon(lr=1e-3, others=AdamW(lr=1e-3)),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_every_optimizer_is_close_to_that_of_the_cpu(optimizer: Optimizer, there: Ask) -> None:
+    found = there(numbers.compare, "chain", 2, 2, False, False, optimizer)
     assert found.loss < 1e-6 and found.state < 1e-6
 
 

@@ -97,6 +97,12 @@ def test_a_stream_begins_at_any_unit_with_the_samples_of_the_whole() -> None:
         assert len(data.read) == 2 * sum(entry.unit.train for entry in expected)
 
 
+def test_an_evaluation_may_read_the_whole_validation_set() -> None:
+    made = job(Numbers(20), validation=Numbers(11), validation_batches=None)
+    first = [int(x) for entry in stream(made) if entry.unit.number == 0 for x in entry.tensors["x"].flatten()]
+    assert made.validation_microbatches == 5 and len(first) == 10 == len({*first})
+
+
 def test_little_is_loaded_before_it_is_needed() -> None:
     data = Numbers(400)
     stream(job(data, steps=90, validation=None), limit=3)

@@ -85,7 +85,8 @@ class Job:
     validate_every
         Steps between evaluations. With `validation`, the first and the last step are always evaluated.
     validation_batches
-        Microbatch-sized batches of one evaluation, spread evenly over `validation`.
+        Microbatch-sized batches of one evaluation, spread evenly over `validation`. None: all of it, but for
+        what is left over of the last batch.
     precision
         "bfloat16" trains as under `torch.autocast`: matrix products and their results are bfloat16, while
         parameters, optimizer state and the loss stay float32.
@@ -128,7 +129,7 @@ class Job:
     codec: str = DENSE
     max_loss_gap: float = MAX_LOSS_GAP
     validate_every: int | None = None
-    validation_batches: int = 8
+    validation_batches: int | None = 8
     precision: Precision = "float32"
     deterministic: bool = False
     weights: Path | str | None = None
@@ -144,8 +145,9 @@ class Job:
         _require_optimizer(self.optimizer, self.model)
         for name in ("batch", "steps"):
             _require_whole(name, getattr(self, name), 1, MAXIMUM_COUNT)
-        for name in ("microbatches", "validation_batches"):
-            _require_whole(name, getattr(self, name), 1, MAXIMUM_MICROBATCHES)
+        _require_whole("microbatches", self.microbatches, 1, MAXIMUM_MICROBATCHES)
+        if self.validation_batches is not None:
+            _require_whole("validation_batches", self.validation_batches, 1, MAXIMUM_MICROBATCHES)
         if self.validate_every is not None:
             _require_whole("validate_every", self.validate_every, 1, MAXIMUM_COUNT)
         _require_whole("seed", self.seed, 0, MAXIMUM_SEED)
@@ -183,7 +185,8 @@ class Job:
         """Microbatches of one evaluation: 0 without `validation`, and at most as many as that contains."""
         if self.held_out is None:
             return 0
-        return min(self.validation_batches, len(self.held_out) // self.microbatch_size)
+        whole = min(len(self.held_out) // self.microbatch_size, MAXIMUM_MICROBATCHES)
+        return whole if self.validation_batches is None else min(self.validation_batches, whole)
 
     @cached_property
     def items(self) -> Dataset:

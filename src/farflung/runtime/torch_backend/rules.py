@@ -178,6 +178,9 @@ class _Adafactor:
             kept.slots = _zeros(self._declared, parameter)
         if not parameter.numel():  # torch divides by its size
             return
+        if parameter.device.type != "cpu":
+            self._there(parameter, gradient, kept, rate)
+            return
         slots = kept.slots
         adafactor(
             [parameter],
@@ -195,6 +198,30 @@ class _Adafactor:
             eps2=self._declared.eps[1],
             maximize=False,
         )
+
+    def _there(self, parameter: Tensor, gradient: Tensor, kept: Kept, rate: float) -> None:
+        """The same on a device: torch's function reads two norms of each parameter, and waits for them."""
+        declared, slots, count = self._declared, kept.slots, kept.updates + 1
+        least, least_norm = declared.eps
+        least = torch.finfo(parameter.dtype).eps if least is None else least
+        share, size = float(count) ** declared.beta2_decay, parameter.numel() ** 0.5
+        step = (parameter.norm(2) / size).clamp_(min=least_norm) * min(rate, 1 / count**0.5)
+        parameter.mul_(1 - rate * self._weight_decay)
+        if parameter.dim() > 1:
+            for slot, dim in (("row_var", -1), ("col_var", -2)):
+                mean = (
+                    torch.linalg.vector_norm(gradient, dim=dim, keepdim=True)
+                    .square_()
+                    .div_(gradient.size(dim))
+                )
+                slots[slot].lerp_(mean, share)
+            estimate = slots["row_var"] @ slots["col_var"]
+            estimate.div_(slots["row_var"].mean(dim=-2, keepdim=True).clamp_(min=least))
+        else:
+            estimate = slots["variance"].lerp_(gradient * gradient, share).clone()
+        update = estimate.clamp_(min=least * least).rsqrt_().mul_(gradient)
+        divisor = (update.norm(2) / (size * declared.d)).clamp_(min=1.0)
+        parameter.sub_(update.mul_(step / divisor))
 
 
 class _Muon:

@@ -39,3 +39,9 @@ def test_a_mistake_is_found(fault: Callable[[], Any], codec: str, says: str, the
 def test_two_workers_compute_and_copy_without_a_race(there: Ask) -> None:
     (row,), found = there(failing.races_of_two_workers)
     assert row["loss_difference"] == 0.0 and not found
+
+
+@pytest.mark.parametrize("codec", ["", "bf16/bf16"])
+def test_a_full_ring_changes_no_number(codec: str, there: Ask) -> None:
+    found = there(races.run, races.no_pinned_memory, "chain", codec)
+    assert not found.races and not found.differs

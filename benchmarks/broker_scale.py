@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
 from farflung.broker.address_file import read_address
+
 from farflung.broker.security.authority import create_token
 from farflung.client.run.broker_client import ask_status
 from farflung.protocol.broker_session import dial_broker

@@ -134,8 +134,9 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole model, forward pass and loss.
 
     `nodes` are in topological (execution) order. `loss` is a zero-dimensional float value. `mutations` maps a
-    buffer to the value that replaces it when the step is applied. `ties` maps a parameter's other names to
-    the one that `inputs` uses. `opset` is the lowest version of the opset that has all ops of the nodes.
+    buffer to the value that replaces it when the step is applied. `ties` maps other names of parameters and
+    buffers to those that `inputs` uses. `opset` is the lowest version of the opset that has all ops of the
+    nodes.
     """
 
     version: int

@@ -99,9 +99,9 @@ def load_graph(data: bytes, batch: int = 1) -> Graph:
     _check_defined([graph.loss, *graph.mutations.values()], defined, "the loss or a mutation")
     _check_names(graph.inputs, graph.constants, graph.mutations, types)
     _check_loss(types[graph.loss])
-    parameters = {entry.name for entry in graph.inputs if entry.kind == "parameter"}
-    if any(name not in parameters or alias in parameters for alias, name in graph.ties.items()):
-        raise GraphError("a tie must map another name to a parameter of the graph")
+    state = {entry.name for entry in graph.inputs if entry.kind in ("parameter", "buffer")}
+    if any(name not in state or alias in state for alias, name in graph.ties.items()):
+        raise GraphError("a tie must map another name to a parameter or buffer of the graph")
     return graph
 
 

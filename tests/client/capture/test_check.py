@@ -167,3 +167,54 @@ def test_bfloat16_is_held_to_what_bfloat16_can_hold(name: str) -> None:
     assert report.ok
     assert report.loss_difference <= 1e-5
     assert name == "llama" or report.worst_gradient_difference <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_of_two_bytes_are_held_to_what_they_can_hold(dtype: torch.dtype) -> None:
+    """A tied head is read in two segments, whose gradients are added and rounded in another order."""
+    model = case("gpt2-fused").build().to(dtype)
+    report = check_job(job_of(case("gpt2-fused"), model=model), segments=4)
+    assert report.ok, report
+    assert report.worst_gradient_difference > 1e-4
+
+
+def test_float16_is_remarked_on() -> None:
+    captured = capture_job(job_of(case("gpt2-fused"), model=case("gpt2-fused").build().half()))
+    assert any("float16 without loss scaling" in lint for lint in captured.lints)
+
+
+@pytest.mark.parametrize(("name", "segments"), [("gpt2-fused", 4), ("branching", 1)])
+def test_without_a_number_there_are_as_many_segments_as_the_model_bears(name: str, segments: int) -> None:
+    entry = case(name) if name != "branching" else Case(name, Branching, case("chain").batch)
+    report = check_job(job_of(entry))
+    assert report.segments == segments and report.ok
+
+
+class Alternating:
+    """Pads each batch to its own length, so that lengths differ between batches."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, items: list[Batch]) -> Batch:
+        self.calls += 1
+        width = 12 + 2 * (self.calls % 3)
+        return {name: torch.stack([item[name][:width] for item in items]) for name in items[0]}
+
+
+class AnyWidth(nn.Module):
+    """Runs on rows of any width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(1, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.down(self.up(x[..., None])).squeeze(-1), y)
+
+
+def test_batches_of_several_shapes_are_refused_as_training_refuses_them() -> None:
+    entry = Case("any-width", AnyWidth, case("chain").batch)
+    with pytest.raises(JobError, match="every batch must be alike") as raised:
+        check_job(job_of(entry, collate=Alternating()), segments=2)
+    assert "\n" not in str(raised.value)

@@ -11,7 +11,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.zoo import CASES, Batch, Case
+from benchmarks.zoo import CASES, Batch, Case, case
 from tests.opdag.bodies import (
     WIDTH,
     Base,
@@ -367,3 +367,32 @@ def test_tied_parameters_have_one_name_in_the_graph() -> None:
     names = {entry.name for entry in graph.inputs_of("parameter")}
     assert len({"head.weight", "symbol.weight"} & names) == 1
     assert {*graph.ties, *graph.ties.values()} == {"head.weight", "symbol.weight"}
+
+
+class Repeated(nn.Module):
+    """One block, with parameters and buffers, that stands twice in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Tanh())
+        self.blocks = nn.ModuleList([block, nn.Linear(16, 16), block])
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return ((x - y) ** 2).mean()
+
+
+def test_a_block_that_stands_twice_has_one_state_and_keeps_both_names() -> None:
+    captured = capture(Repeated(), case("chain").batch(4, 1))
+    assert not captured.lints
+    names = {entry.name for entry in captured.graph.inputs if entry.kind in ("parameter", "buffer")}
+    assert {name for name in names if not name.startswith("blocks.1")} == {
+        f"blocks.2.{name}"
+        for name in ("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var",
+                     "1.num_batches_tracked")
+    }  # fmt: skip
+    ties = captured.graph.ties
+    assert ties["blocks.0.0.weight"] == "blocks.2.0.weight"
+    assert ties["blocks.0.1.running_mean"] == "blocks.2.1.running_mean"
+    assert set(Repeated().state_dict()) == names | set(ties)

@@ -15,7 +15,13 @@ from farflung.client.options.asked import parse_precision
 
 def check(
     job: JobArgument,
-    segments: Annotated[int, typer.Option(help="Number of segments to cut the model into.")] = 4,
+    segments: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of segments to cut the model into. Default: 4, or as many as it can be cut into.",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Number of training steps to compare.")] = 2,
     set_: SetOption = None,
     precision: PrecisionOption = None,

@@ -32,6 +32,7 @@ from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule, require
 from farflung.opdag.capture.missing_ops import all_draws, live_draws
 from farflung.opdag.capture.module_state import as_if_on_cpu, require_buffers_apart, require_capturable
 from farflung.opdag.capture.normalise import Normaliser
+from farflung.opdag.capture.other_names import drop_other_names
 from farflung.opdag.capture.recurrent import unroll_recurrent_layers
 from farflung.opdag.capture.regions import inline_regions
 from farflung.opdag.graph import Graph, Precision
@@ -208,6 +209,7 @@ def _export(
     shapes = ({name: {0: torch.export.Dim.AUTO} for name in batch},)
     exported = torch.export.export(wrapper, (batch,), strict=False, dynamic_shapes=shapes)
     inline_regions(exported, casts_to, remarks)
+    drop_other_names(exported)
     is_live = live_draws(exported.graph)
     if casts_to is None and all(is_live) and is_functional(exported):
         return exported, is_live

@@ -185,6 +185,8 @@ class Draft:
             or entry.value in read
             or (entry.kind == "buffer" and entry.name in mutations)
         ]
+        kept = {entry.name for entry in inputs}
+        ties = {alias: name for alias, name in ties.items() if name in kept}
         graph = self._graph(nodes, inputs, loss, mutations, ties)
         try:
             return wire.load_graph(wire.dump(uses_together(graph)), batch=2)

@@ -56,6 +56,7 @@ def require_capturable(module: nn.Module, remarks: Remarks) -> None:
         )
     for name, tensor in _named_state(module):
         _require_dense(name, tensor)
+    _remark_on_float16(module, remarks)
     _require_apart(module)
 
 
@@ -113,6 +114,17 @@ def _require_dense(name: str, tensor: Tensor) -> None:
     if tensor.dtype.is_complex:
         raise CaptureError(
             f"{name} is complex: keep its real and imaginary part (torch.view_as_real)", "state"
+        )
+
+
+def _remark_on_float16(module: nn.Module, remarks: Remarks) -> None:
+    """Small gradients of float16 become zero, as in eager without loss scaling."""
+    half = [n for n, p in module.named_parameters() if p.requires_grad and p.dtype is torch.float16]
+    if half:
+        remarks.add(
+            "state",
+            f"{and_more(half, 3)} train in float16 without loss scaling, so gradients below 6e-8 vanish: use"
+            " .float() on the model and Job(precision='bfloat16')",
         )
 
 

@@ -99,16 +99,17 @@ class Normaliser:
         return loss, mutations
 
     def _ties(self) -> dict[str, str]:
-        used = {entry.name for entry in self._draft.inputs if entry.kind == "parameter"}
-        by_tensor: dict[int, str] = {}
-        parameters = list(self._module.named_parameters(remove_duplicate=False))
-        for name, parameter in parameters:
-            if name in used:
-                by_tensor[id(parameter)] = name
+        """Further names of parameters and buffers, by which a module that stands twice is saved."""
+        used = {entry.name for entry in self._draft.inputs if entry.kind in ("parameter", "buffer")}
+        named = [
+            *self._module.named_parameters(remove_duplicate=False),
+            *self._module.named_buffers(remove_duplicate=False),
+        ]
+        by_tensor = {id(tensor): name for name, tensor in named if name in used}
         return {
-            name: by_tensor[id(parameter)]
-            for name, parameter in parameters
-            if name not in used and id(parameter) in by_tensor
+            name: by_tensor[id(tensor)]
+            for name, tensor in named
+            if name not in used and id(tensor) in by_tensor
         }
 
 

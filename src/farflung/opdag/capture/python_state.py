@@ -36,10 +36,15 @@ def attributes(module: nn.Module) -> Attributes:
     """
     return {
         (path, name): value
-        for path, part in module.named_modules()
+        for path, part in _parts(module).items()
         for name, value in part.__dict__.items()
         if isinstance(value, (*_PLAIN, Tensor)) and name not in _KEPT_BY_TORCH
     }
+
+
+def _parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Modules by path; one that stands twice has two, since export makes two modules of it."""
+    return dict(module.named_modules(remove_duplicate=False))
 
 
 def left_by(module: nn.Module, before: Attributes) -> Attributes:
@@ -74,9 +79,9 @@ def _same(one: object, other: object) -> bool:
 
 def put(module: nn.Module, wanted: Attributes) -> None:
     """Restore every attribute; removes new ones, and sets zeros for described tensors."""
-    parts = dict(module.named_modules())
+    parts = _parts(module)
     for path, name in attributes(module).keys() - wanted.keys():
-        del parts[path].__dict__[name]
+        parts[path].__dict__.pop(name, None)  # a module of two paths has lost it already
     for (path, name), value in wanted.items():
         kept = torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, KeptTensor) else value
         parts[path].__dict__[name] = kept

@@ -15,18 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from farflung.errors import CaptureError
-from farflung.opdag.graph import Graph, Precision
+from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.eager import Batch, SeededRandomOps
 from farflung.runtime.parity.steps import (
-    GRADIENT_TOLERANCE,
-    LOSS_TOLERANCE,
-    PARAMETER_TOLERANCE,
+    Tolerances,
     parameter_difference,
     parameter_names,
     relative,
+    tolerances,
 )
 from farflung.runtime.training import Training, microbatch_seed
 from farflung.text import count_of
@@ -44,7 +43,7 @@ class SelfCheck(msgspec.Struct, frozen=True):
     worst_buffer: str
     evaluation_difference: float
     gradients: int
-    precision: Precision = "float32"
+    allowed: Tolerances = Tolerances()
 
     @property
     def trains_as_eager(self) -> bool:
@@ -54,20 +53,16 @@ class SelfCheck(msgspec.Struct, frozen=True):
     def differences(self) -> list[str]:
         """Describe the quantities of a training step that exceed their tolerances."""
         rows = [
-            ("the loss", self.loss_difference, LOSS_TOLERANCE),
-            (
-                f"the gradient of {self.worst_gradient}",
-                self.worst_gradient_difference,
-                GRADIENT_TOLERANCE[self.precision],
-            ),
-            (f"buffer {self.worst_buffer}", self.worst_buffer_difference, PARAMETER_TOLERANCE),
+            ("the loss", self.loss_difference, self.allowed.loss),
+            (f"the gradient of {self.worst_gradient}", self.worst_gradient_difference, self.allowed.gradient),
+            (f"buffer {self.worst_buffer}", self.worst_buffer_difference, self.allowed.parameter),
         ]
         return [_beyond(*row) for row in rows if not row[1] <= row[2]]
 
     @property
     def evaluates_as_eager(self) -> bool:
         """Whether the evaluation graph's loss equals that of `module.eval()` within the tolerance."""
-        return self.evaluation_difference <= LOSS_TOLERANCE
+        return self.evaluation_difference <= self.allowed.loss
 
 
 def _beyond(what: str, difference: float, allowed: float) -> str:
@@ -116,7 +111,7 @@ def self_check(
         worst_buffer=buffer[1],
         evaluation_difference=relative(evaluated, expected_evaluation),
         gradients=comparison.count,
-        precision=training.precision,
+        allowed=tolerances(graph, training.precision),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from msgspec.structs import replace
-from tests.client.output.test_recorder import job
+from tests.client.output.test_run_metrics import job
 from tests.golden.samples import samples
 
 from farflung.broker.storage.store import Store, TokenRecord

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import msgspec
-from tests.client.output.test_recorder import done, job
+from tests.client.output.test_run_metrics import done, job
 
 from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.client.output.test_recorder import job
+from tests.client.output.test_run_metrics import job
 from tests.golden.samples import samples
 
 from farflung.cli.render.plan import planned_lines

@@ -1,5 +1,7 @@
 """What a run shows and stores.
 
+run_metrics
+    Counts steps, losses, seconds and bytes; makes rows and the summary of them.
 recorder
     Turns the events of a run into files and calls to an `Observer`.
 progress

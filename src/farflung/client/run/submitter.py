@@ -234,7 +234,7 @@ class Submitter:
     async def _handle(self, event: Event) -> Outcome | None:
         """Handle one event; returns the outcome if it was the last.
 
-        A run without faults passes the first group of cases from top to bottom.
+        The events of a run without faults come first, in their order.
         """
         match event:
             case Accepted():
@@ -263,7 +263,15 @@ class Submitter:
                 self._connection.send(self._collected)
             case Ended():
                 return self._ended(event)
+            case Circuit() | NotReached() | PeerMoved() | Renewed():
+                self._handle_links(event)
+            case _:
+                return await self._handle_trouble(event)
+        return None
 
+    def _handle_links(self, event: Circuit | NotReached | PeerMoved | Renewed) -> None:
+        """The broker says how to reach workers, or certifies this process anew."""
+        match event:
             case Circuit() | NotReached():
                 self._connection.routes.on_message(event)
             case PeerMoved():
@@ -274,6 +282,9 @@ class Submitter:
                     partial(self._connection.take_certificate, event.certificate), collect=True
                 )
 
+    async def _handle_trouble(self, event: Event) -> Outcome | None:
+        """The user stops or leaves the run, a task failed, or broker, links or workers are lost or back."""
+        match event:
             case Stop():
                 self._stop_reason = event.reason
                 self._cancel(event.reason)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.client.api.job import Job
-from farflung.client.output.recorder import RunMetrics
+from farflung.client.output.run_metrics import RunMetrics
 from farflung.data import text
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitDone

@@ -21,6 +21,8 @@ RANDOM = {
     "aten.rand_like.default",
     "aten.randn_like.default",
     "aten.bernoulli.p",
+    "aten.bernoulli.default",
+    "aten.exponential.default",
 }
 """Ops whose every result is random: `test_random_ops.py` has them."""
 OPS = sorted(set(opset.table()) - RANDOM)
@@ -38,6 +40,7 @@ REFUSALS = {
         "aten.conv_transpose2d.input": "an input of 4 dimensions, int64",
         "aten.conv_transpose3d.input": "an input of 5 dimensions, int64",
         "aten.gather.default": "refuses its arguments: an index of",
+        "aten.index_put.default": "indices must be integers",
         "aten.group_norm.default": "integer modulo by zero",
         "aten.linalg_vector_norm.default": "a norm of order",
         "aten.pad.default": "replicate padding of 0 around 0",

@@ -47,6 +47,7 @@ DISTRIBUTIONS = {
     "aten.rand_like.default": ({"self": Ref(0)}, 0.5, 12**-0.5),
     "aten.randn_like.default": ({"self": Ref(0)}, 0.0, 1.0),
     "aten.bernoulli.p": ({"self": Ref(0), "p": 0.3}, 0.3, 0.21**0.5),
+    "aten.exponential.default": ({"self": Ref(0), "lambd": 2.0}, 0.5, 0.5),
 }
 """Arguments, mean and standard deviation."""
 
@@ -98,3 +99,12 @@ def test_attention_drops_some_of_what_it_looks_at(name: str) -> None:
     assert gradient is not None and torch.equal(made, again)
     assert float(made.mean()) == pytest.approx(1.0, abs=0.05)
     assert float(made.std()) > 0.1
+
+
+@pytest.mark.parametrize("name", COMPUTING)
+def test_each_element_may_be_a_probability_of_its_own(name: str) -> None:
+    chances = torch.full((COUNT,), 0.25, requires_grad=True)
+    (made,), _ = drawn(name, "aten.bernoulli.default", {"self": Ref(0)}, chances, [torch.zeros(COUNT)])
+    (again,), _ = drawn(name, "aten.bernoulli.default", {"self": Ref(0)}, chances, [torch.zeros(COUNT)])
+    assert torch.equal(made, again) and set(made.tolist()) == {0.0, 1.0}
+    assert float(made.mean()) == pytest.approx(0.25, abs=0.02)

@@ -35,20 +35,38 @@ class Tables(nn.Module):
         self.table = nn.Parameter(torch.randn(5, 4))
 
     def forward(
-        self, tokens: Tensor, rows: Tensor, places: Tensor, picks: Tensor, classes: Tensor, targets: Tensor
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        places: Tensor,
+        picks: Tensor,
+        spots: Tensor,
+        cells: Tensor,
+        classes: Tensor,
+        targets: Tensor,
     ) -> Tensor:
         x = self.embedding(tokens)
         x = x + self.table.index_select(0, rows.reshape(-1)).reshape(x.shape)
         x = x + x.gather(2, places) + self.table[picks]
+        x = x.scatter_add(2, spots, x)
+        x = x + self.table.index_put((cells.flatten(),), torch.zeros(4)).mean()
         scores = x.flatten(0, 1)
         return F.cross_entropy(scores, targets.flatten()) + F.nll_loss(scores, classes.flatten())
 
 
 def good() -> Batch:
     """The least and the greatest of what each op takes; losses pass over some targets."""
-    ends = {"tokens": (0, 6), "rows": (0, 4), "picks": (-5, 4), "classes": (0, 3), "targets": (-100, 3)}
+    ends = {
+        "tokens": (0, 6),
+        "rows": (0, 4),
+        "picks": (-5, 4),
+        "cells": (-5, 4),
+        "classes": (0, 3),
+        "targets": (-100, 3),
+    }
     batch = {name: torch.tensor([ends[name] + (1,)] * SAMPLES) for name in ends}
-    return {**batch, "places": torch.tensor([[[0, 3, 1, 2]] * 3] * SAMPLES)}
+    within = torch.tensor([[[0, 3, 1, 2]] * 3] * SAMPLES)
+    return {**batch, "places": within, "spots": within.clone()}
 
 
 @cache
@@ -89,6 +107,8 @@ BAD = [
     ("places", 4, "aten.gather.default (node ", "0 to 3"),
     ("picks", 5, "parameter 'table'", "-5 to 4"),
     ("picks", -6, "parameter 'table'", "-5 to 4"),
+    ("spots", 4, "aten.scatter_add.default (node ", "0 to 3"),
+    ("cells", 5, "parameter 'table'", "-5 to 4"),
     ("targets", 4, "the loss (cross_entropy_loss)", "0 to 3"),
     ("classes", 9, "the loss (nll_loss_nd)", "0 to 3"),
 ]
@@ -113,5 +133,6 @@ def test_every_op_that_takes_indices_is_known() -> None:
     _, graph = captured()
     (segment,) = plan_graph(graph, 1, SAMPLES, ["a"]).segments
     ops = ("embedding.default", "index_select.default", "gather.default", "index.Tensor")
+    ops += ("scatter_add.default", "index_put.default")
     losses = ("cross_entropy_loss.default", "nll_loss_nd.default")
     assert {found.op for found in index_ranges(segment, SAMPLES)} == {f"aten.{op}" for op in ops + losses}

@@ -210,6 +210,10 @@ pixel_unshuffle.default(Tensor self, int downscale_factor) -> 1 since 3
 upsample_nearest1d.vec(Tensor input, int[]? output_size, float[]? scale_factors) -> 1 since 3
 upsample_nearest2d.vec(Tensor input, int[]? output_size, float[]? scale_factors) -> 1 since 3
 upsample_nearest3d.vec(Tensor input, int[]? output_size, float[]? scale_factors) -> 1 since 3
+scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> 1 since 4
+scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> 1 since 4
+scatter_add.default(Tensor self, int dim, Tensor index, Tensor src) -> 1 since 4
+index_put.default(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> 1 since 4
 """
 CREATION = """
 arange.default(Scalar end, ScalarType? dtype=None) -> 1
@@ -230,6 +234,8 @@ randn.default(int[] size, ScalarType? dtype=None) -> 1 random
 rand_like.default(Tensor self, ScalarType? dtype=None) -> 1 random
 randn_like.default(Tensor self, ScalarType? dtype=None) -> 1 random
 bernoulli.p(Tensor self, float p) -> 1 random
+bernoulli.default(Tensor self) -> 1 random since 4
+exponential.default(Tensor self, float lambd=1) -> 1 random since 4
 """
 
 GROUPS = {

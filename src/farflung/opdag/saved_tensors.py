@@ -55,6 +55,8 @@ _KEPT = {
     "index": "indices",
     "index_select": "index",
     "gather": "self index",
+    "scatter scatter_add": "index",
+    "index_put": "indices",
 }
 """By op: what is saved; `a:b` saves a if b needs a gradient. `result1` is the second result."""
 

@@ -106,11 +106,17 @@ def _of_node(node: Node, segment: Segment, batch: int) -> list[IndexRange]:
     match node.op:
         case "aten.embedding.default":
             return one("indices", shape("weight")[0])
-        case "aten.index_select.default" | "aten.gather.default":
+        case (
+            "aten.index_select.default"
+            | "aten.gather.default"
+            | "aten.scatter.src"
+            | "aten.scatter.value"
+            | "aten.scatter_add.default"
+        ):
             sizes, dim = shape("self") or (1,), node.arguments["dim"]
             assert isinstance(dim, int)
             return one("index", sizes[dim])
-        case "aten.index.Tensor":
+        case "aten.index.Tensor" | "aten.index_put.default":
             indices = node.arguments["indices"]
             assert isinstance(indices, list)
             pairs = zip(indices, shape("self"), strict=False)

@@ -66,6 +66,37 @@ TAKEN_APART: dict[str, Callable[[Tensor], Tensor]] = {
     "logaddexp": lambda x: torch.logaddexp(x, 2 * x),
     "tile": lambda x: x.tile(2, 1),
     "outer": lambda x: torch.outer(x[:, 0], x[:, 1]),
+    "one_hot": lambda x: F.one_hot(x.detach().abs().long().clamp(0, 3), 4) * x[..., None],
+    "sort": lambda x: x.sort(-1, descending=True).values * torch.arange(x.shape[1]),
+    "argsort": lambda x: x.gather(1, x.argsort(-1)) * torch.arange(x.shape[1]),
+    "quantile": lambda x: x.quantile(0.3, dim=1),
+    "median": lambda x: x.median(1).values,
+    "kthvalue": lambda x: x.kthvalue(2, 1).values,
+    "grid_sample": lambda x: F.grid_sample(
+        pictures(x), torch.tanh(rows(x).transpose(1, 2).unsqueeze(1)), align_corners=False
+    ),
+    "cdist": lambda x: torch.cdist(rows(x), rows(x) + 1),
+    "cdist of order 1": lambda x: torch.cdist(rows(x), rows(x) + 1, p=1.0),
+    "diagonal": lambda x: (rows(x).mT @ rows(x)).diagonal(1, -2, -1),
+    "trace": lambda x: torch.einsum("bii->b", rows(x).mT @ rows(x)),
+    "unfold": lambda x: x.unfold(1, 3, 1) * torch.arange(3),
+    "any": lambda x: x * (x > 1).any(1, keepdim=True),
+    "all": lambda x: x * (x > -1).all(),
+    "argmin": lambda x: x * x.argmin(1, keepdim=True),
+    "floor_divide": lambda x: x * x.detach().floor_divide(0.3),
+    "trunc": lambda x: x * x.detach().trunc(),
+    "std_mean": lambda x: torch.stack(torch.std_mean(x, 1)),
+    "tan": torch.tan,
+    "sinh": torch.sinh,
+    "asin": lambda x: torch.asin(0.9 * torch.tanh(x)),
+    "acos": lambda x: torch.acos(0.9 * torch.tanh(x)),
+    "atanh": lambda x: torch.atanh(0.9 * torch.tanh(x)),
+    "exp2": torch.exp2,
+    "log10": lambda x: torch.log10(x.abs() + 1),
+    "eye": lambda x: x @ torch.eye(x.shape[1]),
+    "fill an empty tensor": lambda x: x + torch.empty(x.shape[1]).fill_(2.0),
+    "stochastic depth": lambda x: x * x.new_empty((x.shape[0], 1)).bernoulli_(0.7),
+    "dropout2d": lambda x: F.dropout2d(rows(x).unsqueeze(-1), 0.3, True),
 }
 
 
@@ -76,6 +107,11 @@ def test_ops_that_torch_composes_become_their_parts(name: str) -> None:
     captured = capture(module, pairs())
     assert {node.op for node in captured.graph.nodes} <= opset.table().keys()
     require_gradients_of_eager(module, captured)
+
+
+def _assigned(x: Tensor) -> Tensor:
+    x[:, torch.tensor([0, 2])] = x[:, :2] * 3
+    return x
 
 
 OWN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -92,6 +128,11 @@ OWN: dict[str, Callable[[Tensor], Tensor]] = {
     "conv_transpose1d": lambda x: F.conv_transpose1d(rows(x), x[:2, :4].reshape(2, 1, 4)),
     "max": lambda x: x.max(1).values,
     "std": lambda x: x.std(1),
+    "scatter": lambda x: torch.zeros_like(x).scatter(1, x.detach().argsort(1), x) * torch.arange(x.shape[1]),
+    "scatter_add": lambda x: torch.zeros_like(x).scatter_add(1, (x.detach() > 0).long(), x),
+    "index_put": lambda x: _assigned(x.clone()),
+    "bernoulli": lambda x: x * torch.bernoulli(torch.sigmoid(x.detach())),
+    "exponential": lambda x: F.gumbel_softmax(x, tau=0.7, hard=True) * torch.arange(x.shape[1]),
 }
 
 

@@ -18,6 +18,8 @@ CALLS: list[tuple[str, dict[str, Any], float, float]] = [  # op, arguments, mean
     ("native_dropout.default", {"input": MANY, "p": 0.25, "train": True}, 1.0, (0.25 / 0.75) ** 0.5),
     ("native_dropout.default", {"input": HALF, "p": 0.5, "train": None}, 1.0, 1.0),
     ("bernoulli.p", {"self": MANY, "p": 0.2}, 0.2, 0.4),
+    ("bernoulli.default", {"self": 0.3 * MANY}, 0.3, 0.21**0.5),
+    ("exponential.default", {"self": MANY, "lambd": 2.0}, 0.5, 0.5),
     ("rand.default", {"size": [200, 300]}, 0.5, 12**-0.5),
     ("rand_like.default", {"self": HALF}, 0.5, 12**-0.5),
     ("randn.default", {"size": [200, 300], "dtype": DTYPES["float64"]}, 0.0, 1.0),

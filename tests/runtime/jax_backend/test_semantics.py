@@ -15,6 +15,7 @@ import torch
 from tests.runtime.jax_backend.samples import GROUPS as FIRST_GROUPS
 from tests.runtime.jax_backend.samples import Sample
 from tests.runtime.jax_backend.samples_of_version_3 import GROUPS_OF_VERSION_3
+from tests.runtime.jax_backend.samples_of_version_4 import GROUPS_OF_VERSION_4
 from torch import Tensor
 
 from farflung.opdag import opset
@@ -28,7 +29,7 @@ from farflung.runtime.torch_backend.tensors import memory
 pytestmark = pytest.mark.slow  # XLA compiles each group
 
 torch.set_num_threads(1)
-GROUPS = {**FIRST_GROUPS, **GROUPS_OF_VERSION_3}
+GROUPS = {**FIRST_GROUPS, **GROUPS_OF_VERSION_3, **GROUPS_OF_VERSION_4}
 WITHOUT_GRADIENT = {
     "cross_entropy_loss.default": frozenset({"weight"}),
     "nll_loss_nd.default": frozenset({"weight"}),

@@ -15,9 +15,10 @@ import operator
 from collections.abc import Callable, Collection, Mapping
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.export import ExportedProgram
 
+from farflung.opdag.capture.compositions import compositions
 from farflung.opdag.capture.missing_ops import leaves_nothing, missing_calls
 
 _WRITTEN_ALIKE = {
@@ -74,43 +75,6 @@ def _decompositions_of(ops: Collection[torch._ops.OpOverload]) -> Decompositions
     """Decompositions of ops that have one, except random ops, which would draw other numbers than eager."""
     if not ops:
         return {}
-    known = {**torch.export.default_decompositions().materialize(), **_OWN}
+    known = {**torch.export.default_decompositions().materialize(), **compositions()}
     drawn = torch.Tag.nondeterministic_seeded
     return {op: known[op] for op in ops if op in known and drawn not in op.tags}
-
-
-def _max_pool1d(
-    self: Tensor,
-    kernel_size: list[int],
-    stride: list[int] | None = None,
-    padding: list[int] | None = None,
-    dilation: list[int] | None = None,
-    ceil_mode: bool = False,
-) -> Tensor:
-    """Pool an image of one row."""
-    made = torch.ops.aten.max_pool2d.default(
-        self.unsqueeze(-2),
-        [1, *kernel_size],
-        [1, *(stride or kernel_size)],
-        [0, *(padding or [0])],
-        [1, *(dilation or [1])],
-        ceil_mode,
-    )
-    result: Tensor = made.squeeze(-2)
-    return result
-
-
-def _clamp(self: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    """Pass the whole gradient at the limits."""
-    if min is not None:
-        self = torch.where(self < min, min, self)
-    return self if max is None else torch.where(self > max, max, self)
-
-
-_OWN: Decompositions = {
-    torch.ops.aten.max_pool1d.default: _max_pool1d,
-    torch.ops.aten.clamp.Tensor: _clamp,
-    torch.ops.aten.clamp_min.Tensor: _clamp,
-    torch.ops.aten.clamp_max.Tensor: lambda self, max: _clamp(self, max=max),
-    torch.ops.aten.isnan.default: lambda self: self != self,
-}

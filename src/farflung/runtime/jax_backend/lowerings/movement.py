@@ -93,6 +93,71 @@ def gather(self: Array, dim: int, index: Array) -> Array:
     return jnp.take_along_axis(corner, known, axis, mode="fill")
 
 
+def _corner(self: Array, dim: int, index: Array, src: Array) -> tuple[tuple[Array, ...], Array]:
+    """The places that an index names, and the part of `src` that goes there."""
+    if index.dtype != np.int64 or not self.ndim == index.ndim == src.ndim:
+        raise ValueError(f"an index of {index.ndim} dimensions, {index.dtype}, into {self.ndim} dimensions")
+    axis = axis_of(self, dim)
+    for at, wanted in enumerate(index.shape):
+        if wanted > src.shape[at] or (at != axis and wanted > self.shape[at]):
+            raise ValueError(f"an index of shape {list(index.shape)} into {list(self.shape)}")
+    places = list(jnp.indices(index.shape, sparse=True)) if index.ndim else []
+    if index.ndim:
+        places[axis] = jnp.where(index < 0, self.shape[axis], index)
+    return tuple(places), lax.slice(src, [0] * src.ndim, index.shape)
+
+
+@lowers("scatter.src")
+def scatter(self: Array, dim: int, index: Array, src: Array) -> Array:
+    """Of several values for one place, any may stay."""
+    if src.dtype != self.dtype:
+        raise ValueError(f"{src.dtype} into {self.dtype}")
+    if not self.ndim or not index.size:
+        return src.reshape(self.shape) if not self.ndim else self
+    places, part = _corner(self, dim, index, src)
+    return self.at[places].set(part, mode="drop")
+
+
+@lowers("scatter.value")
+def scatter_number(self: Array, dim: int, index: Array, value: Number) -> Array:
+    return scatter(self, dim, index, jnp.full(index.shape, to(value, self.dtype)))
+
+
+@lowers("scatter_add.default")
+def scatter_add(self: Array, dim: int, index: Array, src: Array) -> Array:
+    """Several values for one place are added, in an order of XLA's choice."""
+    if src.dtype != self.dtype:
+        raise ValueError(f"{src.dtype} into {self.dtype}")
+    if not self.ndim or not index.size:
+        return self + src.reshape(self.shape) if not self.ndim else self
+    places, part = _corner(self, dim, index, src)
+    at = self.at[places]
+    return at.max(part, mode="drop") if self.dtype == BOOL else at.add(part, mode="drop")
+
+
+def _masked(self: Array, mask: Array, value: Array) -> Array:
+    """One value wherever a mask over the first dimensions is true."""
+    if mask.shape != self.shape[: mask.ndim] or value.dtype != self.dtype:
+        raise ValueError(f"a mask of shape {list(mask.shape)} for {list(self.shape)}, {value.dtype}")
+    return jnp.where(mask.reshape(*mask.shape, *[1] * (self.ndim - mask.ndim)), value, self)
+
+
+@lowers("index_put.default")
+def index_put(self: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
+    """Integer indices, broadcast, of which negative ones count from the end; or one mask, and one value."""
+    first = indices[0] if indices else None
+    if len(indices) == 1 and first is not None and first.dtype == BOOL and not values.ndim and not accumulate:
+        return _masked(self, first, values)
+    wanted = jax.eval_shape(lambda: index(self, indices)).shape
+    if values.dtype != self.dtype or values.ndim > len(wanted):
+        raise ValueError(
+            f"values of shape {list(values.shape)}, {values.dtype}, into {list(wanted)}, {self.dtype}"
+        )
+    at = self.at[tuple(slice(None) if one is None else one for one in indices)]
+    part = jnp.broadcast_to(values, wanted)
+    return at.add(part, mode="drop") if accumulate else at.set(part, mode="drop")
+
+
 @lowers("cat.default")
 def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     """Empty arrays of one dimension are ignored, as in PyTorch."""

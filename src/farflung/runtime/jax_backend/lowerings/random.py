@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from farflung.runtime.jax_backend.lowering import lowers
 from farflung.runtime.jax_backend.promotion import BOOL, FLOAT32, is_floating, to
@@ -49,6 +50,22 @@ def bernoulli(self: Array, p: float, *, random_key: Array) -> Array:
     if not 0 <= p <= 1:
         raise ValueError(f"a probability of {p}")
     return to(_bernoulli(random_key, p, self.shape), self.dtype)
+
+
+@lowers("bernoulli.default")
+def bernoulli_by_element(self: Array, *, random_key: Array) -> Array:
+    """Each element is its own probability; no gradient reaches it."""
+    _require_floating(self.dtype)
+    drawn = jax.random.bernoulli(_key(random_key), lax.stop_gradient(to(self, FLOAT32)))
+    return to(drawn, self.dtype)
+
+
+@lowers("exponential.default")
+def exponential(self: Array, lambd: float = 1, *, random_key: Array) -> Array:
+    if lambd <= 0:
+        raise ValueError(f"a rate of {lambd}")
+    _require_floating(self.dtype)
+    return jax.random.exponential(_key(random_key), self.shape, self.dtype) / to(lambd, self.dtype)
 
 
 def _uniform(shape: Sequence[int], dtype: np.dtype, random_key: Array) -> Array:

@@ -73,6 +73,11 @@ def frozen_on_the_way(self: Base, x: Tensor, y: Tensor) -> Tensor:
     return error(z, y)
 
 
+def thawed_by_assignment(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    self.first.weight.requires_grad = True
+    return error(self.first(x), y)
+
+
 def frozen_by_assignment(self: Base, x: Tensor, y: Tensor) -> Tensor:
     self.first.weight.requires_grad = False
     return error(self.first(self.second(x)), y)
@@ -129,6 +134,7 @@ REFUSED = [
     ("hooks", tensor_hook, "register_hook"),
     ("gradient-modes", frozen_on_the_way, "requires_grad_(False)"),
     ("gradient-modes", frozen_by_assignment, "requires_grad = False"),
+    ("gradient-modes", thawed_by_assignment, "requires_grad = True"),
     ("gradient-modes", data_of_a_parameter, ".data"),
     ("gradient-modes", inference, "self.first(x)"),
     ("gradient-modes", gradient_inside, "autograd.grad"),
@@ -399,3 +405,15 @@ def test_without_its_lint_seeding_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert not captured.lints
     assert torch.equal(module(**pairs()), module(**pairs()))
     assert len(set(losses_of_steps(module, captured, 2))) == 2
+
+
+def test_an_input_may_get_a_gradient_that_nothing_reads() -> None:
+    """Speech models ask for one, which reentrant checkpointing needs."""
+
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        x = x[:, None]
+        x.requires_grad = True
+        return error(self.second(self.first(x.requires_grad_()[:, 0])), y)
+
+    module = Base(body)
+    require_gradients_of_eager(module, capture(module, pairs()))

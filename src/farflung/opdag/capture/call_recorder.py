@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from farflung.errors import CaptureError
@@ -33,6 +33,8 @@ _REFUSED: dict[str, tuple[str, str, str]] = {
     "backward": ("gradient-modes", "backward runs inside forward", "return the loss"),
     "grad": ("gradient-modes", "gradients are computed inside forward", "no second derivative is captured"),
 }  # fmt: skip
+
+_ASKS_FOR_GRADIENT = ("requires_grad_", "requires_grad.__set__")
 
 _ASKS = {
     "item": ("`.item()` takes a number out of a tensor", "keep it a tensor of no dimensions"),
@@ -88,6 +90,8 @@ class Watch(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = _name(func)
+        if name in _ASKS_FOR_GRADIENT and _is_without_effect(args, kwargs or {}):
+            return args[0]
         if name in _REFUSED:
             lint, what, fix = _REFUSED[name]
             raise CaptureError(f"{what} ({here()}): {fix}", lint)
@@ -146,6 +150,15 @@ class Watch(TorchFunctionMode):
         if self.dependent is None and any(map(_depends, tensor.shape)):
             fix = _SIZES.get(name, "use torch.where or a mask")
             self.dependent = f"the size of {_shown(name)} depends on a tensor's data at {here()}: {fix}"
+
+
+def _is_without_effect(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tensor that is no parameter gets a gradient, which no parameter's gradient depends on.
+
+    Speech models do so with their input, for reentrant checkpointing.
+    """
+    wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+    return wanted is True and not isinstance(args[0], nn.Parameter)
 
 
 def _name(func: Callable[..., Any]) -> str:

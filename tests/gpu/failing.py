@@ -28,6 +28,9 @@ FULL = (
 LOST = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later"
 ERRORS: dict[str, Exception] = {
     "full": torch.OutOfMemoryError(FULL),
+    "no-workspace": RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
     "lost": torch.AcceleratorError(LOST),
     "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
 }
@@ -53,7 +56,7 @@ class Seen(NamedTuple):
     works: bool
 
 
-def runs_out_of_memory(op: str, thread: str) -> Seen:
+def runs_out_of_memory(op: str, thread: str, which: str = "full") -> Seen:
     """An op finds no memory; then the same job is loaded again, and runs as on the CPU."""
     torch.set_num_threads(1)
     with running(MODEL) as on_host:
@@ -68,7 +71,7 @@ def runs_out_of_memory(op: str, thread: str) -> Seen:
     backend = TorchBackend(torch.device(NAME))
     before = _on_the_device()
     with running(MODEL, backend) as one:
-        with patch.object(TorchBackend, "release", counted), failing(ERRORS["full"], op, thread):
+        with patch.object(TorchBackend, "release", counted), failing(ERRORS[which], op, thread):
             one.feed(0)
             one.wait_for(ComputeFailed)
         (failed,) = [said for said in one.said if isinstance(said, ComputeFailed)]

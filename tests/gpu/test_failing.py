@@ -23,6 +23,14 @@ def test_a_job_that_fills_the_device_ends_in_one_line_and_the_next_one_runs(
     assert seen.left == 0 and seen.works
 
 
+def test_a_library_without_memory_for_its_workspace_costs_the_job_only(there: Ask) -> None:
+    seen = there(failing.runs_out_of_memory, "aten::addmm", "farflung-compute", "no-workspace")
+    assert seen.reason.startswith(
+        "fake:0 has no memory left for the job (CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"
+    )
+    assert seen.left == 0 and seen.works
+
+
 @pytest.mark.parametrize(
     ("which", "says"), [("lost", "an illegal memory access was encountered"), ("cublas", "CUBLAS_STATUS")]
 )

@@ -105,10 +105,14 @@ LOST = ("CUDA error", "HIP error", "XPU error")
 """How the messages of errors begin after which a process cannot use its device; cuBLAS's are among them."""
 
 
+NO_ROOM = "_STATUS_ALLOC_FAILED"
+"""cuBLAS and cuDNN find no memory for their workspaces; the device works on."""
+
+
 def failure_of(error: Exception, device: torch.device) -> JobError | DeviceFailed | None:
     """See `runtime.backend.Backend.failure`."""
     said = str(error).strip().partition("\n")[0]
-    if isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and NO_ROOM in said):
         wanted = next((part.strip() for part in said.split(". ") if "allocate" in part), said).rstrip(".")
         return JobError(
             f"{device} has no memory left for the job ({wanted[:100]}): offer less of it"

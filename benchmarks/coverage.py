@@ -54,6 +54,7 @@ BUILD_SECONDS = 60
 MOST_SECONDS = 240
 """Seconds of processor time, so that a busy machine changes no outcome."""
 STUCK_SECONDS = 3600
+_NO_MEMORY = "can't allocate memory"  # what torch says at the limit; capture passes it on
 MOST_BYTES = 12 << 30
 
 
@@ -121,6 +122,8 @@ def checked(subject: Subject, result: Result) -> Result:
         )
         report = check_job(job, SEGMENTS, STEPS)
     except FarflungError as error:
+        if _NO_MEMORY in str(error):
+            return replace(result, outcome="over", reason=f"more than {MOST_BYTES >> 30} GiB")
         lint = error.lint if isinstance(error, CaptureError) else type(error).__name__
         return replace(result, outcome="refused", reason=_short(error), lint=str(lint))
     except MemoryError:

@@ -129,6 +129,8 @@ def checked(subject: Subject, result: Result) -> Result:
     except MemoryError:
         return replace(result, outcome="over", reason=f"more than {MOST_BYTES >> 30} GiB")
     except Exception as error:
+        if _NO_MEMORY in str(error):
+            return replace(result, outcome="over", reason=f"more than {MOST_BYTES >> 30} GiB")
         return replace(
             result, outcome="refused", reason=f"{type(error).__name__}: {_short(error)}", lint="crash"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farflung import files
-from farflung.files import make_folder, write_atomically
+from farflung.files import make_folder, replace_folder, write_atomically
 
 
 def test_a_file_is_replaced_whole_with_the_mode_asked_for(tmp_path: Path) -> None:
@@ -49,3 +49,27 @@ def test_the_name_of_each_new_folder_is_put_on_disk(tmp_path: Path, monkeypatch:
     assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
     make_folder(tmp_path / "a" / "b" / "c")
     assert len(synced) == 3 and (tmp_path / "a" / "b" / "c").is_dir()
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    for text in ("old", "new"):
+        with replace_folder(folder) as fresh:
+            (fresh / "file").write_text(text)
+        assert (folder / "file").read_text() == text
+    with pytest.raises(OSError, match="full"), replace_folder(folder) as fresh:
+        (fresh / "file").write_text("half")
+        raise OSError("full")
+    assert (folder / "file").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_a_kill_left_set_aside_comes_back(tmp_path: Path) -> None:
+    (tmp_path / ".mine.old").mkdir()
+    (tmp_path / ".mine.old/file").write_text("old")
+    (tmp_path / ".mine.new").mkdir()
+    (tmp_path / ".mine.new/half").write_text("half")
+    with pytest.raises(OSError, match="full"), replace_folder(tmp_path / "mine"):
+        raise OSError("full")
+    assert (tmp_path / "mine/file").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [tmp_path / "mine"]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -26,6 +29,31 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+@contextmanager
+def replace_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to write files into, which then takes the place of the folder `path`, if there is one.
+
+    Its files must be on disk when the block ends. An exception leaves the old folder. A kill between the two
+    renames leaves the old one as `.NAME.old` beside it, and the next call puts that back first.
+    """
+    fresh, old = (path.with_name(f".{path.name}.{kind}") for kind in ("new", "old"))
+    shutil.rmtree(fresh, ignore_errors=True)
+    if old.exists() and not path.exists():
+        old.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        yield fresh
+        sync(fresh)
+        if path.exists():
+            path.rename(old)
+        fresh.rename(path)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def make_folder(path: Path) -> None:

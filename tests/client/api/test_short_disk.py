@@ -29,7 +29,7 @@ def test_weights_that_will_not_fit_are_told_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """15 + 2 + 12 numbers of four bytes, and a count of eight: what is tied counts once."""
-    prepared = SimpleNamespace(emulated=False, job=SimpleNamespace(model=Tied()))
+    prepared = SimpleNamespace(emulated=False, adapter=None, job=SimpleNamespace(model=Tied()))
     for free, words in [(124, ""), (123, "warning: the weights need 124 B, but ")]:
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         caplog.clear()

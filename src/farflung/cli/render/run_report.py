@@ -40,7 +40,8 @@ def report_run(
         print_json({**error, **_fields(summary), "resume": resume})
     if not is_done:
         if summary.weights_step is not None and str(run.path) not in summary.reason:
-            note(f"the weights of step {summary.weights_step} are in {run.model_path}")
+            where = run.model_path if prepared.adapter is None else run.adapter_path
+            note(f"the weights of step {summary.weights_step} are in {where}")
         if resume is not None:
             note(resume_note(resume))
         if summary.state == "cancelled":  # the user asked for it, so it is not an error
@@ -50,7 +51,8 @@ def report_run(
         raise typer.Exit(FAILED)
     files = "metrics, plan, events and summary"
     if not summary.emulated:
-        files = "metrics, plan, events, summary and weights"
+        result = "weights" if prepared.adapter is None else "adapter"
+        files = f"metrics, plan, events, summary and {result}"
     note(f"done: {count_of(summary.steps, 'step')}; {files} are in {run.path}")
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
         took = f"a step took {format_seconds(summary.step_seconds)} (the median)"
@@ -76,13 +78,15 @@ def _fields(summary: Summary) -> dict[str, object]:
 
 def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
     """Print the job's sample from the trained model, with its weights read back from the file."""
-    from farflung.client.output.weights import load_weights
+    from farflung.client.output.result import load_result, result_in
 
     job = prepared.job
     if job.sample is None or as_json:
         return
     note("sampling: Job(sample=) runs on this machine, with the weights of the run")
-    load_weights(run.model_path, job.model)
+    if (found := result_in(run)) is None:
+        raise JobError(f"the run left no weights in {run.path}")
+    load_result(found, job.model)
     job.model.eval()
     try:
         text = job.sample(job.model)

@@ -296,9 +296,9 @@ def _default_folder(job: Job) -> Path:
 
 def warn_if_disk_is_short(prepared: Prepared, path: Path, frontend: Frontend) -> None:
     """Warn before a run if its weights will not fit on the disk, rather than lose them hours later."""
-    from farflung.client.output.weights import lacking_room
+    from farflung.client.output.result import lacking_room
 
-    if not prepared.emulated and (lacking := lacking_room(path, prepared.job.model)):
+    if not prepared.emulated and (lacking := lacking_room(path, prepared)):
         needed, free = map(format_bytes, lacking)
         frontend.warn(f"warning: the weights need {needed}, but {path} has {free} free: make room in time")
 

@@ -180,6 +180,7 @@ class Run:
     def state_dict(self) -> dict[str, Tensor]:
         """The trained parameters and buffers by name, as `torch.nn.Module.state_dict` names them.
 
+        Of a run that trains a PEFT adapter alone, they are the adapter's, for `set_peft_model_state_dict`.
         Tied tensors share memory. They are on the CPU, with the dtypes and shapes of the job's model.
 
         Raises
@@ -189,9 +190,9 @@ class Run:
         CheckpointError
             The file of the weights cannot be read.
         """
-        from farflung.client.output.tensor_file import read_tensors
+        from farflung.client.output.result import read_result
 
-        return dict(read_tensors(self._weights())[0])
+        return read_result(self._weights())
 
     def load_into(self, model: nn.Module) -> None:
         """Load the trained parameters and buffers into a module like the job's, such as the job's own.
@@ -203,9 +204,9 @@ class Run:
         JobError
             The file of the weights cannot be read, or is of another model.
         """
-        from farflung.client.output.weights import load_weights
+        from farflung.client.output.result import load_result
 
-        load_weights(self._weights(), model)
+        load_result(self._weights(), model)
 
     @property
     def is_going_on(self) -> bool:
@@ -229,9 +230,11 @@ class Run:
     def _weights(self) -> Path:
         if not self._over.done():
             raise NoWeights(f"the run has no trained weights yet ({self.status}): call run.wait() first")
-        if not self._begun.folder.model_path.is_file():
+        from farflung.client.output.result import result_in
+
+        if (found := result_in(self._begun.folder)) is None:
             raise NoWeights(f"the run left no weights in {self.folder}: it ended before they were collected")
-        return self._begun.folder.model_path
+        return found
 
     def _callback_failed(self, error: CallbackFailed) -> None:
         self.stop(f"stopped because {error}"[:500])
@@ -261,7 +264,9 @@ class Run:
     def _kept(self, summary: Summary) -> str:
         if summary.weights_step is None:
             return ""
-        return f", and the weights of step {summary.weights_step} are in {self._begun.folder.model_path}"
+        from farflung.client.output.result import result_in
+
+        return f", and the weights of step {summary.weights_step} are in {result_in(self._begun.folder)}"
 
 
 class _Following(Observer):

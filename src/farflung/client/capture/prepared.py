@@ -5,16 +5,20 @@ Both capture the model, which takes seconds: never call them on an event loop.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from farflung.client.api.job import Job, require_patterns
+from farflung.client.output.adapter import Adapter, adapter_that_holds
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.errors import CaptureError, JobError
+from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.graph import Graph
 from farflung.planner.compatibility import Needs
 from farflung.planner.notes import draws
@@ -49,6 +53,43 @@ class Prepared:
     def training(self) -> Training:
         """The training settings, in the form that is sent to broker and workers."""
         return msgspec.structs.replace(self.job.training(), emulated=self.emulated)
+
+    @cached_property
+    def changed(self) -> frozenset[str]:
+        """Names of the parameters and buffers that a step changes."""
+        return frozenset(changed_by_training(self.graph))
+
+    @property
+    def has_base(self) -> bool:
+        """Whether some parameters are frozen: then the run's files hold what a step changes only."""
+        return any(not entry.trainable for entry in self.graph.inputs_of("parameter"))
+
+    @cached_property
+    def adapter(self) -> Adapter | None:
+        """The adapter that the job trains, if the model is one of PEFT's and nothing else changes."""
+        ties = self.graph.ties
+        saved = [
+            name for name in self.job.model.state_dict(keep_vars=True) if ties.get(name, name) in self.changed
+        ]
+        is_all = self.changed <= {ties.get(name, name) for name in saved}
+        return adapter_that_holds(self.job.model, saved) if self.has_base and is_all else None
+
+    @cached_property
+    def base_sha256(self) -> str:
+        """A digest of the parameters and buffers that no step changes; empty without frozen parameters.
+
+        It reads each of them.
+        """
+        if not self.has_base:
+            return ""
+        from farflung.runtime.torch_backend.tensors import memory, outgoing
+
+        digest = hashlib.sha256()
+        for name in sorted(self.state.keys() - self.changed):
+            tensor = outgoing(self.state[name]).cpu()
+            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(memory(tensor))
+        return digest.hexdigest()
 
     def written_by(self, codec: str) -> Prepared:
         """A copy with another codec than the job's, if that changes which evaluations run."""

@@ -73,6 +73,7 @@ SUMMARY = "summary.json"
 MODEL = "model.safetensors"
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
+ADAPTER = "adapter"
 
 SIGNS = (METRICS, EVENTS, SUMMARY)
 """A folder with one of these was written by a run."""
@@ -156,6 +157,11 @@ class RunFolder:
     def model_path(self) -> Path:
         """The file of the trained weights."""
         return self.path / MODEL
+
+    @property
+    def adapter_path(self) -> Path:
+        """The folder of the trained adapter."""
+        return self.path / ADAPTER
 
     @property
     def logs(self) -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farflung.errors import CheckpointError
 from farflung.files import sync
@@ -18,6 +19,10 @@ TIE = "same as "
 
 STEP = "farflung:step"
 """Metadata: how many steps the weights were trained for."""
+
+
+BASE = "farflung:base"
+"""Metadata of an adapter: the digest of the weights that it is for, see `ModelIdentity.base_sha256`."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -53,14 +58,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], int | None]:
     CheckpointError
         The file cannot be read, or is no such file.
     """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    with _opened(path) as file:
+        metadata: dict[str, str] = file.metadata() or {}
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for alias, where in metadata.items():
         if where.startswith(TIE):
             stored = where.removeprefix(TIE)
@@ -69,3 +69,28 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], int | None]:
             tensors[alias] = tensors[stored]
     step = metadata.get(STEP, "")
     return tensors, int(step) if re.fullmatch("[0-9]{1,18}", step) else None
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file; raises `CheckpointError` if it cannot be read."""
+    with _opened(path) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def apart(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, of which no two share memory, as safetensors demands."""
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        yield name, tensor.clone() if id(tensor) in seen else tensor
+        seen.add(id(tensor))

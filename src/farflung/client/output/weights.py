@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,16 +39,6 @@ def save_weights(
         temporary.unlink(missing_ok=True)
 
 
-def lacking_room(folder: Path, module: nn.Module) -> tuple[int, int] | None:
-    """The bytes that the module's weights need and the free bytes of the disk; None if they fit.
-
-    Other files of the run, and what other processes write meanwhile, are not counted.
-    """
-    tensors = {id(t): t.nbytes for t in module.state_dict(keep_vars=True).values() if _is_tensor(t)}
-    needed, free = sum(tensors.values()), shutil.disk_usage(folder).free
-    return (needed, free) if needed > free else None
-
-
 def load_weights(path: Path, module: nn.Module) -> None:
     """Load the state that `save_weights` wrote into the module; all names must match.
 
@@ -69,11 +58,16 @@ def load_weights(path: Path, module: nn.Module) -> None:
 
 
 def named_weights(
-    module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, str], step: int
+    module: nn.Module,
+    trained: Mapping[str, Tensor],
+    ties: Mapping[str, str],
+    step: int,
+    whole: bool = True,
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a file of weights: the module's state by name, each tensor once.
 
-    `trained` tensors take the place of the module's own; `ties` maps further names of a tensor to its name.
+    `trained` tensors take the place of the module's own, which are left out unless it is to be `whole`;
+    `ties` maps further names of a tensor to its name.
     """
     tensors: dict[str, Tensor] = {}
     metadata = {STEP: str(step)}
@@ -82,6 +76,8 @@ def named_weights(
         if not _is_tensor(own):
             continue
         first = ties.get(name) or written.setdefault(id(own), name)
+        if not whole and first not in trained:
+            continue
         if first != name:
             metadata[name] = TIE + first
         elif name in trained:

@@ -130,11 +130,11 @@ class Attempt:
             session.moved(addresses)
 
     async def trained_state(self, updated: bool) -> ReceivedState:
-        """Wait for the state at the end; returns all owned tensors. See `StateCollector.state`."""
+        """Wait for the state at the end; returns it as `_completed`. See `StateCollector.state`."""
         return self._completed(await self._collectors.end.state(updated))
 
     async def copied_state(self, unit: int) -> ReceivedState:
-        """Wait for the whole copy of the state after `unit`; returns all owned tensors."""
+        """Wait for the whole copy of the state after `unit`; returns it as `_completed`."""
         try:
             received = await self._collectors.copy(unit).state()
         except RunFailed:
@@ -192,7 +192,9 @@ class Attempt:
         return StateCollector(planned.job, planned.attempt, planned.plan, expected, progress, coders)
 
     def _completed(self, received: ReceivedState) -> ReceivedState:
-        """The received state with the tensors that training does not change."""
+        """The received state, with the tensors that no step changes unless the job has a base of them."""
+        if self._prepared.has_base:
+            return received
         kept = {
             key: self._start.state[key]
             for names in self.planned.owned

@@ -205,5 +205,14 @@ class RunCheckpoints:
                 slots.setdefault(key.name, {})[key.slot] = tensor
             else:
                 weights[key.name] = tensor
-        coders = {str(segment): kept for segment, kept in state.coders.items()}
-        return Contents(self._prepared.job.model, weights, self._prepared.graph.ties, slots, coders)
+        prepared = self._prepared
+        return Contents(
+            prepared.job.model,
+            weights,
+            prepared.graph.ties,
+            slots,
+            {str(segment): kept for segment, kept in state.coders.items()},
+            whole=not prepared.has_base,
+            adapter=prepared.adapter,
+            base_sha256=prepared.base_sha256,
+        )

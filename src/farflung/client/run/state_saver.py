@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.recorder import Recorder
-from farflung.client.output.weights import save_weights
+from farflung.client.output.result import save_result
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpoints import RunCheckpoints, Version
 from farflung.client.run.events import WeightsSaved
@@ -40,10 +40,8 @@ class StateSaver:
         state = await self._attempt.trained_state(updated=step > 0)
         prepared = self._prepared
         if not prepared.emulated:
-            path = self._recorder.folder.model_path
             weights = {key.name: tensor for key, tensor in state.tensors.items() if not key.slot}
-            model, ties = prepared.job.model, prepared.graph.ties
-            await asyncio.to_thread(save_weights, path, model, weights, ties, step)
+            await asyncio.to_thread(save_result, self._recorder.folder, prepared, weights, step)
             self._recorder.metrics.weights_step = step
         if self._checkpoints.policy.end and step > began_at:
             await self._checkpoints.save(self._version, state, self._recorder)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from farflung.client.output.adapter import Adapter, merged, read_adapter, write_adapter
 from farflung.client.output.checkpoints.record import (
+    ADAPTER,
     BUFFERS,
     CODERS,
     MODEL,
@@ -48,6 +50,12 @@ class Contents:
         State of the optimizer.
     coders
         State of the links' coders, opaque here.
+    whole
+        Whether to save the tensors of the module that `state` has not, too.
+    adapter
+        The adapter that `state` trains, to be saved as PEFT's files besides; None if there is none.
+    base_sha256
+        The digest of the weights that the adapter is for.
     """
 
     module: nn.Module
@@ -55,16 +63,22 @@ class Contents:
     ties: Mapping[str, str]
     optimizer: Slots
     coders: Mapping[str, bytes] = field(default_factory=dict)
+    whole: bool = True
+    adapter: Adapter | None = None
+    base_sha256: str = ""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A loaded checkpoint, whose digests have been verified.
 
-    `weights` has the module's state dict, tied tensors under each of their names; `buffers` has those that a
-    state dict lacks. `optimizer` has the slots that `Slots` describes, `coders` the state of the coders.
-    Tensors are mapped from the files, and stay valid when those are removed. `skipped` says of each later
-    checkpoint why it was not loaded.
+    `weights` has the module's state dict, tied tensors under each of their names; if the model has frozen
+    parameters, only what a step changes. `buffers` has those that a state dict lacks. `optimizer` has the
+    slots that `Slots` describes, `coders` the state of the coders. Tensors are mapped from the files, and
+    stay valid when those are removed. `skipped` says of each later checkpoint why it was not loaded.
+
+    If the run trains an adapter, `adapter` has its tensors by PEFT's names and `adapter_config` its
+    `adapter_config.json`.
     """
 
     record: CheckpointRecord
@@ -73,6 +87,8 @@ class Checkpoint:
     optimizer: Slots
     coders: Mapping[str, bytes]
     skipped: tuple[str, ...] = ()
+    adapter: Mapping[str, Tensor] = field(default_factory=dict)
+    adapter_config: bytes = b""
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -88,10 +104,12 @@ def write_contents(folder: Path, contents: Contents, step: int) -> dict[str, Sto
     OSError
         The disk refuses a write.
     """
-    weights, metadata = named_weights(contents.module, contents.state, contents.ties, step)
-    write_tensors(folder / MODEL, weights, metadata)
-    saved = contents.module.state_dict(keep_vars=True)
-    if others := {name: tensor for name, tensor in contents.state.items() if name not in saved}:
+    module, state, ties = contents.module, contents.state, contents.ties
+    write_tensors(folder / MODEL, *named_weights(module, state, ties, step, contents.whole))
+    if contents.adapter is not None:
+        write_adapter(folder, contents.adapter, merged(module, state, ties), step, contents.base_sha256)
+    saved = module.state_dict(keep_vars=True)
+    if others := {name: tensor for name, tensor in state.items() if name not in saved}:
         write_tensors(folder / BUFFERS, others, {})
     if slots := dict(_keyed(contents.optimizer)):
         write_tensors(folder / OPTIMIZER, slots, {})
@@ -113,7 +131,8 @@ def read_contents(folder: Path, record: CheckpointRecord, skipped: tuple[str, ..
     buffers = read_tensors(folder / BUFFERS)[0] if BUFFERS in record.files else {}
     slots = _read_slots(folder / OPTIMIZER) if OPTIMIZER in record.files else {}
     coders = _read_coders(folder / CODERS) if CODERS in record.files else {}
-    return Checkpoint(record, weights, buffers, slots, coders, skipped)
+    adapter, config = read_adapter(folder) if record.files.keys() >= set(ADAPTER) else ({}, b"")
+    return Checkpoint(record, weights, buffers, slots, coders, skipped, adapter, config)
 
 
 def stored_file(path: Path) -> StoredFile:

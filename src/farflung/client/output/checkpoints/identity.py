@@ -55,7 +55,7 @@ def identity_of(prepared: Prepared, training: Training) -> RunIdentity:
         An item cannot be read.
     """
     digest = hashlib.sha256(prepared.program).hexdigest()
-    model = ModelIdentity(digest, _numbers(prepared.graph))
+    model = ModelIdentity(digest, _numbers(prepared.graph), prepared.base_sha256 or None)
     return RunIdentity(model, training, data_identity(prepared.job))
 
 
@@ -154,6 +154,9 @@ def _differences(
 
 def _model_differences(there: ModelIdentity, here: ModelIdentity, versions: Versions) -> Iterator[str]:
     if there.graph_sha256 == here.graph_sha256:
+        old, new = there.base_sha256, here.base_sha256
+        if old and new and old != new:  # earlier versions of farflung named none, and saved all weights
+            yield f"model: frozen weights {old[:12]} there, {new[:12]} here"
         return
     if there.numbers != here.numbers:
         yield f"model: parameters of {there.numbers:,} numbers there, {here.numbers:,} here"

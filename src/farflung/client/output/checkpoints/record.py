@@ -19,7 +19,10 @@ MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 BUFFERS = "non_persistent.safetensors"
 CODERS = "coders.msgpack"
-FILES = (MODEL, OPTIMIZER, BUFFERS, CODERS)
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+"""The files of an adapter, as PEFT names them."""
+
+FILES = (MODEL, OPTIMIZER, BUFFERS, CODERS, *ADAPTER)
 """What a checkpoint may hold beside its record; the first is always there."""
 
 Count = Annotated[int, Meta(ge=0)]
@@ -34,10 +37,15 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class ModelIdentity(msgspec.Struct, frozen=True):
-    """The captured model: the digest of its OP-DAG's wire form, and how many numbers its parameters have."""
+    """The captured model: the digest of its OP-DAG's wire form, and how many numbers its parameters have.
+
+    If some are frozen, `base_sha256` is a digest of all tensors that no step changes; a checkpoint leaves
+    those out.
+    """
 
     graph_sha256: Sha256
     numbers: Count
+    base_sha256: Sha256 | None = None
 
 
 class DataIdentity(msgspec.Struct, frozen=True):

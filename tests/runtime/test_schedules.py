@@ -56,7 +56,7 @@ CASES: list[tuple[Schedule, OfTorch]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("declared", "of_torch"), CASES, ids=lambda case: str(case)[:40])
+@pytest.mark.parametrize(("declared", "of_torch"), CASES, ids=[str(declared) for declared, _ in CASES])
 def test_rates_are_torchs(declared: Schedule, of_torch: OfTorch) -> None:
     built = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
     scheduler = of_torch(built)

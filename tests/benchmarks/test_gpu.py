@@ -6,8 +6,10 @@ import json
 
 import pytest
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import clock, codecs, overlap, parity, rates, runner
+from benchmarks.gpu import clock, codecs, overlap, parity, runner
 from benchmarks.zoo import case
+
+from farflung.runtime.torch_backend import rates
 
 
 def test_all_sections_run_on_the_cpu(
@@ -15,7 +17,7 @@ def test_all_sections_run_on_the_cpu(
 ) -> None:
     monkeypatch.setattr(clock, "SECONDS", 0.0)
     monkeypatch.setattr(codecs, "ELEMENTS", 2**17)
-    monkeypatch.setattr(rates, "ELEMENTS", 2**17)
+    monkeypatch.setattr(rates, "SIZES", (16, 32))
     monkeypatch.setattr(parity, "CASES", [case("chain")])
     monkeypatch.setattr(parity, "MODELS", [])
     monkeypatch.setattr(runner, "PAIRS", 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -69,13 +70,16 @@ def _nothing() -> None:
 class Event:
     """A place in a stream's queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, enable_timing: bool = False) -> None:
         self.number = next(_NUMBERS)
+        self._at = 0.0 if enable_timing else None
         self._stream: Stream | None = None
         self._position = 0
 
     def record(self, stream: Stream) -> None:
         self._stream, self._position = stream, stream.queued
+        if self._at is not None:
+            self._at = time.perf_counter()
         Watched.detector.recorded(self.number, stream.number)
 
     def come(self) -> None:
@@ -93,6 +97,12 @@ class Event:
     def synchronize(self) -> None:
         self.come()
         Watched.detector.synchronized(self.number)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds to another event; both must have passed, as on a real device."""
+        assert self._at is not None and end._at is not None, "an event without timing"
+        assert self.query() and end.query(), "an event that has not passed"
+        return (end._at - self._at) * 1e3
 
 
 DEFAULT = Stream(number=COMPUTE)

@@ -161,6 +161,7 @@ class Planted:
     """Called with the name of each op before it runs; an accelerator that fails raises there."""
 
     before: Callable[[str], None] = staticmethod(lambda name: None)
+    lacks: frozenset[torch.dtype] = frozenset()
 
 
 def on_device(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -182,6 +183,8 @@ def on_device(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name not in EMPTY:
         stream.run_all()
     bare_args, bare_kwargs = tree_map_only(DeviceTensor, lambda t: t.held, (args, kwargs))
+    if any(isinstance(each, Tensor) and each.dtype in Planted.lacks for each in bare_args):
+        raise Refused(f"{func} is not there for this element type")
     made = func(*bare_args, **bare_kwargs)
     if name in EMPTY and made.dtype != torch.bool:
         made.untyped_storage().fill_(255)

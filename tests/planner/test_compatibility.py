@@ -38,6 +38,14 @@ def test_what_a_backend_refuses_is_told_with_the_backend() -> None:
     )
 
 
+def test_a_device_without_an_element_type_is_left_out_with_what_helps() -> None:
+    abilities = {"a": Ability(1, ("bfloat16",), "torch 2.13"), "b": Ability(1)}
+    assert unable(Needs(1, OPS, frozenset({"float32", "bfloat16"})), abilities) == {
+        "a": "its device has no bfloat16: train in float32, or without it"
+    }
+    assert unable(Needs(1, OPS, frozenset({"float32"})), abilities) == {}
+
+
 def test_there_must_be_as_many_as_were_asked_for() -> None:
     out = {f"w{number}": "its backend has no aten.x" for number in range(5)}
     for workers, asked in ((6, 0), (6, 1), (7, 2)):

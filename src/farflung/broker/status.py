@@ -91,6 +91,8 @@ def _worker_status(
         connected=worker.connected,
         is_lost=what.is_lost,
         gone_seconds=gone_seconds,
+        tflops=worker.device.tflops,
+        rates=worker.device.rates,
     )
 
 

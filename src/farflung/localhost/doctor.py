@@ -21,6 +21,7 @@ from farflung.localhost.findings import (
     opset_findings,
     path_findings,
 )
+from farflung.plans.rates import tflops_text
 from farflung.runtime.frameworks import COMPUTING, is_installed
 from farflung.transport.endpoint import ask
 from farflung.transport.net.addresses import DEFAULT_PORT, parse_address, parse_addresses
@@ -94,14 +95,33 @@ def _devices() -> list[Finding]:
         return []
     if machine.gpus:
         return [
-            Finding("device", not gpu.is_full, f"{gpu.device}: {gpu.model}, {gpu.memory}", _FULL)
+            Finding("device", False, f"{gpu.device}: {gpu.model}, {gpu.memory}", _FULL)
+            if gpu.is_full
+            else _measured(gpu.device, f"{gpu.device}: {gpu.model}, {gpu.memory}")
             for gpu in machine.gpus
         ]
     if machine.has_mps:
-        return [Finding("device", True, "mps: Apple GPU")]
+        return [_measured("mps", "mps: Apple GPU")]
     is_missing = machine.has_nvidia or bool(machine.trouble)
     why = machine.why_no_gpu()
-    return [Finding("device", not is_missing, "the CPU" if not is_missing else why, why.rpartition(": ")[2])]
+    if is_missing:
+        return [Finding("device", False, why, why.rpartition(": ")[2])]
+    return [_measured("cpu", "the CPU")]
+
+
+def _measured(device: str, name: str) -> Finding:
+    """Name a device that can be used, with its rates; takes about a second."""
+    import torch
+
+    from farflung.runtime.torch_backend.rates import measure_rates, measure_tflops
+
+    place = torch.device(device)
+    try:
+        rates = tflops_text(measure_tflops(place), measure_rates(place))
+    except RuntimeError as error:  # memory was taken meanwhile, or the device fails
+        said = str(error).strip().partition("\n")[0][:200]
+        return Finding("device", False, f"{name}: it does not compute: {said}", "choose another device")
+    return Finding("device", True, f"{name}, {rates} TFLOP/s")
 
 
 _FULL = "end what uses the GPU (nvidia-smi lists it); until then workers here take another device"

@@ -1,4 +1,4 @@
-"""Find the workers that can run a model: plans place ops only on workers that support them."""
+"""Find the workers that can run a model: plans place ops on workers that support them and their types."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model needs of its workers: the opset version, and the ops it uses."""
+    """What a model needs of its workers: the opset version, the ops and the element types it uses."""
 
     opset: int
     ops: frozenset[str]
+    types: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, graph: Graph) -> Needs:
-        """What the nodes of a graph need."""
-        return cls(graph.opset, frozenset(node.op for node in graph.nodes))
+        """What the nodes and values of a graph need."""
+        types = frozenset(kind.dtype for kind in graph.values)
+        return cls(graph.opset, frozenset(node.op for node in graph.nodes), types)
 
 
 def unable(needs: Needs, abilities: Mapping[str, Ability]) -> dict[str, str]:
@@ -44,6 +46,8 @@ def unable(needs: Needs, abilities: Mapping[str, Ability]) -> dict[str, str]:
             framework = printable(ability.framework[:60])
             backend = f"its backend ({framework})" if framework else "its backend"
             unable[worker] = f"{backend} has no {and_more(missing, NAMED)}: join it with another --backend"
+        elif missing := sorted(needs.types.intersection(ability.lacks)):
+            unable[worker] = f"its device has no {and_more(missing, NAMED)}: train in float32, or without it"
     return unable
 
 

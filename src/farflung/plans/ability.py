@@ -1,4 +1,4 @@
-"""The ops that a worker's backend supports, as far as planning needs to know."""
+"""The ops and element types that a worker's backend supports, as far as planning needs to know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ Lacks = Annotated[tuple[OpName, ...], Meta(max_length=MOST_LACKS)]
 
 
 class Ability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The newest opset version that a worker supports, and the ops of it that its `framework` lacks.
+    """The newest opset version that a worker supports, and what of it its `framework` or device lacks.
+
+    That are ops, and element types such as bfloat16.
 
     `kind` is that of its device, such as cpu or cuda; empty is unknown.
     """

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from farflung.plans.ability import MOST_LACKS, OP_NAME, Ability
+from farflung.plans.rates import Arithmetic, Rates
 
 Row = tuple[float, ...]
 Matrix = tuple[Row, ...]
@@ -31,7 +32,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     `up_mbps` and `down_mbps` are the rates that all of its links share; None means no shared limit. A worker
     `behind_nat` cannot be dialled. Workers with the same `machine` share its `cores`: at most that many
     compute at a time. `opset` is the opset version that the worker supports (0: every op), `lacks` lists ops
-    of it that its backend does not support, and `framework` is the backend's name and version.
+    of it that its backend does not support, and `framework` is the backend's name and version. `tflops` is
+    the rate of its float32 products, `rates` say more, such as those of TF32 and bfloat16.
     """
 
     id: str
@@ -46,6 +48,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     opset: int = 0
     lacks: tuple[str, ...] = ()
     framework: str = ""
+    rates: Rates | None = None
 
     def __post_init__(self) -> None:
         if not WORKER_ID.fullmatch(self.id):
@@ -72,6 +75,16 @@ class WorkerSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         _check(f"opset {whose}", self.opset, 0, MOST_OPSET)
         if len(self.lacks) > MOST_LACKS or not all(map(_OP.fullmatch, self.lacks)):
             raise ValueError(f"lacks {whose} must be at most {MOST_LACKS} ops, such as aten.relu.default")
+
+    def computing(self, arithmetic: Arithmetic) -> WorkerSpec:
+        """The worker as a job sees it whose products compute so: with that rate as its `tflops`.
+
+        A rate that is not known is that of float32. Nothing else is known of its rates afterwards.
+        """
+        if self.rates is None:
+            return self
+        tflops = min(self.rates.tflops(arithmetic) or self.tflops, MOST_TFLOPS)
+        return msgspec.structs.replace(self, tflops=tflops, rates=None)
 
     @property
     def ability(self) -> Ability | None:
@@ -184,6 +197,11 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
         """Every ordered pair of different workers' numbers."""
         count = len(self.workers)
         return ((a, b) for a in range(count) for b in range(count) if a != b)
+
+    def computing(self, arithmetic: Arithmetic) -> Topology:
+        """The topology for jobs whose products compute so; see `WorkerSpec.computing`."""
+        workers = tuple(worker.computing(arithmetic) for worker in self.workers)
+        return msgspec.structs.replace(self, workers=workers)
 
     def slower(self, divisor: float, of: str) -> Topology:
         """This topology with every rate divided by `divisor`.

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.plans import LinkCodec
+from farflung.plans.rates import Rates
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reachability import LinkReport
 from farflung.protocol.worker import LinkTraffic
@@ -40,8 +41,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     session.
 
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
-    that it knows, `lacks` the ops of it that its backend refuses, `kernels` the digest of what its kernels
-    compute (`Device.kernels`).
+    that it knows, `lacks` the ops and element types that its backend refuses, `kernels` the digest of what
+    its kernels compute (`Device.kernels`). `tflops` and `rates` are as in `Device`.
     """
 
     worker: str
@@ -60,6 +61,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     connected: bool = True
     is_lost: bool = False
     gone_seconds: float = 0.0
+    tflops: float = 0.0
+    rates: Rates | None = None
 
     @property
     def is_away(self) -> bool:

@@ -12,6 +12,7 @@ from farflung.opdag.graph import ValueId
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.ability import Ability, Lacks
 from farflung.plans.codec_pair import MOST_CODECS
+from farflung.plans.rates import Rates
 from farflung.plans.topology import LEAST_MBPS, MOST_MBPS, MOST_TFLOPS
 from farflung.protocol.copies import MOST_HELD, HeldCopy, StateVersion
 from farflung.protocol.fields import MOST_COUNT, Addresses, Count, Id, Message, Name, Opset, Text
@@ -27,8 +28,9 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The device that a worker offers.
 
     `memory_bytes` is what its owner lets jobs use, `framework` the framework that it computes with, `lacks`
-    the ops of the opset that it refuses. `tflops` is the rate that it sustains in float32 matrix products, as
-    measured by the worker when it started; 0 is unknown. `kernels` is the digest of what its kernels compute
+    the ops of the opset and the element types that it refuses. `tflops` is the rate that it sustains in
+    float32 matrix products without TF32, `rates` are its others, as measured by the worker when it started; 0
+    and None are unknown. `kernels` is the digest of what its kernels compute
     (`runtime.kernels`): devices with equal ones may repeat each other's steps bit for bit. Empty is unknown.
     """
 
@@ -41,10 +43,17 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tflops: Annotated[float, Meta(ge=0, le=MOST_TFLOPS)] = 0.0
     lacks: Lacks = ()
     kernels: Annotated[str, Meta(max_length=64)] = ""
+    rates: Rates | None = None
+
+    @property
+    def least_tflops(self) -> float:
+        """The slowest rate at which its products may compute."""
+        slow = None if self.rates is None else self.rates.bfloat16_tflops
+        return self.tflops if slow is None else min(self.tflops, slow)
 
     @property
     def ability(self) -> Ability:
-        """The ops that the device can run."""
+        """The ops and element types that the device can run."""
         return Ability(self.opset.version, self.lacks, self.framework, self.kind)
 
 

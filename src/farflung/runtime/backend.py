@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from farflung.errors import FarflungError
 from farflung.opdag.segment import Segment
-from farflung.plans import LinkCodec, Plan
+from farflung.plans import LinkCodec, Plan, Rates
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.state import Snapshot, StateKey
 from farflung.runtime.training import Training
@@ -43,7 +43,8 @@ REPEATABLE = ("", "cpu", EMULATED)
 class Offer(NamedTuple):
     """The device as it is described to the broker; `framework` includes the version.
 
-    `lacks` are ops of the opset that the backend refuses: it is left out of plans for models with these ops.
+    `lacks` are ops of the opset and element types that the backend refuses: it is left out of plans for
+    models with these.
     """
 
     kind: str
@@ -181,6 +182,12 @@ class Backend(Protocol[Array]):
 
     def measure_tflops(self) -> float:
         """Measure the device's TFLOP/s in float32 matrix products; takes under a second, on any thread."""
+
+    def measure_rates(self) -> Rates | None:
+        """Measure the device's other rates; takes a second or two, on any thread before a job runs.
+
+        None: nothing is known but `measure_tflops`, which then counts for every precision.
+        """
 
     def kernel_digest(self) -> str:
         """The digest of what the device's kernels compute with this process's threads; see `runtime.kernels`.

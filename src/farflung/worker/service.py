@@ -121,6 +121,7 @@ def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
         tflops=tflops,
         lacks=offer.lacks,
         kernels=backend.kernel_digest(),
+        rates=backend.measure_rates(),
     )
 
 
@@ -441,7 +442,7 @@ class WorkerService:
         assert self._device is not None
         limits = self._timeouts
         return Limits(
-            self._device.tflops, limits.pass_seconds, limits.longest_pass_seconds, limits.chore_seconds
+            self._device.least_tflops, limits.pass_seconds, limits.longest_pass_seconds, limits.chore_seconds
         )
 
     # The compute thread: its outcomes are events, too.

@@ -22,7 +22,8 @@ from farflung.broker.planning.messages import Broken, Question, Searched
 from farflung.broker.survey.topology import MeasuredTopology, topology_of
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
-from farflung.plans import NO_WISHES, Topology, Wishes, WorkerSpec
+from farflung.opdag.graph import Precision
+from farflung.plans import NO_WISHES, Rates, Topology, Wishes, WorkerSpec
 from farflung.plans.ability import Ability
 from farflung.runtime.training import Training
 from farflung.transport.timeouts import Timeouts
@@ -183,6 +184,41 @@ def test_a_step_of_nearly_nothing_is_not_promised_without_a_word(tflops: float, 
         is brief
     )
     assert answer.result.prediction.brief is brief
+
+
+@pytest.mark.parametrize(
+    ("precision", "deterministic", "tflops"),
+    [("float32", True, 1e-6), ("float32", False, 4e-6), ("bfloat16", False, 16e-6)],
+)
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_job_is_planned_at_the_rates_of_its_precision_and_mode(
+    precision: Precision, deterministic: bool, tflops: float, is_own: bool
+) -> None:
+    def planned(topology: Topology) -> float:
+        job = msgspec.structs.replace(
+            training(microbatch_size=4), precision=precision, deterministic=deterministic
+        )
+        wishes = Wishes("equal-compute", topology if is_own else None)
+        measured = None if is_own else MeasuredTopology(topology, ())
+        answer = answered(tower(), job, "a", "b", wishes=wishes, measured=measured)
+        assert isinstance(answer, PlanMade) and answer.result.prediction is not None
+        return answer.result.prediction.step_seconds
+
+    def at(tflops: float, rates: Rates | None) -> Topology:
+        net = fleet("a", "b")
+        workers = [msgspec.structs.replace(one, tflops=tflops, rates=rates) for one in net.workers]
+        return msgspec.structs.replace(net, workers=tuple(workers))
+
+    rates = Rates(tf32_tflops=4e-6, bfloat16_tflops=16e-6)
+    assert planned(at(1e-6, rates)) == planned(at(tflops, None))
+
+
+def test_a_worker_without_bfloat16_is_left_out_of_a_job_that_needs_it() -> None:
+    graph = wire.dump(capture(Tower(), {"x": torch.randn(4, 8)}, precision="bfloat16").graph)
+    abilities = {"b": Ability(10_000, ("bfloat16",), "torch")}
+    answer = answered(graph, training(microbatch_size=4), "a", "b", "c", count=0, abilities=abilities)
+    assert isinstance(answer, PlanMade) and "b" not in answer.result.plan.workers()
+    assert answer.result.unable == {"b": "its device has no bfloat16: train in float32, or without it"}
 
 
 def test_a_topology_of_the_jobs_own_counts_more_than_what_was_measured() -> None:

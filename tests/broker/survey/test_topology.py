@@ -19,6 +19,7 @@ from farflung.broker.survey.measurements import (
     PairMeasurement,
 )
 from farflung.broker.survey.topology import topology_of
+from farflung.plans import Rates
 from farflung.protocol.worker import HomeLine
 
 
@@ -46,6 +47,14 @@ def test_what_was_measured_is_the_topology_in_the_order_of_ids() -> None:
     assert (topology.link(0, 1).bandwidth_mbps, topology.link(0, 1).latency_ms) == (50, 20)
     assert (topology.link(1, 0).bandwidth_mbps, topology.link(1, 0).latency_ms) == (8, 30)
     assert measured.assumed == () and topology.note == ""
+
+
+def test_the_rates_that_workers_offer_are_in_the_topology() -> None:
+    rates = Rates(tf32_tflops=8.0, bfloat16_tflops=16.0)
+    fast = worker("a")
+    fast = replace(fast, device=msgspec.structs.replace(fast.device, rates=rates))
+    topology = topology_of([fast, worker("b")], Measurements()).topology
+    assert [spec.rates for spec in topology.workers] == [rates, DEVICE.rates]
 
 
 def test_a_fleet_nobody_measured_is_assumed_to_be_even_and_says_so() -> None:

@@ -125,6 +125,34 @@ def test_a_plan_as_a_document(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["plan"]["placements"][0]["workers"] == ["home-1"]
 
 
+def test_a_job_is_planned_and_simulated_at_the_rates_of_its_precision(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def written(name: str, **rates: Any) -> None:
+        net = fleet("home-1", "home-2")
+        (folder / name).write_text(json.dumps({**net, "workers": [{**w, **rates} for w in net["workers"]]}))
+
+    def seconds(*command: str) -> float:
+        assert run([*command, "--json"]) == 0
+        return float(json.loads(capsys.readouterr().out)["step_seconds"])
+
+    base = fleet("home-1")["workers"][0]["tflops"]
+    written("rated.json", rates={"tf32_tflops": 3 * base, "bfloat16_tflops": 9 * base})
+    asked = ("plan", "tower.py", "--no-what-if", "--scheduler", "equal-compute")
+    for factor, more in ((3, ()), (9, ("--precision", "bfloat16"))):
+        written("plain.json", tflops=factor * base)
+        found = [seconds(*asked, *more, "--topology", one) for one in ("rated.json", "plain.json")]
+        assert found[0] == found[1]
+    assert plan("--scheduler", "equal-compute", "--no-what-if", "--save", "plan.json") == 0
+    capsys.readouterr()
+    for factor, more in ((1, ("--deterministic",)), (3, ()), (9, ("--precision", "bfloat16"))):
+        written("plain.json", tflops=factor * base)
+        command = ("simulate", "two.json", "--topology")
+        assert run([*asked[:2], *asked[2:], "--topology", "plain.json", "--save", "two.json"]) == 0
+        capsys.readouterr()
+        assert seconds(*command, "rated.json", *more) == seconds(*command, "plain.json")
+
+
 def test_a_profile_says_what_each_operator_counts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = load_job(folder / "tower.py")
     kinds = dict.fromkeys(filter(None, signatures(capture_shapes(job).graph, job.microbatch_size)))

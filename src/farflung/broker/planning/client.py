@@ -31,7 +31,7 @@ from farflung.broker.planning.messages import (
 )
 from farflung.broker.survey.topology import MeasuredTopology
 from farflung.errors import PlanError
-from farflung.plans import Topology
+from farflung.plans import Topology, arithmetic_of
 from farflung.plans.wishes import DATA_SHEET_EFFICIENCY, MEASURED_EFFICIENCY
 from farflung.transport.timeouts import Timeouts
 
@@ -111,6 +111,8 @@ def _question(
 ) -> Question:
     wishes = command.wishes
     is_own = wishes.topology is not None or measured is None
+    topology = wishes.topology if measured is None or is_own else measured.topology
+    arithmetic = arithmetic_of(command.training.precision, command.training.deterministic)
     return Question(
         graph=graph,
         training=command.training,
@@ -118,7 +120,7 @@ def _question(
         count=command.count,
         scheduler=wishes.scheduler,
         topology=_slowed(
-            wishes.topology if measured is None or is_own else measured.topology,
+            None if topology is None else topology.computing(arithmetic),
             command.slow if isinstance(command, ConsiderPlan) else {},
         ),
         efficiency=wishes.efficiency or (DATA_SHEET_EFFICIENCY if is_own else MEASURED_EFFICIENCY),

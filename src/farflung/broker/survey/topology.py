@@ -172,6 +172,7 @@ def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[
             opset=worker.device.opset.version,
             lacks=worker.device.lacks,
             framework=printable(worker.device.framework)[:_FRAMEWORK_LENGTH],
+            rates=worker.device.rates,
         )
         for worker in members
     ]

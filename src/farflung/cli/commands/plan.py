@@ -82,8 +82,8 @@ def plan(
 ) -> None:
     """Plan a job for a fleet, which need not exist: placement, step time, and what would help most."""
     from farflung.cli.render.forecast import forecast_lines
+    from farflung.client.api.planning import for_job, require_possible
     from farflung.client.api.planning import plan as planned
-    from farflung.client.api.planning import require_possible
     from farflung.pictures.figure import check_picture
     from farflung.planner.assignment import Options
     from farflung.planner.registry import scheduler as scheduler_called
@@ -102,6 +102,7 @@ def plan(
     require_possible(target.topology, workers or None, looks_at, seed)
     codecs.wishes.require_ends(target.topology.ids)
     loaded = read_job(job, precision=computing, codec=codecs.every, overrides=set_)
+    target = target._replace(topology=for_job(loaded, target.topology))
     with searching() as tell, suppress_torch_output(), fewer_workers_advice("--workers"):
         found = planned(
             loaded, target.topology, scheduler=scheduler, workers=workers or None, microbatches=number,

@@ -9,6 +9,7 @@ import typer
 
 from farflung.cli.options.planning import EfficiencyOption, PictureOption
 from farflung.cli.render.output import JsonOption, print_json, print_text
+from farflung.client.options.asked import parse_precision
 from farflung.client.options.planning import load_topology, parse_efficiency
 
 
@@ -29,6 +30,8 @@ def simulate(
     window: Annotated[
         int | None, typer.Option(metavar="W", help="Microbatches in flight; overrides the plan's.")
     ] = None,
+    precision: Annotated[str, typer.Option(help="The job's: float32 or bfloat16.")] = "float32",
+    deterministic: Annotated[bool, typer.Option(help="The job is deterministic: no TF32.")] = False,
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,13 +40,15 @@ def simulate(
     from farflung.cli.render.timeline import draw
     from farflung.client.api.planning import scaled, simulate
     from farflung.pictures.figure import check_picture
-    from farflung.plans import read_plan
+    from farflung.plans import arithmetic_of, read_plan
     from farflung.simulator import Conditions
 
     if picture is not None:
         check_picture(picture)
     reached = parse_efficiency(efficiency)
-    given, where = read_plan(plan), scaled(load_topology(topology), bandwidth_scale)
+    arithmetic = arithmetic_of(parse_precision(precision) or "float32", deterministic)
+    where = scaled(load_topology(topology), bandwidth_scale).computing(arithmetic)
+    given = read_plan(plan)
     found = simulate(given, where, efficiency=reached, window=window)
     lines = list(expected_lines(found))
     if picture is not None:

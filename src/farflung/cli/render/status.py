@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from farflung.cli.render.tables import fitting, own_width
+from farflung.plans.rates import tflops_text
 from farflung.protocol.viewer import LEFT, OVER
 from farflung.text import count_of, format_clock, format_number, format_rate
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from farflung.protocol.messages import Status
     from farflung.protocol.viewer import JobStatus, LinkView, WorkerStatus
 
-WORKER = ("worker", "state", "device", "framework", "site", "address", "seen", "job")
+WORKER = ("worker", "state", "device", "TFLOP/s", "framework", "site", "address", "seen", "job")
 JOB = ("job", "name", "state", "step", "loss", "samples/s")
 RECENT = 3
 """So many of the workers that have left are shown, and of the jobs that are over: the newest."""
@@ -101,6 +102,7 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
         worker.worker,
         worker.state,
         worker.device,
+        tflops_text(worker.tflops, worker.rates) if worker.tflops else "",
         worker.framework,
         worker.site,
         worker.address,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.cli.render.tables import blocks, columns, paragraph
+from farflung.plans.rates import tflops_text
 from farflung.text import count_of, format_clock
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _id(worker: WorkerSpec) -> tuple[str, ...]:
 def _traits(worker: WorkerSpec) -> tuple[str, ...]:
     return (
         worker.site,
-        f"{worker.tflops:.3g}",
+        tflops_text(worker.tflops, worker.rates),
         f"{worker.memory_gb:.1f} GB",
         _line(worker.up_mbps),
         _line(worker.down_mbps),

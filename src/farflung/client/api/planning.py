@@ -12,6 +12,7 @@ from farflung.client.api.job import Job
 from farflung.client.capture.prepared import Microbatches, Model, model_of, number_of
 from farflung.client.output.progress import ProgressCallback, Search, no_progress
 from farflung.errors import PlanError, TopologyError
+from farflung.opdag.graph import Precision
 from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
 from farflung.planner.advice.what_if import Effect
 from farflung.planner.advice.what_if import what_if as effects_of
@@ -23,7 +24,16 @@ from farflung.planner.codecs.wishes import (
 from farflung.planner.compatibility import require_able, unable
 from farflung.planner.registry import scheduler as scheduler_called
 from farflung.planner.run import find_schedule, plan_notes, predict
-from farflung.plans import CodecWishes, Plan, Recompute, Topology, read_plan, read_topology, subtopology
+from farflung.plans import (
+    CodecWishes,
+    Plan,
+    Recompute,
+    Topology,
+    arithmetic_of,
+    read_plan,
+    read_topology,
+    subtopology,
+)
 from farflung.plans.testbeds.catalogue import find_topology
 from farflung.plans.wishes import ALL_DENSE, AUTO, DATA_SHEET_EFFICIENCY
 from farflung.simulator import Conditions, Simulation
@@ -93,7 +103,7 @@ def plan(
     PlanError
         No plan exists (the message says what is missing), or `workers`, `budget` or `seed` is out of range.
     """
-    fleet, conditions = _topology(topology), _conditions(efficiency, None)
+    fleet, conditions = for_job(job, _topology(topology)), _conditions(efficiency, None)
     codecs = codecs.otherwise(job.codec, job.max_loss_gap)
     require_known(codecs, fleet.ids, codecs.codebook)
     search = scheduler_for(codecs, scheduler_called(scheduler), conditions)
@@ -120,6 +130,11 @@ def plan(
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
     beside = plan_notes(schedule.plan, codecs, job.steps, model.draws, frameworks)
     return msgspec.structs.replace(found, notes=[*found.notes, *predicted.notes, *beside])
+
+
+def for_job(job: Job, topology: Topology) -> Topology:
+    """The topology with the rates of the job's precision and mode."""
+    return topology.computing(arithmetic_of(job.precision, job.deterministic))
 
 
 def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str, str]]:
@@ -156,6 +171,8 @@ def simulate(
     efficiency: float = DATA_SHEET_EFFICIENCY,
     bandwidth_scale: float = 1.0,
     window: int | None = None,
+    precision: Precision = "float32",
+    deterministic: bool = False,
 ) -> Expected:
     """Simulate one step of a plan on a topology: how long it takes, and how busy devices and links are.
 
@@ -171,6 +188,8 @@ def simulate(
         Factor for every rate of the topology.
     window
         The window, if it differs from the plan's.
+    precision, deterministic
+        Those of the job, where the topology says how fast devices are in each.
 
     Raises
     ------
@@ -180,7 +199,7 @@ def simulate(
         There is no such testbed or file, the file is not a topology, or a scaled rate is out of bounds.
     """
     given = plan if isinstance(plan, Plan) else read_plan(Path(plan))
-    where = scaled(_topology(topology), bandwidth_scale)
+    where = scaled(_topology(topology), bandwidth_scale).computing(arithmetic_of(precision, deterministic))
     return expected(given, where, simulated(given, where, _conditions(efficiency, window)))
 
 

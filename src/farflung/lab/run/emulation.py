@@ -81,12 +81,14 @@ def emulate_job(
     TopologyError
         See `emulate`.
     """
+    from farflung.client.api.planning import for_job
     from farflung.client.capture.check import capture_shapes
     from farflung.opdag import wire
     from farflung.planner.assignment import Options
     from farflung.planner.registry import scheduler as scheduler_called
     from farflung.workload import workload_of
 
+    topology = for_job(job, topology)
     graph = capture_shapes(job).graph
     workload = workload_of(graph, job.microbatches, job.microbatch_size)
     options = Options(workers=workers, efficiency=efficiency)

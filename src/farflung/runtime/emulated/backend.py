@@ -160,6 +160,9 @@ class EmulatedBackend:
     def measure_tflops(self) -> float:
         return self._device.tflops
 
+    def measure_rates(self) -> None:
+        """None: a device that sleeps is as fast in every precision."""
+
     def kernel_digest(self) -> str:
         return EMULATED
 

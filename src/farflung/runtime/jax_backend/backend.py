@@ -105,6 +105,9 @@ class JaxBackend:
     def measure_tflops(self) -> float:
         return measure_tflops()
 
+    def measure_rates(self) -> None:
+        """None: only float32 is measured."""
+
     def kernel_digest(self) -> str:
         return kernel_digest()
 

@@ -1,6 +1,6 @@
 """PyTorch as a backend of a worker, on the CPU or any device that PyTorch has.
 
-It measures the device's speed, and keeps torch's compiler out of a process that compiles nothing, which saves
+It keeps torch's compiler out of a process that compiles nothing, which saves
 over a second of its first job, and memory. Shapes on the meta device are often computed in Python, by
 functions that `torch._dynamo` must not inspect. They import it at their first call to say so, unless they are
 already marked (`torch._compile`). If another torch version uses other marks, it is imported as usual.
@@ -9,9 +9,7 @@ already marked (`torch._compile`). If another torch version uses other marks, it
 from __future__ import annotations
 
 import platform
-import statistics
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -24,7 +22,7 @@ from torch import Tensor
 from farflung.errors import DeviceFailed, GraphError, JobError
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
-from farflung.plans import Plan
+from farflung.plans import Plan, Rates
 from farflung.runtime.backend import Offer
 from farflung.runtime.carrier import HostMemory
 from farflung.runtime.coding import Coding
@@ -32,38 +30,13 @@ from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
 from farflung.runtime.torch_backend.codecs.coding import CrossingCoding
 from farflung.runtime.torch_backend.crossing import Arriving, Crossing, Leaving, has_streams
-from farflung.runtime.torch_backend.device import HOST, Place, placed, read
+from farflung.runtime.torch_backend.device import HOST, Place, placed
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.modes import repeatable, use_mode
+from farflung.runtime.torch_backend.rates import has_bfloat16, measure_rates, measure_tflops
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
-
-SIZE = 1024
-SIZE_ON_GPU = 4096
-SECONDS = 0.25
-
-
-@torch.no_grad()
-def measure_tflops(device: torch.device = HOST) -> float:
-    """TFLOP/s of float32 matrix products on a device, or all of this process's threads, in a quarter second.
-
-    The median of many products, so that an interrupted one does not count. A slow device runs two. The
-    precision is the one in use: TF32 on a GPU that has it, unless a job asks for repeatable bits.
-    """
-    size = SIZE if device.type == "cpu" else SIZE_ON_GPU
-    left, right, out = (torch.ones(size, size, device=device) for _ in range(3))
-    torch.mm(left, right, out=out)  # the first product creates threads and buffers
-    read([out[0, 0]])
-    seconds: list[float] = []
-    deadline = time.perf_counter() + SECONDS
-    while not seconds or time.perf_counter() < deadline:
-        started = time.perf_counter()
-        torch.mm(left, right, out=out)
-        read([out[0, 0]])
-        seconds.append(time.perf_counter() - started)
-    return 2 * size**3 / statistics.median(seconds) / 1e12
-
 
 _MARK = "__dynamo_disable"
 
@@ -168,11 +141,20 @@ class TorchBackend:
 
     def offer(self) -> Offer:
         return Offer(
-            self.device.type, device_name(self.device), psutil.cpu_count() or 1, f"torch {torch.__version__}"
+            self.device.type,
+            device_name(self.device),
+            psutil.cpu_count() or 1,
+            f"torch {torch.__version__}",
+            () if has_bfloat16(self.device) else ("bfloat16",),
         )
 
     def measure_tflops(self) -> float:
         return measure_tflops(self.device)
+
+    def measure_rates(self) -> Rates:
+        found = measure_rates(self.device)
+        self.release()
+        return found
 
     def kernel_digest(self) -> str:
         with repeatable(self.device):  # only in this mode do bits say anything
@@ -184,7 +166,7 @@ class TorchBackend:
 
     def verify(self, segment: Segment, batch: int) -> None:
         verify_segment(segment, batch)
-        if self.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        if not has_bfloat16(self.device):
             require_no_bfloat16(segment, device_name(self.device))
 
     def failure(self, error: Exception) -> JobError | DeviceFailed | None:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farflung import data, errors
+    from farflung import data, errors, metrics
     from farflung.client.api.checking import capture, check
     from farflung.client.api.connect import connect
     from farflung.client.api.fleet import Fleet
@@ -70,11 +70,12 @@ __all__ = [
     "data",
     "errors",
     "local",
+    "metrics",
     "plan",
     "simulate",
 ]
 
-_MODULES = ("data", "errors")
+_MODULES = ("data", "errors", "metrics")
 _HOMES = {
     "Adafactor": "farflung.runtime.optimizer",
     "AdamW": "farflung.runtime.optimizer",

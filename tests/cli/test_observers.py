@@ -27,7 +27,7 @@ def watch(observer: Observer) -> None:
     observer.running()
     for microbatches in (0, 1):
         observer.working(Unit(0, False, 0, 2), microbatches)
-    observer.validated(0, 5.5)
+    observer.validated(0, 5.5, {})
     observer.working(Unit(1, True, 0, 4), 3)
     for step in (1, 2):
         observer.stepped(StepRow(step, 4.25, 8, 0.5, 16.0, 1000, 1, 0.1, 2.0))
@@ -60,7 +60,7 @@ def test_a_run_is_shown(
 
 def test_emulated_devices_have_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
     observer = PlainObserver(1)
-    observer.validated(0, None)
+    observer.validated(0, None, {})
     observer.stepped(StepRow(1, None, 8, 0.5, 16.0, 1000, 1, 0.1, None, True))
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "validation loss after 0 steps: none (emulated)"
@@ -124,7 +124,7 @@ def test_a_short_evaluation_is_told_in_two_lines(capsys: pytest.CaptureFixture[s
     observer = PlainObserver(3, Clock())
     for done in range(9):
         observer.working(Unit(0, False, 0, 8), done)
-    observer.validated(0, 1.5)
+    observer.validated(0, 1.5, {})
     said = capsys.readouterr().err.splitlines()
     assert said == ["validating after 0 steps", "validation loss after 0 steps: 1.5000"]
 

@@ -19,7 +19,7 @@ from farflung.client.output.checkpoints.record import (
     Versions,
 )
 from farflung.client.output.recorder import Recorder
-from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary
+from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary, ValidationRow
 from farflung.client.output.run_record import RunOptions, RunRecord
 from farflung.lab.run.emulation import Emulation
 from farflung.lab.run.report import LabReport
@@ -29,7 +29,7 @@ from farflung.plans.wishes import Prediction
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/run-files.md").read_text()
 FILES = {
-    "metrics.jsonl": [StepRow, LinkRow],
+    "metrics.jsonl": [StepRow, LinkRow, ValidationRow],
     "summary.json": [Summary, CorpusRecord],
     "events.jsonl": [Prediction],
     "run.json": [RunRecord, RunOptions],

@@ -65,8 +65,8 @@ def static_values(graph: Graph) -> set[int]:
 
 
 def live_nodes(graph: Graph) -> list[bool]:
-    """For each node, whether the loss or a mutation depends on it."""
-    needed = {graph.loss, *graph.mutations.values()}
+    """For each node, whether the loss, a metric or a mutation depends on it."""
+    needed = {graph.loss, *graph.metric_values(), *graph.mutations.values()}
     live = [False] * len(graph.nodes)
     for at in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[at]

@@ -28,6 +28,9 @@ LOSS_WEIGHT = "farflung_loss_weight"
 It is float32 of shape (batch,), the same number for each sample.
 """
 
+MOST_METRICS = 100
+MetricValues = Annotated[list[ValueId], Meta(min_length=1, max_length=2)]
+
 InputKind = Literal["input", "parameter", "buffer", "constant"]
 
 
@@ -136,7 +139,8 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `nodes` are in topological (execution) order. `loss` is a zero-dimensional float value. `mutations` maps a
     buffer to the value that replaces it when the step is applied. `ties` maps other names of parameters and
     buffers to those that `inputs` uses. `opset` is the lowest version of the opset that has all ops of the
-    nodes.
+    nodes. `metrics` maps a metric to the float32 scalars that evaluations report: its mean over a microbatch,
+    or a sum and the count that divides it. Training computes no node that only metrics need.
     """
 
     version: int
@@ -148,10 +152,15 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mutations: Annotated[dict[Name, ValueId], Meta(max_length=100_000)]
     ties: Annotated[dict[Name, Name], Meta(max_length=100_000)]
     constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)]
+    metrics: Annotated[dict[Name, MetricValues], Meta(max_length=MOST_METRICS)] = {}
 
     def producers(self) -> dict[int, int]:
         """Value id -> position in `nodes` of the node that computes it."""
         return {value: at for at, node in enumerate(self.nodes) for value in node.writes()}
+
+    def metric_values(self) -> list[int]:
+        """The values that metrics report."""
+        return [value for values in self.metrics.values() for value in values]
 
     def inputs_of(self, kind: InputKind) -> list[Input]:
         """The inputs of one kind, in graph order."""

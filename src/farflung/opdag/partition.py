@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.opdag.analysis import differentiable_values, static_values
+from farflung.opdag.analysis import differentiable_values, live_nodes, static_values
 from farflung.opdag.graph import Graph, Input, Node
 from farflung.opdag.opset import needed_version
 from farflung.opdag.segment import Segment
@@ -57,8 +58,9 @@ class Partition:
                 self._maker[value] = number
 
     def _place_results(self, cuts: Sequence[int]) -> None:
-        """Assign a static loss or new buffer value, which no node reads, to a segment."""
-        for value in (self._graph.loss, *self._graph.mutations.values()):
+        """Assign a static loss, metric or new buffer value, which no node reads, to a segment."""
+        graph = self._graph
+        for value in (graph.loss, *graph.metric_values(), *graph.mutations.values()):
             if value in self._static and value not in self._inputs:
                 self._recompute(value, bisect_right(cuts, self._producers[value]))
 
@@ -149,6 +151,7 @@ class Partition:
             loss=graph.loss if graph.loss in made else None,
             mutations=mutations,
             constants={e.name: graph.constants[e.name] for e in inputs if e.kind == "constant"},
+            metrics=sorted({v for v in graph.metric_values() if self._maker[v] == number}),
         )
 
     def _inputs_held(self, nodes: Sequence[Node], mutations: Mapping[str, int]) -> list[Input]:
@@ -163,7 +166,8 @@ class Partition:
 def legal_positions(graph: Graph) -> NDArray[np.bool_]:
     """Whether the graph may be cut at each position, [nodes + 1].
 
-    A cut must not separate the uses of a mutated buffer: its new value belongs to one segment.
+    A cut must not separate the uses of a mutated buffer: its new value belongs to one segment. Nor may it
+    separate what only metrics need, at the end of the graph, from the node before it.
     """
     legal = np.ones(len(graph.nodes) + 1, dtype=bool)
     producers = graph.producers()
@@ -172,4 +176,8 @@ def legal_positions(graph: Graph) -> NDArray[np.bool_]:
         uses = [at for at, node in enumerate(graph.nodes) if buffers[name] in node.reads()]
         uses.append(producers.get(value, uses[0] if uses else 0))
         legal[min(uses) + 1 : max(uses) + 1] = False
+    if graph.metrics:
+        trained = live_nodes(msgspec.structs.replace(graph, metrics={}))
+        last = max((at for at, live in enumerate(trained) if live), default=0)
+        legal[last + 1 : len(graph.nodes)] = False
     return legal

@@ -11,7 +11,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.opdag.graph import Argument, Constant, Input, Name, Node, OpsetVersion, ValueId, ValueType
+from farflung.opdag.graph import (
+    MOST_METRICS,
+    Argument,
+    Constant,
+    Input,
+    Name,
+    Node,
+    OpsetVersion,
+    ValueId,
+    ValueType,
+)
 
 
 class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,7 +30,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `inputs` are the model inputs, parameters, buffers and constants it reads; `owned` the parameters and
     buffers it updates (a parameter's first user owns it; other users share the owner's tensor on the same
     worker and add their gradients there). `receives` and `sends` are value ids that cross the cut,
-    `differentiable` those of them whose gradient is sent back.
+    `differentiable` those of them whose gradient is sent back. `metrics` are scalars that evaluations report.
     """
 
     version: int
@@ -36,6 +46,19 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: ValueId | None
     mutations: Annotated[dict[Name, ValueId], Meta(max_length=100_000)]
     constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)]
+    metrics: Annotated[list[ValueId], Meta(max_length=2 * MOST_METRICS)] = []
+
+    def without_metrics(self) -> Segment:
+        """The segment as training runs it: without metrics, and without nodes that only they need."""
+        if not self.metrics:
+            return self
+        needed = {*self.sends, *self.mutations.values()} | ({self.loss} - {None})
+        nodes: list[Node] = []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.writes()):
+                needed.update(node.reads())
+                nodes.append(node)
+        return msgspec.structs.replace(self, nodes=nodes[::-1], metrics=[])
 
 
 EVALUATION: dict[str, dict[str, Argument]] = {

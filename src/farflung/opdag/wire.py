@@ -99,6 +99,8 @@ def load_graph(data: bytes, batch: int = 1) -> Graph:
     _check_defined([graph.loss, *graph.mutations.values()], defined, "the loss or a mutation")
     _check_names(graph.inputs, graph.constants, graph.mutations, types)
     _check_loss(types[graph.loss])
+    _check_defined(graph.metric_values(), defined, "a metric")
+    _check_metrics(types, graph.metric_values())
     state = {entry.name for entry in graph.inputs if entry.kind in ("parameter", "buffer")}
     if any(name not in state or alias in state for alias, name in graph.ties.items()):
         raise GraphError("a tie must map another name to a parameter or buffer of the graph")
@@ -119,6 +121,8 @@ def load_segment(data: bytes, batch: int = 1) -> Segment:
         raise GraphError("a segment owns or mutates a tensor that it does not hold")
     if segment.loss is not None:
         _check_loss(segment.values[segment.loss])
+    _check_defined(segment.metrics, defined, "a metric")
+    _check_metrics(segment.values, segment.metrics)
     if not set(segment.differentiable) <= set(segment.receives) | set(segment.sends):
         raise GraphError("a gradient crosses the segment's border where no value does")
     if any(segment.values[value].dtype not in FLOATING for value in segment.differentiable):
@@ -196,6 +200,14 @@ def _check_loss(loss: ValueType) -> None:
         raise GraphError(
             f"the loss must be a float32 scalar, found {loss.dtype} with {len(loss.shape)} dimensions"
         )
+
+
+def _check_metrics(types: Mapping[int, ValueType], values: Iterable[int]) -> None:
+    for found in (types[value] for value in values):
+        if found.shape or found.dtype != "float32":
+            raise GraphError(
+                f"a metric must be a float32 scalar, found {found.dtype} with {len(found.shape)} dimensions"
+            )
 
 
 def _check_size(number: int, value_type: ValueType, batch: int) -> None:

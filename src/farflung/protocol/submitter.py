@@ -10,7 +10,7 @@ from msgspec import Meta
 from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
 from farflung.plans.codec_pair import CodecPairName
 from farflung.protocol.fields import Addresses, Count, Id, Message, Opset, Text
-from farflung.protocol.worker import LinkTraffic
+from farflung.protocol.worker import LinkTraffic, MetricSums
 from farflung.runtime.training import Training
 
 MOST_ATTEMPTS = 10**9
@@ -142,7 +142,7 @@ class UnitDone(Message, frozen=True):
 
     `links` is the traffic between workers in this unit; `bytes_copied`, what they sent of state meanwhile, is
     counted apart. With `keep` every worker now sends a copy of its state right after this unit, which the
-    submitter answers with `Kept`.
+    submitter answers with `Kept`. `metrics` has the sums of an evaluation's metrics over its microbatches.
     """
 
     job: Id
@@ -154,6 +154,7 @@ class UnitDone(Message, frozen=True):
     links: list[LinkTraffic] = msgspec.field(default_factory=list)
     keep: bool = False
     bytes_copied: Count = 0
+    metrics: MetricSums = msgspec.field(default_factory=dict)
 
 
 class Keep(Message, frozen=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from farflung.opdag.graph import ValueId
+from farflung.opdag.graph import MOST_METRICS, ValueId
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.ability import Ability, Lacks
 from farflung.plans.codec_pair import MOST_CODECS
@@ -301,12 +301,16 @@ class Standbys(Message, frozen=True):
     addresses: dict[Id, Addresses]
 
 
+MetricSums = Annotated[dict[ValueId, float], Meta(max_length=2 * MOST_METRICS)]
+
+
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One segment's part of a unit.
 
     `squares` has the float64 sum of squares of each gradient that the segment owns, by the value id of its
     parameter, and is empty after an evaluation. `finite` says whether all of them, and the loss, are finite.
-    `loss` is its float64 sum of w_m * loss_m (0.0 without the loss). Older versions sent one `square_sum`.
+    `loss` is its float64 sum of w_m * loss_m (0.0 without the loss). `metrics` has the float64 sums of the
+    metrics' values over an evaluation's microbatches, by value id. Older versions sent one `square_sum`.
     """
 
     segment: Count
@@ -314,11 +318,13 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float
     squares: Annotated[dict[ValueId, float], Meta(max_length=100_000)] = {}
     square_sum: float = 0.0
+    metrics: MetricSums = {}
 
     @property
     def digest(self) -> bytes:
         """A short digest of the numbers, equal for equal bits."""
-        numbers = (self.segment, self.finite, self.loss, sorted(self.squares.items()))
+        metrics = (sorted(self.metrics.items()),) if self.metrics else ()
+        numbers = (self.segment, self.finite, self.loss, sorted(self.squares.items()), *metrics)
         return hashlib.sha256(msgspec.msgpack.encode(numbers)).digest()[:8]
 
 

@@ -141,6 +141,9 @@ class SegmentRunner(Protocol[Array]):
     def take_loss(self) -> float:
         """The float64 sum of w_m * loss_m since the last call."""
 
+    def take_metrics(self) -> dict[int, float]:
+        """The float64 sums of the metrics' values, by value id, over the microbatches since the last call."""
+
     def apply(self, step: int, scale: float) -> None:
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol
 
 from farflung.plans import FEEDER, Edge, Plan
@@ -22,13 +23,14 @@ class SegmentShare(NamedTuple):
     """A segment's part of a finished unit; `finite` says whether all the numbers are.
 
     `squares` has the float64 sum of squares of each gradient by its parameter's value id, empty after an
-    evaluation; `loss` is the float64 share of the loss.
+    evaluation; `loss` is the float64 share of the loss. `metrics` has the sums of an evaluation's metrics.
     """
 
     segment: int
     squares: dict[int, float]
     finite: bool
     loss: float
+    metrics: Mapping[int, float] = MappingProxyType({})
 
 
 class Outlet(Protocol[Array]):
@@ -212,7 +214,7 @@ class Executor(Generic[Array]):
             squares = segment.square_sums() if state.unit.train else {}
             loss = segment.take_loss()
             finite = all(map(math.isfinite, (loss, *squares.values())))
-            shares.append(SegmentShare(number, squares, finite, loss))
+            shares.append(SegmentShare(number, squares, finite, loss, segment.take_metrics()))
         self._outlet.ready(state.unit, shares)
 
 

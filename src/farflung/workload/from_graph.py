@@ -43,7 +43,7 @@ class _Costs:
         self._sizes = [value_type.bytes(batch) for value_type in graph.values]
         self._static = static_values(graph)
         self._is_static = [all(v in self._static for v in node.writes()) for node in graph.nodes]
-        self._results = {graph.loss, *graph.mutations.values()}
+        self._results = {graph.loss, *graph.metric_values(), *graph.mutations.values()}
         self._readers = self._find_readers()
         self._storage = storage_of(graph.nodes, graph.values, batch)
         self._gradients = differentiable_values(graph)

@@ -26,7 +26,7 @@ def test_a_slow_callback_holds_nobody_up_and_misses_nothing() -> None:
 
     callbacks = Callbacks(on_step, lambda step, loss: calls.append((step, loss)), None, lambda error: None)
     callbacks.stepped(row(1))
-    callbacks.validated(1, 2.5)
+    callbacks.validated(1, 2.5, {})
     callbacks.checkpointed(1, "there")  # nobody asked for these
     callbacks.stepped(row(2))
     assert calls == []
@@ -44,8 +44,8 @@ def test_after_one_that_raises_none_is_called() -> None:
         raise SystemExit("enough")
 
     callbacks = Callbacks(lambda row: seen.append(-1), on_validation, None, failures.append)
-    callbacks.validated(3, None)
-    callbacks.validated(4, None)
+    callbacks.validated(3, None, {})
+    callbacks.validated(4, None, {})
     callbacks.stepped(row(5))
     finished(callbacks)
     assert seen == [3] and failures == [callbacks.error]

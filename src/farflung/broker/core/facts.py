@@ -190,7 +190,7 @@ class UnitDecided(Decision, frozen=True):
 
     If `keep`, a copy of the state after it is under way to the submitter from now on; if `copy`, a version is
     under way to the disks of workers.
-        `digests` are those of the shares, by segment.
+    `digests` are those of the shares, by segment. `metrics` are the sums of an evaluation's metrics.
     """
 
     job: str
@@ -203,6 +203,7 @@ class UnitDecided(Decision, frozen=True):
     keep: bool = False
     copy: bool = False
     digests: dict[int, ShareDigest] = {}
+    metrics: dict[int, float] = {}
 
 
 class VersionStable(Decision, frozen=True):

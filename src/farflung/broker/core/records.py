@@ -135,6 +135,7 @@ class Result:
     loss: float | None
     gradient_norm: float
     bytes_sent: int
+    metrics: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

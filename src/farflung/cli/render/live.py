@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from farflung.cli.render.output import loss_words
+from farflung.cli.render.output import loss_words, metric_words
 from farflung.cli.render.plan import chosen_lines, plan_table, planned_lines
 from farflung.cli.render.progress import RemainingTime, advice_on, moving_line, returned_words
 from farflung.client.output.progress import Observer, ProgressCallback, goes_on, no_progress
@@ -110,9 +111,10 @@ class LiveObserver(Observer):
         facts.append(f"{format_bytes(self._total_bytes)} on the wire")
         self._show("training", row.step, self._steps, facts)
 
-    def validated(self, step: int, loss: float | None) -> None:
+    def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
         self._hide("validating")
-        self._console.print(f"validation loss after {step} steps: {loss_words(loss)}")
+        words = f"validation loss after {step} steps: {loss_words(loss)}"
+        self._console.print(words + metric_words(metrics))
 
     def checkpointed(self, step: int, place: str) -> None:
         self._console.print(f"checkpoint of step {step} saved in {place}", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -42,6 +43,11 @@ def _visible(letter: str) -> str:
     if letter.isprintable() or letter in "\n\t":
         return letter
     return letter.encode("unicode_escape").decode()
+
+
+def metric_words(metrics: Mapping[str, float]) -> str:
+    """The metrics of an evaluation, to be put behind its loss."""
+    return "".join(f"  {name} {value:.4g}" for name, value in metrics.items())
 
 
 def loss_words(loss: float | None) -> str:

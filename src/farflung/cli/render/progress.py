@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from farflung.cli.render.output import loss_words, note
+from farflung.cli.render.output import loss_words, metric_words, note
 from farflung.cli.render.plan import chosen_lines, plan_rows, planned_lines
 from farflung.client.output.progress import Observer, goes_on
 from farflung.client.output.records import StepRow
@@ -182,8 +182,9 @@ class PlainObserver(Observer):
         left = self._remaining.seconds(self._steps)
         note(words if not left else f"{words}  about {format_clock(left)} left")
 
-    def validated(self, step: int, loss: float | None) -> None:
-        note(f"validation loss after {step} steps: {loss_words(loss)}")
+    def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
+        words = f"validation loss after {step} steps: {loss_words(loss)}"
+        note(words + metric_words(metrics))
 
     def checkpointed(self, step: int, place: str) -> None:
         note(f"checkpoint of step {step} saved in {place}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,8 +15,10 @@ from farflung.errors import CallbackFailed
 
 OnStep = Callable[[StepRow], object]
 """Called with the row of a step that was applied everywhere."""
-OnValidation = Callable[[int, float | None], object]
-"""Called with the number of steps done and the validation loss, which emulated devices do not have."""
+OnValidation = Callable[[int, float | None], object] | Callable[[int, float | None, dict[str, float]], object]
+"""Called with the number of steps done and the validation loss, which emulated devices do not have.
+
+If the job has metrics, a dict of them is the third argument."""
 OnCheckpoint = Callable[[int, str], object]
 """Called with the number of steps done and the folder or URL that now holds the state after them."""
 
@@ -51,8 +53,8 @@ class Callbacks(Observer):
     def stepped(self, row: StepRow) -> None:
         self._call("on_step", row)
 
-    def validated(self, step: int, loss: float | None) -> None:
-        self._call("on_validation", step, loss)
+    def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
+        self._call("on_validation", step, loss, *([dict(metrics)] if metrics else []))
 
     def checkpointed(self, step: int, place: str) -> None:
         self._call("on_checkpoint", step, place)

@@ -116,7 +116,8 @@ class Fleet(ABC):
         wait_for_workers
             Wait for workers of `on` or `topology` that have never joined, rather than refuse.
         on_step, on_validation, on_checkpoint
-            Called with the row of a step (`StepRow`); with steps done and validation loss; with steps done
+            Called with the row of a step (`StepRow`); with steps done, validation loss and, if the job has
+            metrics, a dict of them; with steps done
             and where the state after them was saved.
         observer
             Hears all else: a subclass of `farflung.Observer`, called on the run's event loop.

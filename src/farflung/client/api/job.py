@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from farflung.data import Collate, SampleOrder, collate
 from farflung.data.loaders import LoaderParts, is_loader, parts_of, require_numbered
 from farflung.errors import CodecError, JobError
-from farflung.opdag.graph import Precision
+from farflung.metrics import Perplexity
+from farflung.opdag.graph import MOST_METRICS, Precision
 from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import is_auto, policy_of
 from farflung.plans.phases import codecs_in
@@ -87,6 +88,10 @@ class Job:
     validation_batches
         Microbatch-sized batches of one evaluation, spread evenly over `validation`. None: all of it, but for
         what is left over of the last batch.
+    metrics
+        What evaluations measure beside the loss, by name: `metric(outputs, batch)` gives the mean over a
+        batch as a scalar tensor, or a sum and the count that divides it; `farflung.metrics` has some. They
+        are captured into the graph like the loss, and a mean is weighted by counted targets as the loss is.
     precision
         "bfloat16" trains as under `torch.autocast`: matrix products and their results are bfloat16, while
         parameters, optimizer state and the loss stay float32.
@@ -130,6 +135,7 @@ class Job:
     max_loss_gap: float = MAX_LOSS_GAP
     validate_every: int | None = None
     validation_batches: int | None = 8
+    metrics: Mapping[str, Callable[[Any, dict[str, Tensor]], Any]] | None = None
     precision: Precision = "float32"
     deterministic: bool = False
     weights: Path | str | None = None
@@ -169,6 +175,7 @@ class Job:
         _require_weights(self.weights, self.model)
         _require_whole("num_workers", self.num_workers, 1, MAXIMUM_READERS)
         _require_names(self.names)
+        _require_metrics(self.metrics, self.validation is not None)
         self._require_even_batch()
         self._require_items("data", self.items, self.batch)
         if self.held_out is not None:
@@ -203,6 +210,12 @@ class Job:
             raise JobError("validation is a DataLoader with another collate_fn than data: give both the same")
         dataset: Dataset = parts.dataset
         return dataset
+
+    @property
+    def captured_metrics(self) -> dict[str, Callable[[Any, dict[str, Tensor]], Any]]:
+        """The metrics that workers compute; others are functions of the validation loss."""
+        metrics = self.metrics or {}
+        return {name: metric for name, metric in metrics.items() if not isinstance(metric, Perplexity)}
 
     @property
     def readers(self) -> int:
@@ -356,6 +369,22 @@ def _require_names(names: object) -> None:
     parts = [] if isinstance(names, str) or not isinstance(names, Sequence) else list(names)
     if not parts or not all(isinstance(name, str) for name in parts) or len({*parts}) != len(parts):
         raise JobError(f"names must be different names, one for each part of an item, found {names!r}")
+
+
+def _require_metrics(metrics: object, is_evaluated: bool) -> None:
+    if metrics is None:
+        return
+    if not isinstance(metrics, Mapping) or not 0 < len(metrics) <= MOST_METRICS:
+        raise JobError(
+            f"metrics must be a dict of 1 to {MOST_METRICS} functions by name, found {_kind(metrics)}"
+        )
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not name.isidentifier() or name == "loss":
+            raise JobError(f"a metric's name must be a word other than 'loss', found {name!r}")
+        if not callable(metric):
+            raise JobError(f"metrics[{name!r}] must be callable, found {_kind(metric)}")
+    if not is_evaluated:
+        raise JobError("metrics are measured on validation items: give Job(validation=)")
 
 
 def _require_callable(name: str, value: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, overload
 
 from farflung.client.output.progress import Observer
@@ -11,10 +11,11 @@ from farflung.client.output.records import StepRow
 
 
 class Validation(NamedTuple):
-    """An evaluation after `step` steps; on emulated devices `loss` is None."""
+    """An evaluation after `step` steps, with the job's metrics; on emulated devices `loss` is None."""
 
     step: int
     loss: float | None
+    metrics: Mapping[str, float] = {}
 
 
 class Metrics(Sequence[StepRow]):
@@ -73,12 +74,14 @@ class Metrics(Sequence[StepRow]):
                 self._validations.pop()
             self._rows.append(row)
 
-    def add_validation(self, step: int, loss: float | None) -> None:
+    def add_validation(
+        self, step: int, loss: float | None, metrics: Mapping[str, float] | None = None
+    ) -> None:
         """Add an evaluation, which takes the place of one after the same step."""
         with self._lock:
             while self._validations and self._validations[-1].step >= step:
                 self._validations.pop()
-            self._validations.append(Validation(step, loss))
+            self._validations.append(Validation(step, loss, metrics or {}))
 
 
 class MetricsCollector(Observer):
@@ -90,5 +93,5 @@ class MetricsCollector(Observer):
     def stepped(self, row: StepRow) -> None:
         self._metrics.add(row)
 
-    def validated(self, step: int, loss: float | None) -> None:
-        self._metrics.add_validation(step, loss)
+    def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
+        self._metrics.add_validation(step, loss, metrics)

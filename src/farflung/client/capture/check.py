@@ -185,7 +185,7 @@ def capture_shapes(job: Job) -> Capture:
     CaptureError
         The model cannot be captured.
     """
-    return capture(job.model, example_batch(job), job.loss, job.precision)
+    return capture(job.model, example_batch(job), job.loss, job.precision, job.captured_metrics)
 
 
 def check_job(

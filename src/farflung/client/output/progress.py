@@ -5,7 +5,7 @@ The command line implements `Observer` for a terminal and for log files; a noteb
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from farflung.client.output.records import StepRow
 from farflung.protocol.messages import CodecsChosen, Planned
@@ -69,8 +69,8 @@ class Observer:
     def stepped(self, row: StepRow) -> None:
         """A step was applied everywhere."""
 
-    def validated(self, step: int, loss: float | None) -> None:
-        """The model was evaluated after `step` steps; on emulated devices `loss` is None."""
+    def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
+        """The model was evaluated after `step` steps; emulated devices have neither `loss` nor `metrics`."""
 
     def checkpointed(self, step: int, place: str) -> None:
         """The state after `step` steps is saved in that folder or at that URL."""
@@ -128,9 +128,9 @@ class Observers(Observer):
         for observer in self._observers:
             observer.stepped(row)
 
-    def validated(self, step: int, loss: float | None) -> None:
+    def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
         for observer in self._observers:
-            observer.validated(step, loss)
+            observer.validated(step, loss, metrics)
 
     def checkpointed(self, step: int, place: str) -> None:
         for observer in self._observers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -39,15 +39,21 @@ class Outcome:
 class Recorder:
     """Writes a run's files on a thread, one at a time; each method may raise `RunFailed` (disk full).
 
-    The run begins at unit `first`.
+    The run begins at unit `first`. `values` are those of the graph for each of the job's metrics.
     """
 
     def __init__(
-        self, job: Job, folder: RunFolder, observer: Observer, emulated: bool = False, first: int = 0
+        self,
+        job: Job,
+        folder: RunFolder,
+        observer: Observer,
+        emulated: bool = False,
+        first: int = 0,
+        values: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.folder = folder
         self.observer = observer
-        self.metrics = RunMetrics(job, time.monotonic(), emulated, first)
+        self.metrics = RunMetrics(job, time.monotonic(), emulated, first, values)
         self._emulated = emulated
         self._job_id = ""
         self._state = ""
@@ -129,7 +135,8 @@ class Recorder:
         if row is not None:
             self.observer.stepped(row)
         elif not is_looped:
-            self.observer.validated(self.metrics.steps, self.metrics.validation_loss)
+            found = self.metrics
+            self.observer.validated(found.steps, found.validation_loss, found.validation_metrics)
         if not is_repeated:
             self._begin()
         if row is not None:
@@ -138,6 +145,8 @@ class Recorder:
             loss = self.metrics.validation_loss_with_codecs
             await self._record("validated with codecs", step=self.metrics.steps, loss=loss)
         else:
+            if self.metrics.has_metrics:
+                await asyncio.to_thread(self.folder.add_validation, self.metrics.validation(message.attempt))
             await self._record("validated", step=self.metrics.steps, loss=self.metrics.validation_loss)
 
     async def codecs_chosen(self, message: CodecsChosen) -> None:

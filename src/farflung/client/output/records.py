@@ -47,6 +47,19 @@ class StepRow(msgspec.Struct, frozen=True):
     bytes_copied: int | None = 0
 
 
+class ValidationRow(msgspec.Struct, frozen=True):
+    """One evaluation in `metrics.jsonl` of a job with metrics, after `step` steps.
+
+    Of a step that the run did again, the row with the higher `attempt` counts. A metric whose value is not
+    finite is left out.
+    """
+
+    step: int
+    validation_loss: float | None
+    metrics: dict[str, float]
+    attempt: int
+
+
 class CorpusRecord(msgspec.Struct, frozen=True):
     """The text that was trained on, recorded because Python versions ship different libraries."""
 
@@ -67,8 +80,8 @@ class Summary(msgspec.Struct, frozen=True):
     was expected to compute for 1 ms a microbatch: what Python takes is not predicted, and steps may take far
     longer. `links` are sums over all units, and `ratio` is that of all of them together. `validation_loss` is
     that of the weights alone; where codecs are chosen while it runs, `validation_loss_with_codecs` is that of
-    the links as they were written. `checkpoint_step` is that of the newest
-    checkpoint, None if there is none.
+    the links as they were written, and `metrics` are those of the newest evaluation. `checkpoint_step` is
+    that of the newest checkpoint, None if there is none.
     """
 
     state: str
@@ -95,3 +108,4 @@ class Summary(msgspec.Struct, frozen=True):
     validation_loss_with_codecs: float | None = None
     prediction_is_brief: bool = False
     checkpoint_step: int | None = None
+    metrics: dict[str, float] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from farflung.client.output.records import StepRow, Summary
+from farflung.client.output.records import StepRow, Summary, ValidationRow
 from farflung.client.output.run_record import RUN, RunRecord, SubmittedJob, read_record
 from farflung.errors import CheckpointError, JobError, RunFailed
 from farflung.files import write_atomically
@@ -173,6 +173,11 @@ class RunFolder:
         with self._guarded():
             self._metrics.append(msgspec.json.encode(row))
         self._has_steps = True
+
+    def add_validation(self, row: ValidationRow) -> None:
+        """Append one evaluation to `metrics.jsonl`."""
+        with self._guarded():
+            self._metrics.append(msgspec.json.encode(row))
 
     def add_event(self, at: float, event: str, **facts: Any) -> None:
         """Append one event to `events.jsonl`; `at` is in Unix seconds."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from farflung.client.api.job import Job
-from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary
+from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary, ValidationRow
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError
+from farflung.metrics import Perplexity
 from farflung.plans import Prediction
 from farflung.protocol.messages import (
     UnitDone,
@@ -20,6 +21,8 @@ from farflung.runtime.optimizer import learning_rate
 from farflung.schedule import Unit
 
 TYPICAL_OF = 1000  # steps
+MOST_NATS = 700.0
+"""The exponential of larger losses is infinite in float64."""
 
 
 class RunMetrics:
@@ -27,11 +30,20 @@ class RunMetrics:
 
     A run on `emulated` devices has no losses. The run begins at unit `first`; `current` is the unit in
     progress, None after the last, and `is_running` says whether workers are at it. `steps` are all that are
-    applied, those before unit `first` too.
+    applied, those before unit `first` too. `values` are those of the graph for each metric.
     """
 
-    def __init__(self, job: Job, now: float, emulated: bool = False, first: int = 0) -> None:
+    def __init__(
+        self,
+        job: Job,
+        now: float,
+        emulated: bool = False,
+        first: int = 0,
+        values: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         self._job = job
+        self._values = values or {}
+        self.validation_metrics: dict[str, float] = {}
         self._emulated = emulated
         self._training = job.training()
         self._units = self._training.units()
@@ -119,6 +131,7 @@ class RunMetrics:
             return None
         if not unit.train:
             self.validation_loss = loss
+            self.validation_metrics = self._measured(done, unit)
             if self.first_validation_loss is None:
                 self.first_validation_loss = loss
             return None
@@ -140,6 +153,29 @@ class RunMetrics:
             links=[_row(link) for link in done.links],
             bytes_copied=None if sent_bytes is None else done.bytes_copied,
         )
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether evaluations measure more than the loss."""
+        return bool(self._job.metrics) and not self._emulated
+
+    def validation(self, attempt: int) -> ValidationRow:
+        """The row of the newest evaluation, in that attempt."""
+        return ValidationRow(self.steps, self.validation_loss, self.validation_metrics, attempt)
+
+    def _measured(self, done: UnitDone, unit: Unit) -> dict[str, float]:
+        """The finite metrics of an evaluation, in the job's order."""
+        if not self.has_metrics:
+            return {}
+        found: dict[str, float] = {}
+        for name, metric in (self._job.metrics or {}).items():
+            if isinstance(metric, Perplexity):
+                found[name] = math.exp(done.loss) if done.loss < MOST_NATS else math.inf
+            elif name in self._values and {*self._values[name]} <= done.metrics.keys():
+                total, *count = (done.metrics[value] for value in self._values[name])
+                divisor = count[0] if count else unit.microbatches
+                found[name] = total / divisor if divisor else math.nan
+        return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def is_looped(self, unit: Unit) -> bool:
         """Whether the unit evaluates with codecs what the next unit evaluates without."""
@@ -176,6 +212,7 @@ class RunMetrics:
             predicted_bottleneck=self.prediction.bottleneck if self.prediction else "",
             prediction_is_brief=self.prediction.brief if self.prediction else False,
             checkpoint_step=self.checkpoint_step,
+            metrics=self.validation_metrics,
             scheduler=self.prediction.scheduler if self.prediction else "",
             links=[_row(link) for link in self._links.values()],
             ratio=self.ratio,

@@ -132,7 +132,9 @@ class Submitter:
         self._start = self._checkpoints.start
         self._place = None if checkpointing is None else checkpointing.place
         first = self._start.unit if self._place is None else self._place.recorded.unit
-        self.recorder = Recorder(prepared.job, run, observer, prepared.emulated, first)
+        self.recorder = Recorder(
+            prepared.job, run, observer, prepared.emulated, first, prepared.graph.metrics
+        )
         self.recorder.metrics.checkpoint_step = self._checkpoints.saved
         self._tasks = BackgroundTasks(self._events.put_nowait)  # of the attempt
         self._others = BackgroundTasks(self._events.put_nowait)

@@ -8,8 +8,10 @@ makes the graph functional; ops that the opset lacks are decomposed one by one (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +30,7 @@ from farflung.opdag.capture.lints import (
     forbid_custom_functions,
     watch_checkpointing,
 )
-from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule, require_names
+from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule, MetricFunction, require_names
 from farflung.opdag.capture.missing_ops import all_draws, live_draws
 from farflung.opdag.capture.module_state import as_if_on_cpu, require_buffers_apart, require_capturable
 from farflung.opdag.capture.normalise import Normaliser
@@ -63,12 +65,13 @@ def capture(
     example: Mapping[str, Tensor],
     loss: LossFunction | None = None,
     precision: Precision = "float32",
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> Capture:
     """Capture `module` in train mode on `example`, a collated batch of at least two samples.
 
     Only the first dimension of the inputs may vary afterwards. The module's state is not changed and not
     part of the result; it may be on the meta device. In bfloat16 it is captured as it runs under
-    `torch.autocast`.
+    `torch.autocast`. `metrics` are computed in evaluations, of outputs without gradients.
 
     Raises
     ------
@@ -87,11 +90,16 @@ def capture(
             "the example batch must hold at least 2 samples, first dimension first", "batch-size"
         )
     with _left_alone(module) as before:
-        found = _trace(module, batch, loss, precision, remarks)
+        try:
+            found = _trace(module, batch, loss, precision, remarks, metrics or {})
+        except CaptureError as error:
+            trace = partial(_trace, module, batch, loss, precision, Remarks())
+            raise _of_its_metric(error, trace, metrics or {}) from None
         if changed := python_state.changed(before, found.left):
             words = ", ".join(changed[:4])
             python_state.put(module, found.left)
-            if not _is_same(found.graph, lambda: _trace(module, batch, loss, precision, Remarks()).graph):
+            again = partial(_trace, module, batch, loss, precision, Remarks(), metrics or {})
+            if not _is_same(found.graph, lambda: again().graph):
                 raise CaptureError(
                     f"forward changes {words} and then computes something else, which a graph cannot: keep it"
                     " in a buffer",
@@ -124,6 +132,19 @@ def _left_alone(module: nn.Module) -> Iterator[python_state.Attributes]:
             part.training = training
 
 
+def _of_its_metric(
+    error: CaptureError,
+    trace: Callable[[Mapping[str, MetricFunction]], object],
+    metrics: Mapping[str, MetricFunction],
+) -> CaptureError:
+    """The error, with the name of the metric without which there is none."""
+    for name in metrics:
+        with suppress(CaptureError):
+            trace({other: metric for other, metric in metrics.items() if other != name})
+            return CaptureError(f"the metric {name!r} cannot run on workers: {error}", error.lint)
+    return error
+
+
 def _is_same(graph: Graph, trace: Callable[[], Graph]) -> bool:
     """Whether tracing again gives the same graph."""
     try:
@@ -145,15 +166,21 @@ class _Traced:
 class _Observed(LossModule):
     """Computes the loss while every torch call of the user's code is observed."""
 
-    def __init__(self, module: nn.Module, loss: LossFunction | None, precision: Precision) -> None:
-        super().__init__(module, loss, precision)
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: LossFunction | None,
+        precision: Precision,
+        metrics: Mapping[str, MetricFunction],
+    ) -> None:
+        super().__init__(module, loss, precision, metrics)
         self.watch = Watch()
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+    def forward(self, batch: dict[str, Tensor]) -> Any:
         self.watch.follow(batch)
         before = python_state.attributes(self.module)
         with python_state.forbid_foreign_randomness(), self.watch:
-            result = super().forward(batch)
+            result = self.measured(batch) if self.metrics else super().forward(batch)
         self.watch.left = python_state.left_by(self.module, before)  # export restores attributes of modules
         return result
 
@@ -164,8 +191,9 @@ def _trace(
     loss: LossFunction | None,
     precision: Precision,
     remarks: Remarks,
+    metrics: Mapping[str, MetricFunction],
 ) -> _Traced:
-    wrapper = _Observed(module, loss, precision)
+    wrapper = _Observed(module, loss, precision, metrics)
     with (
         forbid_custom_functions(),
         forbid_buffer_assignment(),
@@ -182,7 +210,7 @@ def _trace(
                 require_buffers_apart(module, dict(module.named_buffers()))
             raise explain_failure(error, wrapper.watch.dependent) from error
     names = list(batch)
-    normaliser = Normaliser(exported, names, module)
+    normaliser = Normaliser(exported, names, module, wrapper.returned.scalars)
     try:
         check_batch(exported, names, wrapper.watch.fixed_at, remarks)
         graph, origins = normaliser.run()

@@ -173,9 +173,15 @@ class Draft:
         self.origins[len(self.nodes)] = origin_of(node)
         self.nodes.append(Node(len(self.nodes), op, arguments, outputs))
 
-    def finished(self, loss: int, mutations: dict[str, int], ties: dict[str, str]) -> Graph:
+    def finished(
+        self,
+        loss: int,
+        mutations: dict[str, int],
+        ties: dict[str, str],
+        metrics: dict[str, list[int]],
+    ) -> Graph:
         """The graph without unused parts, validated like a received one."""
-        live = live_nodes(self._graph(self.nodes, self.inputs, loss, mutations, ties))
+        live = live_nodes(self._graph(self.nodes, self.inputs, loss, mutations, ties, metrics))
         nodes = [node for node, alive in zip(self.nodes, live, strict=True) if alive]
         read = {value for node in nodes for value in node.reads()} | set(mutations.values())
         inputs = [
@@ -187,7 +193,7 @@ class Draft:
         ]
         kept = {entry.name for entry in inputs}
         ties = {alias: name for alias, name in ties.items() if name in kept}
-        graph = self._graph(nodes, inputs, loss, mutations, ties)
+        graph = self._graph(nodes, inputs, loss, mutations, ties, metrics)
         try:
             return wire.load_graph(wire.dump(uses_together(graph)), batch=2)
         except GraphError as error:
@@ -200,6 +206,7 @@ class Draft:
         loss: int,
         mutations: dict[str, int],
         ties: dict[str, str],
+        metrics: dict[str, list[int]],
     ) -> Graph:
         return Graph(
             version=wire.FORMAT_VERSION,
@@ -211,6 +218,7 @@ class Draft:
             mutations=mutations,
             ties=ties,
             constants={e.name: self._constants[e.name] for e in inputs if e.kind == "constant"},
+            metrics=metrics,
         )
 
 

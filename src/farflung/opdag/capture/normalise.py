@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,14 +20,22 @@ from farflung.opdag.graph import Graph
 
 
 class Normaliser:
-    """One pass over an exported program; `run` returns the graph and the origins."""
+    """One pass over an exported program; `run` returns the graph and the origins.
+
+    `metrics` says how many of the program's results, after the loss, each metric has.
+    """
 
     def __init__(
-        self, exported: torch.export.ExportedProgram, input_names: list[str], module: nn.Module
+        self,
+        exported: torch.export.ExportedProgram,
+        input_names: list[str],
+        module: nn.Module,
+        metrics: Mapping[str, int],
     ) -> None:
         self._exported = exported
         self._names = input_names
         self._module = module
+        self._metrics = metrics
         self._draft = Draft()
 
     def run(self) -> tuple[Graph, Mapping[int, Origin]]:
@@ -42,8 +51,10 @@ class Normaliser:
                 calls.add(node)
             elif node.op == "get_attr":
                 raise CaptureError(f"a nested graph cannot be captured: {origin_of(node)}", "control-flow")
-        loss, mutations = self._outputs(next(node for node in nodes if node.op == "output"))
-        graph = self._draft.finished(loss, mutations, self._ties())
+        (loss, *scalars), mutations = self._outputs(next(node for node in nodes if node.op == "output"))
+        rest = iter(scalars)
+        metrics = {name: list(islice(rest, count)) for name, count in self._metrics.items()}
+        graph = self._draft.finished(loss, mutations, self._ties(), metrics)
         _check_inputs_used(graph)
         return graph, self._draft.origins
 
@@ -80,14 +91,15 @@ class Normaliser:
             else:
                 raise CaptureError(f"an input of kind {spec.kind.name} ({node.name}) cannot be captured")
 
-    def _outputs(self, output: fx.Node) -> tuple[int, dict[str, int]]:
-        loss = -1
+    def _outputs(self, output: fx.Node) -> tuple[list[int], dict[str, int]]:
+        """The loss and the values of metrics, and the new values of buffers."""
+        scalars: list[int] = []
         mutations: dict[str, int] = {}
         results: Any = output.args[0]
         for spec, node in zip(self._exported.graph_signature.output_specs, results, strict=True):
             value = self._draft.value_of(node)
             if spec.kind is OutputKind.USER_OUTPUT:
-                loss = value
+                scalars.append(value)
             elif spec.kind is OutputKind.BUFFER_MUTATION and value < len(self._draft.inputs):
                 raise CaptureError(
                     f"buffer {spec.target} becomes an input as it is: keep a computed value", "buffers"
@@ -96,7 +108,7 @@ class Normaliser:
                 mutations[str(spec.target).removeprefix("module.")] = value
             else:
                 raise _changed(str(spec.target), spec.kind, node)
-        return loss, mutations
+        return scalars, mutations
 
     def _ties(self) -> dict[str, str]:
         """Further names of parameters and buffers, by which a module that stands twice is saved."""

@@ -127,6 +127,9 @@ class EmulatedSegment:
     def take_loss(self) -> float:
         return 0.0
 
+    def take_metrics(self) -> dict[int, float]:
+        return {}
+
     def apply(self, step: int, scale: float) -> None:
         """Do nothing: there is no state."""
 

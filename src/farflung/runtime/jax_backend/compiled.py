@@ -156,7 +156,8 @@ class EvaluationFunction:
     def __init__(self, segment: Segment, batch: int, wanted: CancelToken) -> None:
         self._program = program = Program(segment, batch, train=False)
         self._given = [entry.value for entry in segment.inputs] + list(segment.receives)
-        self._made = list(dict.fromkeys([*segment.sends, *([] if segment.loss is None else [segment.loss])]))
+        loss = [] if segment.loss is None else [segment.loss]
+        self._made = list(dict.fromkeys([*segment.sends, *loss, *segment.metrics]))
 
         def function(given: list[Any], keys: Any) -> list[Any]:
             known = dict(zip(self._given, given, strict=True))
@@ -171,7 +172,7 @@ class EvaluationFunction:
         self.memory = program_memory(self._compiled)
 
     def forward(self, known: Arrays, seed: int, microbatch: int) -> dict[int, Any]:
-        """The values that the segment sends, and its loss, by id; JobError as in training."""
+        """The values that the segment sends, its loss and metrics, by id; JobError as in training."""
         given = [known[value] for value in self._given]
         *made, extremes = self._compiled(given, self._program.keys(seed))
         self._program.require_in_range(extremes, microbatch)

@@ -86,7 +86,9 @@ class JaxSegment:
         self._owners: Mapping[str, JaxSegment] = {}
         self._on_device = False
         batch = training.microbatch_size
-        self._train = BackgroundBuild(lambda wanted: TrainingFunctions(segment, batch, wanted))
+        self._train = BackgroundBuild(
+            lambda wanted: TrainingFunctions(segment.without_metrics(), batch, wanted)
+        )
         self._evaluate = _evaluation(segment, batch) if training.validation_microbatches else None
         self._shapes = [shape_of(segment.values[e.value], batch) for e in self._layout.trainable]
         mine = [self._shapes[at] for at in self._mine]
@@ -98,6 +100,7 @@ class JaxSegment:
         self._summed: set[str] = set()
         self._pending: dict[str, Any] = {}
         self._losses: list[tuple[float, Any]] = []
+        self._metrics: list[tuple[int, Any]] = []
 
     def compile(self) -> Needs[float]:
         """Wait until everything is compiled; returns the memory needed. Raises XLA's errors."""
@@ -125,6 +128,7 @@ class JaxSegment:
         else:
             self._evaluate = self._evaluate or _evaluation(self.segment, self._training.microbatch_size)
             made = self._evaluate.get().forward(known, seed, microbatch)
+            self._metrics += [(value, made[value]) for value in self.segment.metrics]
         if self.segment.loss is not None:
             self._losses.append((1.0 / unit.microbatches, made[self.segment.loss]))
         return jax.block_until_ready({value: made[value] for value in self.segment.sends})
@@ -188,6 +192,14 @@ class JaxSegment:
         losses, self._losses = self._losses, []
         return sum((weight * float(loss) for weight, loss in losses), 0.0)
 
+    def take_metrics(self) -> dict[int, float]:
+        """The float64 sums of the metrics' values since the last call."""
+        metrics, self._metrics = self._metrics, []
+        sums: dict[int, float] = {}
+        for value, array in metrics:
+            sums[value] = sums.get(value, 0.0) + float(array)
+        return sums
+
     def apply(self, step: int, scale: float) -> None:
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
         if self._stepper is not None and self._summed:
@@ -211,6 +223,7 @@ class JaxSegment:
         self._pending.clear()
         self._microbatches.clear()
         self._losses = []
+        self._metrics = []
 
     def gradients(self) -> dict[str, Any]:
         """Gradients of owned parameters by name, if they have one."""

@@ -32,9 +32,9 @@ class Program:
     """A segment's forward pass as a Python function.
 
     `state` are value ids of parameters, buffers and constants, `values` of model inputs and received values,
-    `results` of sent values, the loss and mutated buffers: the orders of `run`'s arguments and results. With
-    `train` false it is the evaluation graph: dropout is the identity, BatchNorm uses its running statistics.
-    What it makes is on the device of `place`, as its arguments must be.
+    `results` of sent values, the loss and mutated buffers or metrics: the orders of `run`'s arguments and
+    results. With `train` false it is the evaluation graph: dropout is the identity, BatchNorm uses its
+    running statistics. What it makes is on the device of `place`, as its arguments must be.
     """
 
     def __init__(self, segment: Segment, batch: int, train: bool, place: Place = ON_HOST) -> None:
@@ -46,6 +46,8 @@ class Program:
             self.results.append(segment.loss)
         if train:
             self.results.extend(segment.mutations.values())
+        else:
+            self.results.extend(value for value in segment.metrics if value not in self.results)
         writer = Writer(segment, batch, train, place)
         self.source = writer.write(self)
         self.run: Function = execute(self.source, segment.number, writer.namespace)

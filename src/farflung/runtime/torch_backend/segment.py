@@ -83,6 +83,7 @@ class TorchSegment:
         self._tapes: dict[int, Tape] = {}
         self._losses: list[tuple[float, Tensor]] = []
         self._loss = 0.0
+        self._metrics: list[tuple[int, Tensor]] = []
         self._pass = self._make_pass()
         if recompute:
             self._pass = RecomputingPass(self._pass)
@@ -91,11 +92,12 @@ class TorchSegment:
 
     def _make_pass(self) -> Pass:
         batch = self._training.microbatch_size
-        sides = sides_of(self.segment)
+        segment = self.segment.without_metrics()
+        sides = sides_of(segment)
         if sides is None:
-            return WholePass(self.segment, batch, self._place)
+            return WholePass(segment, batch, self._place)
         state = {entry.value: t for entry, t in zip(self._entries, self._state, strict=True)}
-        return SplitPass(self.segment, batch, sides, state, self._place)
+        return SplitPass(segment, batch, sides, state, self._place)
 
     def _leaf(self, name: str, kind: str, trainable: bool, state: Mapping[str, Tensor]) -> Tensor:
         if kind == "constant":
@@ -145,6 +147,7 @@ class TorchSegment:
             with torch.no_grad():
                 results = self._evaluate.results_of(self._current(), values, seed)
             self._add_loss(results, weight)
+            self._metrics += [(value, results[value]) for value in self.segment.metrics]
             return {value: outgoing(results[value]) for value in self.segment.sends}
         results, tape = self._pass.forward(self._current(), values, seed)
         for name, value in self.segment.mutations.items():
@@ -211,6 +214,16 @@ class TorchSegment:
         loss, self._loss = self._loss, 0.0
         return loss
 
+    def take_metrics(self) -> dict[int, float]:
+        """The float64 sums of the metrics' values since the last call."""
+        metrics, self._metrics = self._metrics, []
+        sums: dict[int, float] = {}
+        if metrics:
+            found = self._read([tensor for _, tensor in metrics])
+            for (value, _), number in zip(metrics, found, strict=True):
+                sums[value] = sums.get(value, 0.0) + number
+        return sums
+
     def _read(self, numbers: list[Tensor]) -> list[float]:
         """The numbers; also takes the losses so far, so that the host reads numbers once in a unit."""
         losses, self._losses = self._losses, []
@@ -244,6 +257,7 @@ class TorchSegment:
         self._tapes.clear()
         self._losses.clear()
         self._loss = 0.0
+        self._metrics.clear()
         self._place.forget()
 
     def gradients(self) -> dict[str, Tensor]:

@@ -158,7 +158,9 @@ class RunningJob(Generic[Array]):
         self._post(self._attempt, "reading what came", fail)
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
-        reported = tuple(Share(s.segment, s.finite, s.loss, s.squares) for s in shares)
+        reported = tuple(
+            Share(s.segment, s.finite, s.loss, s.squares, metrics=dict(s.metrics)) for s in shares
+        )
         seconds, self._computing = max(0.0, self._computing), 0.0
         if unit.number < self.live_from:
             self._links.finish(lambda sent: self._post_replayed(unit.number, reported))

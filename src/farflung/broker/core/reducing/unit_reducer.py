@@ -142,7 +142,7 @@ def worker_ready(fact: facts.WorkerReady, state: State) -> State:
 
 def _result_of(fact: facts.UnitDecided) -> Result:
     loss = fact.loss if math.isfinite(fact.loss) else None
-    return Result(fact.unit, fact.attempt, loss, fact.gradient_norm, fact.bytes_sent)
+    return Result(fact.unit, fact.attempt, loss, fact.gradient_norm, fact.bytes_sent, fact.metrics)
 
 
 def _next_pace(job: Job, at: float) -> Pace:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from farflung.errors import ProtocolError
 from farflung.plans import Plan
@@ -26,7 +26,8 @@ class Verdict:
     """The decision of a complete group.
 
     `scale` multiplies every gradient of the step. `loss` is the sum of the shares, `gradient_norm` the global
-    norm before clipping (0.0 for an evaluation). `trouble` is empty, or says why the step cannot be applied.
+    norm before clipping (0.0 for an evaluation), and `metrics` are the sums of an evaluation's metrics.
+    `trouble` is empty, or says why the step cannot be applied.
     """
 
     scale: float
@@ -36,6 +37,7 @@ class Verdict:
     trouble: str
     links: tuple[LinkTraffic, ...] = ()
     bytes_copied: int = 0
+    metrics: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class CommitGroup:
         shares = [self.shares[segment] for segment in sorted(self.shares)]
         loss = added_in_order(share.loss for share in shares)
         if not self.unit.train:
-            return Verdict(1.0, loss, 0.0, self.bytes_sent, "", self.links, self.bytes_copied)
+            metrics = {value: number for share in shares for value, number in share.metrics.items()}
+            return Verdict(1.0, loss, 0.0, self.bytes_sent, "", self.links, self.bytes_copied, metrics)
         norm = gradient_norm(share.squares for share in shares)
         finite = all(share.finite for share in shares) and math.isfinite(norm)
         scale = clip_scale(clip, norm) if finite else 1.0

@@ -173,6 +173,7 @@ def _done(job: Job, results: list[Result], attempt: int = 0) -> list[Message]:
             one.gradient_norm,
             one.bytes_sent,
             keep=one.unit == under_way,
+            metrics=dict(one.metrics),
         )
         for one in results
     ]

@@ -67,6 +67,7 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             keep,
             copy,
             {segment: share.digest for segment, share in sorted(group.shares.items())} if job.holders else {},
+            dict(verdict.metrics),
         )
     )
     tuning.on_unit_decided(turn, job, group, verdict)
@@ -85,6 +86,7 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             list(verdict.links),
             keep,
             verdict.bytes_copied,
+            dict(verdict.metrics),
         ),
     )
     job = turn.state.jobs[job.job]

@@ -7,12 +7,17 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
+from tests.gpu.fake_streams import Event
 from tests.gpu.numbers_device import NAME, Planted
+from tests.worker.running_thread import MICROBATCHES, running
 
 from farflung.plans import Rates
 from farflung.protocol.worker import Device
 from farflung.runtime.torch_backend import rates
 from farflung.runtime.torch_backend.backend import TorchBackend
+from farflung.worker.computing.running_job import RunningJob
+from farflung.worker.computing.task_deadlines import Stopwatch
+from farflung.worker.events import UnitFinished
 from farflung.worker.service import describe_device
 
 
@@ -48,6 +53,37 @@ def described_without_bfloat16() -> Device:
     with _small() as stack, patch.object(Planted, "lacks", frozenset({torch.bfloat16})):
         stack.enter_context(patch.object(TorchBackend, "kernel_digest", lambda self: ""))
         return describe_device(TorchBackend(torch.device(NAME)), 10**9)
+
+
+TASK_SECONDS = 0.5
+
+
+def a_unit() -> tuple[int, float]:
+    """Run a unit whose tasks take half a second each, as events say: how many ran, and what is reported."""
+    torch.set_num_threads(1)
+    tasks = 0
+
+    def counted(self: RunningJob[torch.Tensor], stopwatch: Stopwatch) -> bool:
+        nonlocal tasks
+        ran = run_next(self, stopwatch)
+        tasks += ran
+        return ran
+
+    def elapsed(self: Event, end: Event) -> float:
+        assert self.query() and end.query(), "an event that has not passed"
+        return 1e3 * TASK_SECONDS
+
+    run_next = RunningJob.run_next
+    with (
+        patch.object(RunningJob, "run_next", counted),
+        patch.object(Event, "elapsed_time", elapsed),
+        running("chain", TorchBackend(torch.device(NAME))) as one,
+    ):
+        for microbatch in range(MICROBATCHES):
+            one.feed(microbatch)
+        one.wait_for(UnitFinished)
+        (finished,) = [said for said in one.said if isinstance(said, UnitFinished)]
+    return tasks, finished.computing_seconds
 
 
 def _small() -> ExitStack:

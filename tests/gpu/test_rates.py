@@ -19,6 +19,11 @@ def test_float32_is_measured_without_tf32_and_what_the_device_has_beside_it(ther
     assert all(rate > 0 for rate in msgspec.structs.astuple(seen.rates))
 
 
+def test_a_unit_takes_as_long_as_its_events_say(there: Ask) -> None:
+    tasks, reported = there(measuring.a_unit)
+    assert tasks > 1 and reported == tasks * measuring.TASK_SECONDS
+
+
 def test_tf32_is_absent_where_the_device_has_none(there: Ask) -> None:
     seen = there(measuring.measured, False)
     assert [name for name in Rates.__struct_fields__ if getattr(seen.rates, name) is None] == ["tf32_tflops"]

@@ -385,8 +385,8 @@ class UnitReady(Message, frozen=True):
 
     `bytes_sent` were sent over data links since the last `UnitReady`, and `bytes_copied` of state besides.
     `links` are the links to other workers, `rates` the rates of links from them. Tasks of the unit took
-    `computing_seconds`, not counting codecs. The worker still has what it sent in the units from
-    `logged_from` on (None: in none).
+    `computing_seconds` of the device, not counting codecs. The worker still has what it sent in the units
+    from `logged_from` on (None: in none).
     """
 
     job: Id

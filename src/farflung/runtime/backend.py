@@ -15,6 +15,7 @@ from farflung.opdag.segment import Segment
 from farflung.plans import LinkCodec, Plan, Rates
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.state import Snapshot, StateKey
+from farflung.runtime.task_timer import TaskTimer
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -191,6 +192,9 @@ class Backend(Protocol[Array]):
 
         None: nothing is known but `measure_tflops`, which then counts for every precision.
         """
+
+    def timer(self) -> TaskTimer:
+        """What measures the time of one job's tasks; made and used by the thread that computes."""
 
     def kernel_digest(self) -> str:
         """The digest of what the device's kernels compute with this process's threads; see `runtime.kernels`.

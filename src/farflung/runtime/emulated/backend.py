@@ -18,6 +18,7 @@ from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.backend import EMULATED, Offer
 from farflung.runtime.state import Snapshot, StateKey
+from farflung.runtime.task_timer import HostTimer
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -165,6 +166,9 @@ class EmulatedBackend:
 
     def measure_rates(self) -> None:
         """None: a device that sleeps is as fast in every precision."""
+
+    def timer(self) -> HostTimer:
+        return HostTimer()
 
     def kernel_digest(self) -> str:
         return EMULATED

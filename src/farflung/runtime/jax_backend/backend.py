@@ -30,6 +30,7 @@ from farflung.runtime.jax_backend.kernels import kernel_digest
 from farflung.runtime.jax_backend.lowering import lacks
 from farflung.runtime.jax_backend.segment import JaxSegment
 from farflung.runtime.jax_backend.verify import verify_segment
+from farflung.runtime.task_timer import HostTimer
 from farflung.runtime.training import Training
 
 SIZE = 1024
@@ -107,6 +108,9 @@ class JaxBackend:
 
     def measure_rates(self) -> None:
         """None: only float32 is measured."""
+
+    def timer(self) -> HostTimer:
+        return HostTimer()
 
     def kernel_digest(self) -> str:
         return kernel_digest()

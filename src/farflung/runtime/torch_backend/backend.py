@@ -26,10 +26,11 @@ from farflung.plans import Plan, Rates
 from farflung.runtime.backend import Offer
 from farflung.runtime.carrier import HostMemory
 from farflung.runtime.coding import Coding
+from farflung.runtime.task_timer import HostTimer
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
 from farflung.runtime.torch_backend.codecs.coding import CrossingCoding
-from farflung.runtime.torch_backend.crossing import Arriving, Crossing, Leaving, has_streams
+from farflung.runtime.torch_backend.crossing import Arriving, Crossing, DeviceTimer, Leaving, has_streams
 from farflung.runtime.torch_backend.device import HOST, Place, placed
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.modes import repeatable, use_mode
@@ -155,6 +156,9 @@ class TorchBackend:
         found = measure_rates(self.device)
         self.release()
         return found
+
+    def timer(self) -> HostTimer | DeviceTimer:
+        return HostTimer() if self.crossing is None else DeviceTimer(self.crossing)
 
     def kernel_digest(self) -> str:
         with repeatable(self.device):  # only in this mode do bits say anything

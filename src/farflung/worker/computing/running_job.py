@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
@@ -92,7 +91,7 @@ class RunningJob(Generic[Array]):
         else:
             book = LinkBook(worker, load.plan, load.training, programs.values())
             self._links = PlainLinks(book, self._receive, self._written)
-        self._computing = 0.0
+        self._timer = backend.timer()
 
     @staticmethod
     def _peers_of(load: Load) -> dict[int, str]:
@@ -106,10 +105,9 @@ class RunningJob(Generic[Array]):
         if due is None:
             return False
         unit, task = due
-        began = time.perf_counter()
-        with stopwatch.passing(self.passes, (task.segment, task.kind, unit.train), task.microbatch):
+        passing = stopwatch.passing(self.passes, (task.segment, task.kind, unit.train), task.microbatch)
+        with passing, self._timer.task():
             self.executor.run(unit, task)
-        self._computing += time.perf_counter() - began
         return True
 
     def compile(self, stopwatch: Stopwatch) -> None:
@@ -132,9 +130,8 @@ class RunningJob(Generic[Array]):
         backend = self._backend
         leave: Callable[[Array], Any] = backend.leave if self.uses_codec_thread else backend.memory
         tensor = None if parcel.payload is None else leave(parcel.payload)
-        began = time.perf_counter()
-        self._links.write(Parcel(*parcel[:-1], tensor))
-        self._computing -= time.perf_counter() - began
+        with self._timer.aside():
+            self._links.write(Parcel(*parcel[:-1], tensor))
 
     def _decoded(self, parcel: Parcel[Any]) -> None:
         self._post(self._attempt, "taking a value in", lambda: self._receive(parcel))
@@ -161,7 +158,7 @@ class RunningJob(Generic[Array]):
         reported = tuple(
             Share(s.segment, s.finite, s.loss, s.squares, metrics=dict(s.metrics)) for s in shares
         )
-        seconds, self._computing = max(0.0, self._computing), 0.0
+        seconds = self._timer.take()
         if unit.number < self.live_from:
             self._links.finish(lambda sent: self._post_replayed(unit.number, reported))
             return
@@ -214,7 +211,8 @@ class RunningJob(Generic[Array]):
         self.executor.restart()
         self._links.restart()
         self._links.rename(load.plan)
-        self._load, self._attempt, self._computing = load, (load.job, load.attempt), 0.0
+        self._load, self._attempt = load, (load.job, load.attempt)
+        self._timer.reset()
         self._peers = self._peers_of(load)
         self.live_from = load.unit
 

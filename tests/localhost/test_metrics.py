@@ -108,7 +108,10 @@ def test_metrics_equal_one_process(fleet: farflung.Fleet, tmp_path: Path) -> Non
     wanted = job()
     before = in_one_process(wanted.model)
     run = fleet.train(
-        wanted, out=tmp_path / "run", on_validation=lambda step, loss, found: heard.append((step, found))
+        wanted,
+        log="csv",
+        out=tmp_path / "run",
+        on_validation=lambda step, loss, found: heard.append((step, found)),
     )
     summary = run.wait()
     run.load_into(wanted.model)
@@ -121,6 +124,8 @@ def test_metrics_equal_one_process(fleet: farflung.Fleet, tmp_path: Path) -> Non
     assert summary.metrics == last.metrics and heard == [(0, first.metrics), (4, last.metrics)]
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     rows = [row for row in lines if "validation_loss" in row]
+    logged = (tmp_path / "run/csv/validation.csv").read_text().splitlines()
+    assert logged[0] == "step,loss,accuracy,confidence,perplexity" and len(logged) == 1 + len(rows)
     assert [(row["step"], row["metrics"]) for row in rows] == heard and len(lines) == 2 + 4
 
 

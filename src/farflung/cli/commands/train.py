@@ -30,7 +30,7 @@ from farflung.cli.options.target import (
     WaitOption,
     WorkersOption,
 )
-from farflung.cli.options.waiting import DetachOption, PatienceOption
+from farflung.cli.options.waiting import DetachOption, LogOption, PatienceOption
 from farflung.cli.process.background import Background, ReportToOption, go_on_in_background, require_broker
 from farflung.cli.process.identity import TokenText
 from farflung.cli.process.training import CommandLine, follow
@@ -66,6 +66,7 @@ def train(
     checkpoint_to: CheckpointToOption = None,
     resume: ResumeOption = None,
     patience: PatienceOption = None,
+    log: LogOption = None,
     detach: DetachOption = False,
     text: TextOption = None,
     precision: PrecisionOption = None,
@@ -102,6 +103,7 @@ def train(
         checkpoint_every=checkpoint_every,
         checkpoint_to=checkpoint_to,
         patience=patience,
+        log=log,
     )
     from farflung.client.beginning.source import JobFile
     from farflung.client.options.asked import Request, ask

@@ -1,4 +1,4 @@
-"""Options of `farflung train` for a job that outlives its terminal: how long it waits, and `--detach`."""
+"""Options of `farflung train`: how long a job waits without its terminal, `--detach`, and where it logs."""
 
 from __future__ import annotations
 
@@ -20,5 +20,13 @@ DetachOption = Annotated[
         "--detach",
         help="Go on in the background once the broker has the job; output goes to train.log in the run"
         " folder.",
+    ),
+]
+LogOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND[:WHERE]",
+        help="Log steps and evaluations to csv, tensorboard, wandb, mlflow or trackio, too; WHERE is a"
+        " folder, or the name of a project. [WHERE: a folder of the run, or the job's name]",
     ),
 ]

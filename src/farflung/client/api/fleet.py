@@ -7,6 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -24,6 +25,7 @@ from farflung.client.beginning.source import JobSource, PythonJob
 from farflung.client.options.asked import Asked, Request, ask
 from farflung.client.output.progress import Observer, Observers
 from farflung.client.output.run_record import RunOptions
+from farflung.client.output.sinks import LoggingObserver, open_sink
 from farflung.errors import FleetClosed, JobError
 from farflung.text import format_bytes, kind_of
 
@@ -68,6 +70,7 @@ class Fleet(ABC):
         efficiency: float | None = None,
         recompute: str | None = None,
         patience: str | None = None,
+        log: str | None = None,
         wait_for_workers: bool = False,
         on_step: OnStep | None = None,
         on_validation: OnValidation | None = None,
@@ -113,6 +116,9 @@ class Fleet(ABC):
         patience
             How long to wait for a lost broker, and the job for lost workers: "30m", "12h" or "2d". By default
             a day.
+        log
+            Where to log steps and evaluations, too: "csv", "tensorboard", "wandb", "mlflow" or "trackio", and
+            after a colon the folder, or the name of a project (docs/how-to/metrics.md).
         wait_for_workers
             Wait for workers of `on` or `topology` that have never joined, rather than refuse.
         on_step, on_validation, on_checkpoint
@@ -152,6 +158,7 @@ class Fleet(ABC):
                     checkpoint_every=as_text(checkpoint_every),
                     checkpoint_to=as_text(checkpoint_to),
                     patience=patience,
+                    log=log,
                 )
             )
             request = Request(options, as_path(out), as_path(resume), wait=wait_for_workers)
@@ -199,6 +206,9 @@ class Fleet(ABC):
             warn_if_disk_is_short(prepared, folder.path, frontend)
             shown = frontend.observer(prepared, folder)
             everyone = shown if observer is None else Observers(shown, observer)
+            if asked.log is not None:
+                opened = partial(open_sink, asked.log, folder.path, job.name or "job")
+                everyone = Observers(everyone, LoggingObserver(opened, frontend.warn))
         except BaseException:
             folder.close()
             raise

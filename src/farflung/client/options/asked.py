@@ -11,6 +11,7 @@ from farflung.client.options.checkpoints import checkpoint_policy
 from farflung.client.options.codecs import Codecs, parse_codecs
 from farflung.client.options.durations import parse_patience
 from farflung.client.options.target import Target, parse_target
+from farflung.client.output.sinks import LogTo, parse_log
 from farflung.errors import JobError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Asked:
     target: Target
     precision: Precision | None
     patience_seconds: int
+    log: LogTo | None = None
     earlier: RunRecord | None = None
     standing: SubmittedJob | None = None
 
@@ -98,6 +100,7 @@ def _read(
         parse_target(options, request.token, codecs.wishes),
         parse_precision(options.precision),
         parse_patience(options.patience),
+        None if options.log is None else parse_log(options.log),
         earlier,
         standing,
     )

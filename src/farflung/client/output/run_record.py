@@ -51,6 +51,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: Text | None = None
     checkpoint_to: Text | None = None
     patience: Text | None = None
+    log: Text | None = None
 
     def over(self, earlier: RunOptions, has_token: bool = False) -> RunOptions:
         """These options, and those of the earlier run where nothing is given here.

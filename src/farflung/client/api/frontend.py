@@ -43,11 +43,14 @@ class Frontend:
 
     def observer(self, prepared: Prepared, run: RunFolder) -> Observer:
         """What follows a run that now begins in a folder."""
-        return LoggedWarnings()
+        return LoggedWords()
 
 
-class LoggedWarnings(Observer):
-    """Logs the warnings of a run."""
+class LoggedWords(Observer):
+    """Logs the notes and warnings of a run."""
+
+    def noted(self, words: str) -> None:
+        log.info(words)
 
     def warned(self, words: str) -> None:
         log.warning(words)

@@ -100,58 +100,16 @@ class Observers(Observer):
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
 
-    def waiting(self, words: str) -> None:
-        for observer in self._observers:
-            observer.waiting(words)
 
-    def accepted(self, job: str) -> None:
-        for observer in self._observers:
-            observer.accepted(job)
+def _telling_all(name: str) -> Callable[..., None]:
+    """A method of `Observers` that calls the one with this name of each observer."""
 
-    def planned(self, planned: Planned) -> None:
+    def tell(self: Observers, *arguments: object) -> None:
         for observer in self._observers:
-            observer.planned(planned)
+            getattr(observer, name)(*arguments)
 
-    def loading(self, sent_bytes: int, total_bytes: int) -> None:
-        for observer in self._observers:
-            observer.loading(sent_bytes, total_bytes)
+    return tell
 
-    def running(self) -> None:
-        for observer in self._observers:
-            observer.running()
 
-    def working(self, unit: Unit, microbatches: int) -> None:
-        for observer in self._observers:
-            observer.working(unit, microbatches)
-
-    def stepped(self, row: StepRow) -> None:
-        for observer in self._observers:
-            observer.stepped(row)
-
-    def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
-        for observer in self._observers:
-            observer.validated(step, loss, metrics)
-
-    def checkpointed(self, step: int, place: str) -> None:
-        for observer in self._observers:
-            observer.checkpointed(step, place)
-
-    def warned(self, words: str) -> None:
-        for observer in self._observers:
-            observer.warned(words)
-
-    def returned(self, job: str, step: int) -> None:
-        for observer in self._observers:
-            observer.returned(job, step)
-
-    def codecs_chosen(self, chosen: CodecsChosen) -> None:
-        for observer in self._observers:
-            observer.codecs_chosen(chosen)
-
-    def collecting(self, received_bytes: int, total_bytes: int) -> None:
-        for observer in self._observers:
-            observer.collecting(received_bytes, total_bytes)
-
-    def close(self) -> None:
-        for observer in self._observers:
-            observer.close()
+for _name in [name for name in vars(Observer) if not name.startswith("_")]:
+    setattr(Observers, _name, _telling_all(_name))

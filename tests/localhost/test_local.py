@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,12 +51,14 @@ def test_a_run_trains_beside_the_program(fleet: farflung.Fleet, tmp_path: Path) 
     )
     with pytest.raises(NoWeights, match=r"no trained weights yet .*: call run.wait\(\) first"):
         run.state_dict()
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]  # waits for them
     summary = run.wait()
     assert (summary.state, summary.steps, run.status) == ("done", 4, "done")
     assert run.wait() is summary and run.summary is summary
-    assert steps == [1, 2, 3, 4] == [row.step for row in run.metrics] and threads == {"farflung-callbacks"}
+    assert steps == [1, 2, 3, 4] == [row.step for row in run.metrics.rows]
+    assert threads == {"farflung-callbacks"}
     assert validations == [0, 4] == [found.step for found in run.metrics.validations] and places
-    assert run.metrics.latest == run.metrics[-1] and run.metrics[-1].loss == summary.train_loss
+    assert run.metrics.latest == run.metrics.rows[-1] and run.metrics.rows[-1].loss == summary.train_loss
     assert run.plan is not None and run.plan.workers() == ["worker-0", "worker-1"]
     assert run.id == summary.job and run.folder == tmp_path / "run"
     assert repr(run).startswith(f"<Run chain ({run.id}): done, step 4 of 4, loss ")
@@ -80,7 +82,7 @@ def test_a_stopped_run_goes_on_from_python(
     assert summary.state == "cancelled" == run.status and summary.checkpoint_step == summary.steps
     assert run.resuming == f"fleet.train(job, resume={str(tmp_path / 'run')!r})"
     more = fleet.train(job(summary.steps + 2), resume=tmp_path / "run", steps=summary.steps + 2)
-    assert [more.wait().state, more.metrics[0].step] == ["done", summary.steps + 1]
+    assert [more.wait().state, more.metrics.rows[0].step] == ["done", summary.steps + 1]
     with pytest.raises(JobError, match=r"is done \(.*\): ask for more with steps=, or `farflung export "):
         fleet.train(job(), resume=tmp_path / "run")
 
@@ -100,18 +102,49 @@ def test_a_callback_that_raises_stops_the_run_in_good_order(fleet: farflung.Flee
     assert run.state_dict()
 
 
-def test_a_callback_that_waits_for_its_own_run_hears_so(fleet: farflung.Fleet, tmp_path: Path) -> None:
+WAITING: dict[str, Callable[[farflung.Fleet, farflung.Run], object]] = {
+    "wait": lambda fleet, run: run.wait(),
+    "settled": lambda fleet, run: run.settled(),
+    "metrics": lambda fleet, run: list(run.metrics),
+    "close": lambda fleet, run: fleet.close(),
+}
+STATUS: dict[str, Callable[[farflung.Fleet, farflung.Run], object]] = {
+    "status": lambda fleet, run: fleet.status()
+}
+
+
+class Stepping(farflung.Observer):
+    """Calls a function after each step."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def stepped(self, row: farflung.StepRow) -> None:
+        self._call()
+
+
+@pytest.mark.parametrize("where", ["callback", "observer"])
+def test_whoever_waits_where_the_run_needs_its_thread_hears_so(
+    fleet: farflung.Fleet, tmp_path: Path, where: str
+) -> None:
     runs: list[farflung.Run] = []
     begun = threading.Event()
+    heard: dict[str, str] = {}
+    waiting = WAITING | (STATUS if where == "observer" else {})
 
-    def on_step(row: farflung.StepRow) -> None:
+    def try_all() -> None:
         begun.wait(60)
-        runs[0].wait()
+        for name, wait in waiting.items():
+            try:
+                wait(fleet, runs[0])
+            except JobError as error:
+                heard.setdefault(name, str(error))
 
-    runs.append(fleet.train(job(ENDLESS), out=tmp_path / "run", on_step=on_step))
+    given = {"on_step": lambda row: try_all()} if where == "callback" else {"observer": Stepping(try_all)}
+    runs.append(fleet.train(job(), steps=2, out=tmp_path / "run", **given))  # type: ignore[arg-type]
     begun.set()
-    with pytest.raises(CallbackFailed, match="a callback cannot wait for its own run"):
-        runs[0].wait()
+    assert runs[0].wait(120).state == "done"
+    assert heard.keys() == waiting.keys() and all("run.stop()" in words for words in heard.values())
 
 
 def test_a_run_that_fails_raises_the_reason(fleet: farflung.Fleet, tmp_path: Path) -> None:

@@ -242,9 +242,17 @@ class Fleet(ABC):
         """Stop runs that still go on, in good order, and close what this fleet has opened.
 
         It waits for the weights of these runs; Ctrl-C ends them at once. A second call does nothing.
+
+        Raises
+        ------
+        JobError
+            A callback or an observer of such a run closes the fleet, which would never end; it stays open.
         """
         if self._is_closed:
             return
+        self._loop.require_can_wait()
+        for run in self._going_on():
+            run.require_can_wait()
         self._is_closed = True
         try:
             self._stop_runs()
@@ -286,8 +294,11 @@ class Fleet(ABC):
         if self._is_closed:
             raise FleetClosed("this fleet is closed: connect again, or train inside its `with` block")
 
+    def _going_on(self) -> list[Run]:
+        return [run for run in self._runs if run.is_going_on]
+
     def _stop_runs(self) -> None:
-        going_on = [run for run in self._runs if run.is_going_on]
+        going_on = self._going_on()
         try:
             for run in going_on:
                 run.stop("the program closed the fleet")

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from farflung.errors import JobError
+
 Result = TypeVar("Result")
 
 
@@ -19,7 +21,18 @@ class LoopThread:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine there and return its result; if this is interrupted, it is cancelled."""
+        """Run a coroutine there and return its result; if this is interrupted, it is cancelled.
+
+        Raises
+        ------
+        JobError
+            An observer waits here, which would never end.
+        """
+        try:
+            self.require_can_wait()
+        except JobError:
+            work.close()
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -38,6 +51,14 @@ class LoopThread:
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
+
+    def require_can_wait(self) -> None:
+        """Raise JobError on this very thread: what it waited for would never come."""
+        if threading.current_thread() is self._thread:
+            raise JobError(
+                "an observer is called on the fleet's event loop and cannot wait for it: wait in another thread;"
+                " run.stop() ends a run from here"
+            )
 
     def close(self) -> None:
         """Cancel what still runs, and end the thread; a second call does nothing."""

@@ -40,7 +40,8 @@ class Run:
     Attributes
     ----------
     metrics : Metrics
-        The steps so far, live: `run.metrics.latest.loss`, `[row.loss for row in run.metrics]`.
+        The steps, live: `for row in run.metrics` ends with the run, `run.metrics.latest` is the newest row,
+        `run.metrics.rows` are those so far.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Run:
         self._over: Future[Summary] = Future()
         self._summary: Summary | None = None
         self._following = _Following()
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.require_can_wait)
+        self._over.add_done_callback(lambda _: self.metrics.end())
         self._callbacks = Callbacks(on_step, on_validation, on_checkpoint, self._callback_failed)
         everyone = Observers(self._following, MetricsCollector(self.metrics), observer, self._callbacks)
         self._execution = Execution(begun, hosting, everyone, frontend)
@@ -142,10 +144,9 @@ class Run:
         TimeoutError
             The run is not over after `timeout` seconds; it goes on.
         JobError
-            A callback of the run waits here, which would never end.
+            A callback or the observer of the run waits here, which would never end.
         """
-        if threading.current_thread() is self._callbacks.thread:
-            raise JobError("a callback cannot wait for its own run: call run.stop(), or return")
+        self.require_can_wait()
         with on_signals(signals, self.interrupt, self.end_at_once):
             return self._over.result(timeout)
 
@@ -208,6 +209,14 @@ class Run:
 
         load_result(self._weights(), model)
 
+    def require_can_wait(self) -> None:
+        """Raise JobError on the threads of callbacks and observer, on which no end of this run can come."""
+        if self._over.done():
+            return
+        if threading.current_thread() is self._callbacks.thread:
+            raise JobError("a callback cannot wait for its own run: call run.stop(), or return")
+        self._loop.require_can_wait()
+
     @property
     def is_going_on(self) -> bool:
         """Whether the run is not over."""
@@ -224,7 +233,8 @@ class Run:
         self.stop()
 
     def settled(self) -> None:
-        """Wait for the end of the run, whatever it is."""
+        """Wait for the end of the run, whatever it is; raises JobError as `wait` does."""
+        self.require_can_wait()
         futures.wait([self._over])
 
     def _weights(self) -> Path:

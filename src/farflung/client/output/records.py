@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -31,6 +33,8 @@ class StepRow(msgspec.Struct, frozen=True):
     Of two rows for a step the one with the higher `attempt` counts. On `emulated` devices nothing is
     computed, so `loss` and `gradient_norm` are None. `links` are those between workers: what is still queued
     when a worker is through with a step counts for the next one.
+
+    `row["loss"]` is `row.loss`, and `dict(row)` has all of them.
     """
 
     step: int
@@ -45,6 +49,16 @@ class StepRow(msgspec.Struct, frozen=True):
     emulated: bool = False
     links: list[LinkRow] = []
     bytes_copied: int | None = 0
+
+    def __getitem__(self, name: str) -> Any:
+        """The field with this name; raises KeyError if there is none."""
+        if name not in self.__struct_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the fields."""
+        return self.__struct_fields__
 
 
 class ValidationRow(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ from farflung.client.api.execution import Host
 from farflung.client.api.fleet import QUIET, Fleet
 from farflung.client.api.frontend import Frontend
 from farflung.client.api.wording import in_python_words
-from farflung.client.beginning.earlier import tell_of_left_job
 from farflung.client.beginning.source import JobSource
+from farflung.client.beginning.standing import tell_of_left_job
 from farflung.client.options.asked import Asked
 from farflung.client.options.target import Target, parse_target
 from farflung.client.output.run_record import RunOptions

@@ -14,9 +14,9 @@ from farflung.client.api.fleet import QUIET, Fleet, as_path, as_text
 from farflung.client.api.frontend import Frontend
 from farflung.client.api.loop_thread import LoopThread
 from farflung.client.api.wording import in_python_words
-from farflung.client.beginning.earlier import find_standing
 from farflung.client.beginning.joining import obtain_identity
 from farflung.client.beginning.source import JobSource
+from farflung.client.beginning.standing import find_standing
 from farflung.client.beginning.worker_check import ask_workers
 from farflung.client.options.asked import Asked, ask_at_place
 from farflung.client.output.run_record import RunOptions

@@ -6,8 +6,8 @@ worker_check
     Check that the workers a run names have joined its broker.
 source
     Where the job comes from: a file, or a Python program.
-earlier
-    The run to resume, and whether its job still stands at the broker.
+standing
+    Whether the job of the run to resume still stands at the broker.
 run_start
     Begin in a new folder, or from the newest checkpoint.
 capturing

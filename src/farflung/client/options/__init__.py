@@ -2,6 +2,8 @@
 
 asked
     All of it: `ask` reads the options of a run.
+resuming
+    The run to resume, and which options it keeps.
 target, planning, codecs
     Where to train, and how to plan.
 checkpoints, durations

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from farflung.client.beginning.earlier import find_earlier, standing_options
 from farflung.client.options.checkpoints import checkpoint_policy
 from farflung.client.options.codecs import Codecs, parse_codecs
 from farflung.client.options.durations import parse_patience
+from farflung.client.options.resuming import find_earlier, standing_options
 from farflung.client.options.target import Target, parse_target
 from farflung.client.output.sinks import LogTo, parse_log
 from farflung.errors import JobError

@@ -1,4 +1,4 @@
-"""The run that another one goes on with: its record, and its job if that still stands at the broker."""
+"""The options of a run that goes on with an earlier one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farflung.client.output.progress import ProgressCallback
 from farflung.errors import JobError
 
 if TYPE_CHECKING:
-    from farflung.client.beginning.source import JobSource
-    from farflung.client.output.run_record import RunOptions, RunRecord, SubmittedJob
-    from farflung.protocol.messages import Status
+    from farflung.client.output.run_record import RunOptions, RunRecord
 
 
 def find_earlier(resume: Path | None, out: Path | None) -> RunRecord | None:
@@ -35,43 +32,6 @@ def find_earlier(resume: Path | None, out: Path | None) -> RunRecord | None:
         raise JobError(f"a resumed run stays in its folder {resume}: leave --out out")
     RunFolder.check_earlier(resume)
     return read_record(resume)
-
-
-def find_standing(
-    earlier: RunRecord, status: Status, broker: str, tell: ProgressCallback
-) -> SubmittedJob | None:
-    """The job of the run to resume, if it still stands at the broker with this status; else None.
-
-    `tell` is called with which of the two it is.
-    """
-    from farflung.protocol.viewer import OVER
-
-    submitted = earlier.submitted
-    if submitted is None:
-        return None
-    found = next((job for job in status.jobs if job.job == submitted.job), None)
-    if found is not None and found.state not in OVER:
-        tell(f"{found.job} still stands at the broker ({found.state}, step {found.step} of {found.steps})")
-        return submitted
-    state = f"is {found.state} at" if found is not None else "is not known to"
-    tell(f"{submitted.job} {state} the broker at {broker}: going on from the newest checkpoint")
-    return None
-
-
-def tell_of_left_job(earlier: RunRecord, source: JobSource, resume: Path, tell: ProgressCallback) -> None:
-    """Say that a job of the run that goes on locally may still stand at a broker, and hold its workers there.
-
-    A run that has ended has a summary, and a job that has ended holds nothing.
-    """
-    from farflung.client.output.run_folder import SUMMARY
-
-    left = earlier.submitted
-    if left is None or (resume / SUMMARY).exists():
-        return
-    tell(
-        f"{left.job} of this run may still stand at the broker {left.broker}, which then holds it beside this"
-        f" run until its patience is over; `{source.returning(resume, left.broker)}` takes its place instead"
-    )
 
 
 def standing_options(given: RunOptions, earlier: RunRecord, job: str) -> RunOptions:

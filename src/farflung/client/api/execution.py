@@ -63,7 +63,7 @@ class Execution:
         self._frontend = frontend
         self._task: asyncio.Task[Any] | None = None
         self._submitter: Submitter | None = None
-        self._is_ended = False
+        self._is_asked_to_end = False  # by any of `stop`, `leave` and `end_at_once`
 
     async def run(self) -> Summary:
         """Train; if no step was done when the user stopped it, an older run gets its folder name back.
@@ -101,7 +101,8 @@ class Execution:
         return summary
 
     def stop(self, reason: str = STOPPED) -> None:
-        """Stop in good order; before the job was submitted there is nothing to keep, so at once."""
+        """Stop in good order; while no job is submitted there is nothing to keep, so at once."""
+        self._is_asked_to_end = True
         if self._submitter is None:
             self.end_at_once()
         else:
@@ -109,6 +110,7 @@ class Execution:
 
     def leave(self, reason: str) -> None:
         """End this process's part of the run; a job that is not submitted yet ends."""
+        self._is_asked_to_end = True
         if self._submitter is None:
             self.end_at_once()
         else:
@@ -116,7 +118,7 @@ class Execution:
 
     def end_at_once(self) -> None:
         """End without collecting the weights."""
-        self._is_ended = True
+        self._is_asked_to_end = True
         if self._task is not None:
             self._task.cancel()
 
@@ -136,12 +138,11 @@ class Execution:
         from farflung.client.run.returns import PlaceGone
 
         self._task = asyncio.current_task()
-        if self._is_ended:
-            raise asyncio.CancelledError
         begun = self._begun
         try:
             return await self._submit(begun.checkpointing)
         except PlaceGone as gone:
+            self._submitter = None
             self._frontend.note(f"{gone}: going on from the newest checkpoint")
         codecs = begun.asked.target.wishes.codecs
         again = begun.start.at_checkpoint()
@@ -151,6 +152,8 @@ class Execution:
         """Submit the job and follow it to its end. A process of a local fleet that ends fails the run."""
         from farflung.client.run.submitter import Submitter
 
+        if self._is_asked_to_end:
+            raise asyncio.CancelledError
         begun, target = self._begun, self._begun.asked.target
         async with self._hosting(begun.folder.logs) as host:
             self._submitter = submitter = Submitter(

@@ -56,8 +56,8 @@ class LoopThread:
         """Raise JobError on this very thread: what it waited for would never come."""
         if threading.current_thread() is self._thread:
             raise JobError(
-                "an observer is called on the fleet's event loop and cannot wait for it: wait in another thread;"
-                " run.stop() ends a run from here"
+                "an observer is called on the fleet's event loop and cannot wait for it: wait in another"
+                " thread; run.stop() ends a run from here"
             )
 
     def close(self) -> None:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.localhost.jobs import Chain, Vectors, job
 
 import farflung
+from farflung.client.beginning.run_start import RunStart
+from farflung.client.beginning.source import PythonJob
+from farflung.client.options.asked import Request, ask
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.run_record import RunOptions
 from farflung.errors import CallbackFailed, FleetClosed, JobError, NoWeights, RunFailed
 from farflung.runtime.optimizer import SGD
 
@@ -225,6 +234,10 @@ def test_a_script_that_is_interrupted_or_ends_keeps_its_weights(how: str, tmp_pa
         said, errors = script.communicate(timeout=120)
     assert script.returncode == 0, errors
     assert (tmp_path / "run" / "model.safetensors").exists()
+    if how == "leave open":
+        assert (
+            "the program ends while 1 run of <Fleet of 2 workers on this machine> goes on: stopping" in errors
+        )
     if how == "wait":
         assert said.splitlines()[-1] == "cancelled"
         assert "stopping: collecting the weights of the last applied step first" in errors
@@ -237,3 +250,77 @@ def test_a_name_comes_from_the_model(
     monkeypatch.chdir(tmp_path)
     run = fleet.train(job(2, optimizer=SGD(lr=0.1), name=None))
     assert run.wait().state == "done" and run.folder == tmp_path / "runs" / "chain"
+
+
+def test_a_fleet_that_lost_a_worker_starts_anew_for_the_next_run(tmp_path: Path) -> None:
+    begun = threading.Event()
+    with farflung.local(2, device="cpu") as fleet:
+        run = fleet.train(job(ENDLESS), out=tmp_path / "run", on_step=lambda row: begun.set())
+        assert begun.wait(60)
+        fleet._processes.workers[1].kill()  # type: ignore[attr-defined]
+        with pytest.raises(RunFailed, match="worker-1"):
+            run.wait(120)
+        assert fleet.train(job(), steps=2, out=tmp_path / "next").wait(120).state == "done"
+
+
+def test_a_fleet_releases_a_run_that_is_over(fleet: farflung.Fleet, tmp_path: Path) -> None:
+    """It holds a graph, a model and its program."""
+    run = fleet.train(job(), steps=2, out=tmp_path / "run", on_step=lambda row: None)
+    run.wait()
+    released = weakref.ref(run)
+    del run
+    until = time.monotonic() + 30
+    while released() is not None and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    assert released() is None
+
+
+def test_a_fleet_that_is_closed_while_a_run_begins_holds_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = set(threading.enumerate())
+    fleet = farflung.local(2, device="cpu")
+    fleet.train(job(), steps=2, out=tmp_path / "run").wait()
+    summary = (tmp_path / "run" / "summary.json").read_bytes()
+    begin = RunStart.begin
+
+    def closing(self: RunStart, *given: Any) -> Any:
+        begun = begin(self, *given)
+        fleet.close()
+        return begun
+
+    monkeypatch.setattr(RunStart, "begin", closing)
+    with pytest.raises(FleetClosed, match="this fleet is closed"):
+        fleet.train(job(), out=tmp_path / "run", on_step=lambda row: None)
+    assert (tmp_path / "run" / "summary.json").read_bytes() == summary  # the older run has its folder back
+    RunFolder.reopen(tmp_path / "run").close()
+    until = time.monotonic() + 30
+    while not {*threading.enumerate()} <= others and time.monotonic() < until:
+        time.sleep(0.01)
+    assert {*threading.enumerate()} <= others
+
+
+def test_a_run_that_never_started_ends_with_its_fleet(tmp_path: Path) -> None:
+    fleet = farflung.local(2, device="cpu")
+    request = Request(RunOptions(local=2, device="cpu"), tmp_path / "run")
+    run = fleet.begin(ask(request), PythonJob(job()))
+    fleet.close()
+    for use in (run.wait, run.start):
+        with pytest.raises(FleetClosed, match="before the run began"):
+            use()
+    RunFolder.reopen(tmp_path / "run").close()
+
+
+def test_a_program_that_ends_does_not_wait_for_ever_for_a_run_that_does_not_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its broker is lost: that is awaited for a day."""
+    monkeypatch.setattr("farflung.client.api.fleet.EXIT_SECONDS", 0.1)
+    monkeypatch.setattr(farflung.Run, "stop", lambda run, reason: None)
+    begun = threading.Event()
+    fleet = farflung.local(2, device="cpu")
+    run = fleet.train(job(ENDLESS), out=tmp_path / "run", on_step=lambda row: begun.set())
+    assert begun.wait(60)
+    fleet.close_at_exit()
+    assert run.status == "cancelled"

@@ -49,6 +49,11 @@ class ForkedProcess:
         """Whether the process was started, or never will be."""
         return self._started.done()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, or never ran."""
+        return self._over.done()
+
     def _listen(self) -> None:
         descriptor = self._forked.fileno()
         self._loop.add_reader(descriptor, self._on_readable, descriptor)
@@ -135,6 +140,13 @@ class ChildProcess:
     def has_started(self) -> bool:
         """Whether the process exists; false while the fork server has not forked it yet."""
         return isinstance(self._process, asyncio.subprocess.Process) or self._process.has_started
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended."""
+        if isinstance(self._process, asyncio.subprocess.Process):
+            return self._process.returncode is not None
+        return self._process.is_over
 
     async def ended(self) -> str:
         """Wait for the end of the process; returns how it ended, in one line with the last of its log."""

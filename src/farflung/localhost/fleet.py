@@ -81,6 +81,11 @@ class FleetProcesses(ABC):
         """The broker and the workers that were started so far."""
         return ([self.broker] if self.broker else []) + self.workers
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a child that was started has ended."""
+        return any(child.is_over for child in self.children())
+
     async def watch(self, tell: Callable[[str], None]) -> None:
         """Wait for the first child that ends by itself; report it in one line with the last of its log."""
         ends = [asyncio.create_task(child.ended()) for child in self.children()]

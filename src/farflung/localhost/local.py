@@ -103,6 +103,10 @@ class LocalWorkers(Fleet):
 
     async def _started(self, logs: Path | None, frontend: Frontend) -> LocalFleet:
         async with self._starting:
+            if self._processes is not None and self._processes.is_broken:
+                frontend.note("a process of this fleet has ended: starting all of them anew")
+                await self._ended()
+                self._processes = None
             if self._processes is None:
                 self._processes = await self._start(logs, frontend)
             return self._processes

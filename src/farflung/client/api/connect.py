@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class BrokerFleet(Fleet):
     """The workers of a broker that runs somewhere else."""
 
+    _holds_jobs = True
+
     def __init__(self, identity: Identity, folder: Path | None) -> None:
         super().__init__()
         self._identity = identity

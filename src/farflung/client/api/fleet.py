@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -27,7 +29,7 @@ from farflung.client.output.progress import Observer, Observers
 from farflung.client.output.run_record import RunOptions
 from farflung.client.output.sinks import LoggingObserver, open_sink
 from farflung.errors import FleetClosed, JobError
-from farflung.text import format_bytes, kind_of
+from farflung.text import count_of, format_bytes, kind_of
 
 if TYPE_CHECKING:
     from farflung.client.api.job import Job
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     from farflung.protocol.viewer import WorkerStatus
 
 QUIET = Frontend()
+EXIT_SECONDS = 60.0
+"""For how long a program that ends waits for the weights of its runs."""
+GRACE_SECONDS = 5.0
+"""For how long it then waits for them to leave."""
 
 
 class Fleet(ABC):
@@ -46,8 +52,12 @@ class Fleet(ABC):
     its own.
     """
 
+    _holds_jobs = False
+    """Whether the broker holds the job of a program that ends."""
+
     def __init__(self) -> None:
-        self._runs: list[Run] = []
+        self._runs: set[Run] = set()
+        self._changing = threading.Lock()  # for `_runs` and `_is_closed`
         self._is_closed = False
         self._loop = LoopThread("farflung-fleet")
         _OPEN.add(self)
@@ -131,7 +141,7 @@ class Fleet(ABC):
         Raises
         ------
         FleetClosed
-            The fleet was closed.
+            The fleet was closed, before or meanwhile; then an older run has its folder back.
         JobError, PlanError, CheckpointError
             Something that was asked for cannot be, such as a run to resume that is not there.
         CaptureError
@@ -217,7 +227,7 @@ class Fleet(ABC):
             return self._hosting(logs, frontend)
 
         run = Run(begun, hosting, self._loop, frontend, everyone, on_step, on_validation, on_checkpoint)
-        self._runs.append(run)
+        self._register(run)
         return run
 
     def status(self) -> Status:
@@ -248,14 +258,31 @@ class Fleet(ABC):
         JobError
             A callback or an observer of such a run closes the fleet, which would never end; it stays open.
         """
+        self._close(None)
+
+    def close_at_exit(self) -> None:
+        """Close as `close` does, when the program ends; say what is waited for, and for how long at most.
+
+        A run that has not ended then, as when its broker is lost, is left: the broker holds its job.
+        """
+        if going_on := self._going_on():
+            QUIET.warn(
+                f"the program ends while {count_of(len(going_on), 'run')} of {self!r} goes on: stopping in"
+                f" good order, which may take {EXIT_SECONDS:g} s"
+            )
+        self._close(EXIT_SECONDS)
+
+    def _close(self, most_seconds: float | None) -> None:
         if self._is_closed:
             return
         self._loop.require_can_wait()
         for run in self._going_on():
             run.require_can_wait()
-        self._is_closed = True
+        with self._changing:
+            self._is_closed = True
+            runs = list(self._runs)
         try:
-            self._stop_runs()
+            self._stop_runs([run for run in runs if not run.abandon()], most_seconds)
         finally:
             try:
                 self._loop.call(self._ended())
@@ -294,22 +321,51 @@ class Fleet(ABC):
         if self._is_closed:
             raise FleetClosed("this fleet is closed: connect again, or train inside its `with` block")
 
-    def _going_on(self) -> list[Run]:
-        return [run for run in self._runs if run.is_going_on]
+    def _register(self, run: Run) -> None:
+        """Keep a run until it is over; raises FleetClosed if the fleet was closed meanwhile."""
+        with self._changing:
+            if not self._is_closed:
+                self._runs.add(run)
+        run.when_over(lambda: self._forget(run))
+        if self._is_closed:
+            run.abandon()
+        self._require_open()
 
-    def _stop_runs(self) -> None:
-        going_on = self._going_on()
+    def _forget(self, run: Run) -> None:
+        with self._changing:
+            self._runs.discard(run)
+
+    def _going_on(self) -> list[Run]:
+        with self._changing:
+            return [run for run in self._runs if run.is_going_on]
+
+    def _stop_runs(self, runs: list[Run], most_seconds: float | None) -> None:
+        """Stop runs in good order; after `most_seconds` leave those that go on, and then end them."""
         try:
-            for run in going_on:
+            for run in runs:
                 run.stop("the program closed the fleet")
-            for run in going_on:
+            if most_seconds is not None:
+                _wait(runs, most_seconds)
+                for give_up in (Run.leave, Run.end_at_once) if self._holds_jobs else (Run.end_at_once,):
+                    for run in [run for run in runs if run.is_going_on]:
+                        give_up(run)
+                    _wait(runs, GRACE_SECONDS)
+                return
+            for run in runs:
                 run.settled()
         except BaseException:
-            for run in going_on:
+            for run in runs:
                 run.end_at_once()
-            for run in going_on:
+            for run in runs:
                 run.settled()
             raise
+
+
+def _wait(runs: list[Run], seconds: float) -> None:
+    """Wait until these runs are over, for at most so many seconds."""
+    until = time.monotonic() + seconds
+    for run in runs:
+        run.settled(max(0.0, until - time.monotonic()))
 
 
 def _default_folder(job: Job) -> Path:
@@ -340,8 +396,9 @@ def _close_all() -> None:
     """Close the fleets that a program left open, while threads can still be started."""
     for fleet in list(_OPEN):
         with suppress(Exception):
-            fleet.close()
+            fleet.close_at_exit()
 
 
 # `atexit` is too late: by then Python refuses new work for thread pools, on which runs write their files.
-threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+# What comes early enough is private; without it, runs are still stopped, but weights may be lost.
+getattr(threading, "_register_atexit", atexit.register)(_close_all)

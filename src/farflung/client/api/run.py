@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,7 +18,7 @@ from farflung.client.api.interrupts import on_signals
 from farflung.client.api.loop_thread import LoopThread
 from farflung.client.api.metrics import Metrics, MetricsCollector
 from farflung.client.output.progress import Observer, Observers
-from farflung.errors import CallbackFailed, JobError, NoWeights, RunFailed, RunInterrupted
+from farflung.errors import CallbackFailed, FleetClosed, JobError, NoWeights, RunFailed, RunInterrupted
 from farflung.protocol.messages import Planned
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class Run:
         self._callbacks = Callbacks(on_step, on_validation, on_checkpoint, self._callback_failed)
         everyone = Observers(self._following, MetricsCollector(self.metrics), observer, self._callbacks)
         self._execution = Execution(begun, hosting, everyone, frontend)
-        self._is_started = False
+        self._starting = threading.Lock()
+        self._is_started = self._is_abandoned = False
 
     def __repr__(self) -> str:
         """One line: the job, how far it is, and the newest loss."""
@@ -223,19 +224,44 @@ class Run:
         return self._is_started and not self._over.done()
 
     def start(self) -> None:
-        """Begin to train; `Fleet.train` has done so, `Fleet.begin` leaves it to its caller."""
-        self._is_started = True
+        """Begin to train; `Fleet.train` has done so, `Fleet.begin` leaves it to its caller.
+
+        Raises
+        ------
+        FleetClosed
+            The fleet was closed before.
+        """
+        with self._starting:
+            if self._is_abandoned:
+                raise FleetClosed("this fleet was closed before the run began: nothing was trained")
+            self._is_started = True
         self._loop.begin(self._execute())
+
+    def abandon(self) -> bool:
+        """Release a run that was never started, and give its folder back; False if it was started."""
+        with self._starting:
+            if self._is_started or self._is_abandoned:
+                return self._is_abandoned
+            self._is_abandoned = True
+        self._begun.folder.restore_previous()
+        self._begun.folder.close()
+        error = FleetClosed("the fleet was closed before the run began")
+        self._callbacks.finish(lambda: self._over.set_exception(error))
+        return True
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call a function, on any thread, once the run is over."""
+        self._over.add_done_callback(lambda _: call())
 
     def interrupt(self) -> None:
         """Stop in good order as Ctrl-C does, and say what happens to the weights."""
         self._frontend.warn(self._execution.stopping_words())
         self.stop()
 
-    def settled(self) -> None:
-        """Wait for the end of the run, whatever it is; raises JobError as `wait` does."""
+    def settled(self, timeout: float | None = None) -> None:
+        """Wait at most `timeout` seconds for any end of the run; raises JobError as `wait` does."""
         self.require_can_wait()
-        futures.wait([self._over])
+        futures.wait([self._over], timeout)
 
     def _weights(self) -> Path:
         if not self._over.done():

@@ -33,6 +33,7 @@ $(TOOLS): $(STAMP)
 	@touch $(TOOLS)
 
 train: $(STAMP)
+	@echo "To type farflung yourself, as the lines below do: source $(VENV)/bin/activate"
 	$(BIN)/farflung train examples/gpt.py --local 4 --out runs/gpt
 
 # Three processes at a time, for two cores: many tests wait for a network. tests/conftest.py says which stay together.

@@ -14,7 +14,7 @@ from farflung.opdag import opset
 from farflung.opdag.graph import Argument, Node, Ref
 from farflung.opdag.segment import Segment
 
-_LOSSES = frozenset({"aten.nll_loss_nd.default", "aten.cross_entropy_loss.default"})
+CLASS_LOSSES = frozenset({"aten.nll_loss_nd.default", "aten.cross_entropy_loss.default"})
 IGNORED = -100
 """The class that a loss ignores by default (PyTorch's `ignore_index`)."""
 
@@ -40,7 +40,7 @@ class IndexRange(NamedTuple):
         if self.parameter is not None:
             module = self.parameter.rpartition(".")[0]
             return f"module {module[:60]!r}" if module else f"parameter {self.parameter[:60]!r}"
-        if self.op in _LOSSES:
+        if self.op in CLASS_LOSSES:
             return f"the loss ({self.op.split('.')[1]})"
         return f"{self.op} (node {self.node})"
 
@@ -89,7 +89,7 @@ def _chosen_from(node: Node, names: Mapping[int, str]) -> str | None:
     """The parameter that the node indexes."""
     for name in ("weight", "self"):
         argument = node.arguments.get(name)
-        if isinstance(argument, Ref) and argument.id in names and node.op not in _LOSSES:
+        if isinstance(argument, Ref) and argument.id in names and node.op not in CLASS_LOSSES:
             return names[argument.id]
     return None
 
@@ -121,7 +121,7 @@ def _of_node(node: Node, segment: Segment, batch: int) -> list[IndexRange]:
             assert isinstance(indices, list)
             pairs = zip(indices, shape("self"), strict=False)
             return [r for i, size in pairs for r in _range(node, i, -size, size, segment, batch, None)]
-        case op if op in _LOSSES:
+        case op if op in CLASS_LOSSES:
             scores, ignored = shape("self"), node.arguments.get("ignore_index", IGNORED)
             assert isinstance(ignored, int)
             return one("target", scores[0 if len(scores) == 1 else 1], ignored)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
-from farflung.cli.render.output import print_error, print_text
+from farflung.cli.render.output import note, print_error, print_text
 from farflung.cli.render.plan import plan_rows
 from farflung.plans import FEEDER, Edge, Placement, Plan
 
@@ -13,6 +16,18 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     print_error("first\n  second", as_json=True)
     printed = capsys.readouterr()
     assert printed.err == "error: first second\n" and printed.out == '{"error":"first second"}\n'
+
+
+def test_a_reader_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`farflung train ... 2>&1 | head` ended the run, as a bug in farflung."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w", encoding="utf-8", closefd=False) as closed:
+        monkeypatch.setattr(sys, "stderr", closed)
+        note("step 1")
+        note("step 2")
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # where closing writes what was kept
 
 
 def test_text_of_others_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

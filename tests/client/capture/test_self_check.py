@@ -14,6 +14,8 @@ import torch
 from benchmarks.zoo import Case, case
 from tests.client.capture.test_check import job_of
 from tests.support.memory import ROOT
+from torch import Tensor, nn
+from torch.nn import functional
 
 from farflung.client.api.job import Job
 from farflung.client.capture import check
@@ -27,6 +29,7 @@ from farflung.client.capture.check import (
 from farflung.errors import CaptureError
 from farflung.opdag.capture import Capture
 from farflung.opdag.graph import Graph, Node, Ref
+from farflung.runtime.optimizer import SGD
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +59,48 @@ def test_every_gradient_is_compared_and_nothing_changes(name: str, precision: st
     after = job.model.state_dict(keep_vars=True)
     assert all(id(after[n]) == i and torch.equal(after[n], t) for n, (i, t) in before.items())
     assert all(parameter.grad is None for parameter in job.model.parameters())
+
+
+def classified(labels: list[list[int]], counted: str | None) -> Job:
+    """A job that classifies positions, of which -100 are not counted."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return functional.cross_entropy(self.scores(x).flatten(0, 1), labels.flatten())
+
+    data = [{"x": torch.ones(4, 4), "labels": torch.tensor(of_one)} for of_one in labels]
+    return Job(
+        model=Classifier(),
+        data=data,
+        optimizer=SGD(lr=0.1),
+        batch=4,
+        microbatches=2,
+        steps=1,
+        counted=counted,
+    )
+
+
+UNEVEN = [[0, 1, 2, 0], [0, 1, 2, -100], [0, 1, -100, -100], [0, -100, -100, -100]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "counted", "outcome"),
+    [
+        (UNEVEN, None, "remark"),
+        (UNEVEN, "labels", "ok"),
+        ([[-100, 1, 2, 0], [-100, 2, 0, 1]] * 2, None, "ok"),
+    ],
+    ids=["uneven", "counted", "even"],
+)
+def test_labels_that_are_masked_unevenly_get_a_remark(
+    labels: list[list[int]], counted: str | None, outcome: str
+) -> None:
+    found, words = verdict(capture_job(classified(labels, counted)), "self-check")
+    assert found == outcome and ("Job(counted=...)" in words) == (outcome == "remark")
 
 
 def with_detached(graph: Graph, op: str) -> Graph:

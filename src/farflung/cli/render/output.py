@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -29,9 +30,10 @@ def print_error(message: str, as_json: bool) -> None:
 
 
 def note(line: str) -> None:
-    """Print a line for the user on standard error."""
-    sys.stderr.write(printable(line) + "\n")
-    sys.stderr.flush()
+    """Print a line for the user on standard error; a reader that has closed it ends no command."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(printable(line) + "\n")
+        sys.stderr.flush()
 
 
 def print_text(text: str) -> None:

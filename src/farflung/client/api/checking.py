@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from farflung.runtime.parity.steps import CheckReport
 
 
-def check(job: Job, *, segments: int = 4, steps: int = 2) -> CheckReport:
+def check(job: Job, *, segments: int | None = None, steps: int = 2) -> CheckReport:
     """Cut a job's model, train it for a few steps beside your own module, and compare them.
 
     Nothing is sent anywhere, and the job's own model is not changed. It trains with SGD, because AdamW
@@ -26,7 +26,7 @@ def check(job: Job, *, segments: int = 4, steps: int = 2) -> CheckReport:
     Parameters
     ----------
     segments
-        How many segments to cut the model into.
+        How many segments to cut the model into; by default four, or as many as it can be cut into.
     steps
         How many steps to compare.
 

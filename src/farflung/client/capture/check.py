@@ -23,6 +23,7 @@ from farflung.opdag.cost import flops
 from farflung.opdag.graph import Graph
 from farflung.opdag.storage import storage_of
 from farflung.planner import PlannedJob, plan_graph
+from farflung.runtime.indices import CLASS_LOSSES, IGNORED
 from farflung.runtime.optimizer import SGD
 from farflung.runtime.parity.microbatch import SelfCheck, require_own_loss, self_check
 from farflung.runtime.parity.steps import (
@@ -39,6 +40,10 @@ MOST_OPERATIONS = 2e11
 MOST_SEGMENTS = 4
 """Segments of a check whose user asks for no number."""
 _FREE_SHARE = 0.8
+_MASKED = (
+    "labels are masked, and microbatches weigh the same whatever they count: give Job(counted=...) for the"
+    " gradients of the whole batch (docs/how-to/data.md)"
+)
 _BRANCHES = "forward branches on self.training: the captured evaluation loss is not that of model.eval()"
 
 
@@ -73,7 +78,22 @@ def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Ca
         if job.validation is not None:
             advice = "leave `validation` out of the job, or use dropout and BatchNorm only"
             raise CaptureError(f"{_BRANCHES}: {advice}", "evaluation")
+    if job.counted is None and job.microbatches > 1 and _is_masked_unevenly(captured.graph, batch):
+        return _with(captured, Verdict("self-check", "remark", f"{words}; {_MASKED}"), evaluation)
     return _with(captured, Verdict("self-check", "ok", words), evaluation)
+
+
+def _is_masked_unevenly(graph: Graph, batch: Mapping[str, Tensor]) -> bool:
+    """Whether the loss ignores some labels, and another number of them from sample to sample."""
+    ignored = {node.arguments.get("ignore_index", IGNORED) for node in graph.nodes if node.op in CLASS_LOSSES}
+    for labels in batch.values():
+        if not ignored or labels.is_floating_point() or labels.dim() == 0:
+            continue
+        found = sum((labels == index).flatten(1 if labels.dim() > 1 else 0) for index in ignored)
+        counts = found.sum(1) if labels.dim() > 1 else found
+        if bool((counts != counts[0]).any()):
+            return True
+    return False
 
 
 def _not_checked(captured: Capture, why: str) -> Capture:

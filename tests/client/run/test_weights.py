@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 import farflung
 from farflung.client.capture.check import capture_job, check_job, example_batch
-from farflung.client.run.microbatches import Microbatches, weighted
+from farflung.client.run.microbatches import Microbatch, Microbatches, weighted
 from farflung.errors import JobError
 from farflung.opdag.capture import LossModule
 from farflung.opdag.graph import LOSS_WEIGHT
@@ -61,9 +62,7 @@ def job(**changes: Any) -> farflung.Job:
 def step_of(made: farflung.Job) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
     """The microbatches of the first step, and its whole batch."""
     microbatches = Microbatches(made, capture_job(made).graph)
-    parts = [
-        microbatches.load(Unit(1, True, 0, MICROBATCHES), number).tensors for number in range(MICROBATCHES)
-    ]
+    parts = [loaded.tensors for loaded in microbatches.load_unit(Unit(1, True, 0, MICROBATCHES))]
     return parts, {name: torch.cat([part[name] for part in parts]) for name in ("x", "labels")}
 
 
@@ -96,6 +95,86 @@ def test_the_weights_of_a_step_average_one_in_training_and_evaluation() -> None:
     for unit in {each.unit.number for each in found}:
         weights = [float(each.tensors[LOSS_WEIGHT][0]) for each in found if each.unit.number == unit]
         assert len(weights) == MICROBATCHES and sum(weights) == pytest.approx(MICROBATCHES)
+
+
+class Reading:
+    """Counts the batches that are made, and those of them that are in memory as they were made."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self.most_alive = self.batches = 0
+        self.ahead: list[int] = []
+
+    def collate(self, given: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        batch = {name: torch.stack([item[name] for item in given]) for name in given[0]}
+        self.alive.add(batch["labels"])
+        self.batches += 1
+        self.most_alive = max(self.most_alive, len(self.alive))
+        return batch
+
+    def walk(self, made: farflung.Job) -> list[tuple[bool, float]]:
+        """Weights by microbatch, and whether it is of a training step."""
+        microbatches = Microbatches(made, capture_job(made).graph)
+        self.most_alive = self.batches = 0
+
+        async def weights() -> list[tuple[bool, float]]:
+            found = []
+            async for one in microbatches.stream():
+                found.append((one.unit.train, float(one.tensors[LOSS_WEIGHT][0])))
+                await asyncio.sleep(0.001)  # readers get as far ahead as they may
+                self.ahead.append(self.batches - len(found))
+            return found
+
+        return asyncio.run(weights())
+
+
+def test_an_evaluation_of_everything_streams() -> None:
+    """However large the validation set, and whatever the number of readers, little of it is in memory."""
+    reading = Reading()
+    held_out = items(lambda index: (5 * index) % LENGTH, 240)
+    made = job(validation=held_out, validation_batches=None, collate=reading.collate, num_workers=2, steps=1)
+    found = reading.walk(made)
+    weights = [weight for train, weight in found[:120]]
+    assert len(found) == 120 + MICROBATCHES + 120 and not any(train for train, _ in found[:120])
+    counts = [sum(int((held_out[2 * m + k]["labels"] != -100).sum()) for k in range(2)) for m in range(120)]
+    assert weights == pytest.approx([120 * count / sum(counts) for count in counts])
+    assert reading.most_alive < 30
+    assert max(reading.ahead[:120]) <= 120 + MICROBATCHES + 4  # 120 were counted and dropped
+    assert reading.batches == 3 * 120 + MICROBATCHES  # it is counted once, not before each evaluation
+
+
+def test_readers_hold_no_more_than_a_step_and_a_few_ahead() -> None:
+    reading = Reading()
+    made = job(
+        data=items(lambda index: index % LENGTH, 512),
+        validation=None,
+        batch=64,
+        microbatches=32,
+        steps=8,
+        num_workers=8,
+        collate=reading.collate,
+    )
+    assert len(reading.walk(made)) == 8 * 32
+    assert max(reading.ahead) <= 32 + 2 * 8
+    assert reading.batches == 8 * 32
+
+
+def test_a_past_unit_is_read_once() -> None:
+    """A worker that runs it again gets what it got before."""
+    reading = Reading()
+    made = job(collate=reading.collate)
+    microbatches = Microbatches(made, capture_job(made).graph)
+
+    async def unit(**bounds: int) -> list[Microbatch]:
+        return [one async for one in microbatches.stream(**bounds) if one.unit.number == 2]
+
+    expected = asyncio.run(unit())
+    reading.batches = 0
+    found = asyncio.run(unit(first=2, last=2))
+    assert reading.batches == MICROBATCHES
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in other.tensors)
 
 
 def test_equal_counts_weigh_exactly_one() -> None:

@@ -68,10 +68,12 @@ class Job:
     loss
         `loss(outputs, batch)` computes the mean scalar loss from the model's outputs.
     counted
-        Over what the loss is a mean, if samples count unequally, as where labels are masked: `counted(batch)`
-        gives the number of targets in a microbatch, and a text names labels, of which those that are not -100
-        count. Then the loss of a step is the mean over all targets of its batch, as in one process, and not
-        the mean of its microbatches' means. All microbatches of a step are read before the first one is sent.
+        What the loss averages over, when samples have different numbers of targets (for example masked
+        labels): `counted(batch)` gives the number of targets in a microbatch, and a text names labels, of
+        which those that are not -100 count. Then the loss of a step is the mean over all targets of its
+        batch, as in one process, and not the mean of its microbatches' means. All microbatches of a step are
+        read before the first one is sent. Validation items are read once more than they are evaluated, to
+        count their targets; if `validation` masks at random, later readings keep these weights.
     seed
         Fixes the order of the data and every random number of the training.
     clip
@@ -108,7 +110,7 @@ class Job:
         Gives the items of each epoch in place of a seeded permutation of all of them (`data.SampleOrder`).
     num_workers
         Threads that read and collate items ahead, by microbatches. With more than one, data set and `collate`
-        must stand several threads.
+        must be safe to call from several threads.
     sample
         Called with the trained model in evaluation mode after the run; the text it returns is printed.
     name

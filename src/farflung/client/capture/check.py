@@ -255,7 +255,7 @@ def _compare(job: Job, captured: Capture, segments: int | None, steps: int) -> C
 
     loader = Microbatches(job, captured.graph)
     units = [unit for unit in training.units() if unit.train]
-    batches = [[loader.load(unit, at).tensors for at in range(unit.microbatches)] for unit in units]
+    batches = [[microbatch.tensors for microbatch in loader.load_unit(unit)] for unit in units]
     require_own_loss(job.model, loss_of, captured.graph, training, captured.draws, batches[0][0])
     comparison = Comparison(
         job.model, loss_of, captured.graph, planned.plan, programs, training, captured.draws

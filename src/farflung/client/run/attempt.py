@@ -115,12 +115,11 @@ class Attempt:
         task.add_done_callback(self._loading_again.discard)
 
     async def _load_again(self, worker: str, number: int) -> None:
-        unit = self._start.training.units().at(number)
-        assert unit is not None
         microbatches = Microbatches(self._prepared.job, self._prepared.graph)
         try:
-            for part in range(unit.microbatches):
-                self._feeder.feed_again(worker, await asyncio.to_thread(microbatches.load, unit, part))
+            async with aclosing(microbatches.stream(number, last=number)) as stream:
+                async for microbatch in stream:
+                    self._feeder.feed_again(worker, microbatch)
         except FarflungError as error:
             self._hear(Lost(worker, str(error)))
 

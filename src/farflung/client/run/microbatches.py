@@ -1,4 +1,4 @@
-"""The microbatches of a job in the order of its units, loaded ahead in a separate thread."""
+"""The microbatches of a job in the order of its units, loaded ahead in other threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from farflung.client.api.job import Dataset, Job
@@ -26,6 +25,10 @@ LEAST_WAITS, LEAST_SECONDS = 16, 10.0
 """Before so many microbatches and seconds, what data costs is not known: the pipeline fills first."""
 SLOW_SHARE = 0.5
 """A data set that is waited for longer than this share of the time is named as the bottleneck."""
+NO_TARGET = (
+    "a microbatch has no target that counts (Job(counted=)), so its mean loss is not a number: leave"
+    " out items whose labels are all masked, or make microbatches larger"
+)
 
 
 class Microbatch(NamedTuple):
@@ -34,6 +37,13 @@ class Microbatch(NamedTuple):
     unit: Unit
     number: int
     tensors: dict[str, Tensor]
+
+
+class _Read(NamedTuple):
+    """Model inputs of one microbatch without their weight, and its targets if the job counts them, else 0."""
+
+    tensors: dict[str, Tensor]
+    targets: int
 
 
 class DataWaits:
@@ -87,68 +97,88 @@ class Microbatches:
         )
         self._types = {entry.name: graph.values[entry.value] for entry in graph.inputs_of("input")}
 
-    def load(self, unit: Unit, number: int) -> Microbatch:
-        """Read and collate the items of microbatch `number` of `unit`.
+    def load_unit(self, unit: Unit) -> list[Microbatch]:
+        """Read and collate all microbatches of `unit`; `stream` holds fewer in memory.
 
         Raises
         ------
         JobError
-            An item cannot be read, the batch differs in types or shapes from the captured one, or a
-            microbatch has no target that counts.
+            An item cannot be read, a batch differs in types or shapes from the captured one, or a microbatch
+            has no target that counts.
         """
-        if self._job.counted is not None:
-            return self._load_unit(unit)[number]
-        return self._microbatch(unit, number, self._read(unit, number))
+        read = [self._read(unit, number) for number in range(unit.microbatches)]
+        scales = loss_scales([one.targets for one in read]) if self._job.counted is not None else []
+        return [self._microbatch(unit, number, one, scales) for number, one in enumerate(read)]
 
-    def _load_one(self, unit: Unit, number: int) -> list[Microbatch]:
-        return [self.load(unit, number)]
+    async def stream(
+        self, first: int = 0, waits: DataWaits | None = None, last: int | None = None
+    ) -> AsyncGenerator[Microbatch, None]:
+        """Yield the microbatches of units `first` to `last`, or to the end, in order.
 
-    def _load_unit(self, unit: Unit) -> list[Microbatch]:
-        """All of a unit at once, because the weight of each depends on the targets of all."""
-        batches = [self._read(unit, number) for number in range(unit.microbatches)]
-        batches = weighted(self._job, batches)
-        return [self._microbatch(unit, number, batch) for number, batch in enumerate(batches)]
+        At most a few are loaded ahead, and if targets are counted a training step more: its microbatches
+        cannot be weighted before all are read. An evaluation's targets are counted first, by reading its
+        items once for that. `waits` learns how long each microbatch was waited for.
 
-    def _read(self, unit: Unit, number: int) -> dict[str, Tensor]:
+        Raises
+        ------
+        JobError
+            As `load_unit`.
+        """
+        parts, waits = self._parts(first, last), waits or DataWaits()
+        readers, counts = self._job.readers, self._job.counted is not None
+        most = max(LOADED_AHEAD, 2 * readers) + (self._job.microbatches if counts else 0)
+        ahead: deque[tuple[Unit, int, Future[_Read]]] = deque()
+        targets: list[Future[int]] = []
+        scales: list[float] = []
+        with _threads(readers) as threads:
+            while True:
+                while len(ahead) < most and (part := next(parts, None)) is not None:
+                    unit, number = part
+                    if counts and not unit.train and not targets:
+                        targets = [threads.submit(self._targets, unit, m) for m in range(unit.microbatches)]
+                    ahead.append((unit, number, threads.submit(self._read, unit, number)))
+                if not ahead:
+                    return
+                unit, number, reading = ahead[0]
+                with waits.one():
+                    if counts and number == 0 and unit.train:
+                        own = [future for of, _, future in ahead if of == unit]
+                        scales = loss_scales([(await asyncio.wrap_future(one)).targets for one in own])
+                    elif counts and number == 0:
+                        scales = loss_scales([await asyncio.wrap_future(one) for one in targets])
+                    read = await asyncio.wrap_future(reading)
+                ahead.popleft()
+                yield self._microbatch(unit, number, read, scales)
+
+    def _parts(self, first: int, last: int | None) -> Iterator[tuple[Unit, int]]:
+        for unit in self._job.training().units().since(first):
+            if last is not None and unit.number > last:
+                return
+            for number in range(unit.microbatches):
+                yield unit, number
+
+    def _read(self, unit: Unit, number: int) -> _Read:
+        batch = self._batch(unit, number)
+        targets = 0 if self._job.counted is None else _count(self._job.counted, batch)
+        if self._job.counted is not None and not targets:
+            raise JobError(NO_TARGET)
+        return _Read({name: self._fit(name, batch) for name in self._types if name != LOSS_WEIGHT}, targets)
+
+    def _targets(self, unit: Unit, number: int) -> int:
+        """The targets of a microbatch, which is dropped."""
+        assert self._job.counted is not None
+        return _count(self._job.counted, self._batch(unit, number))
+
+    def _batch(self, unit: Unit, number: int) -> dict[str, Tensor]:
         indices = self._order.indices(unit.step) if unit.train else self._held_out
         part = indices[number * self._size : (number + 1) * self._size]
         data = self._job.items if unit.train else self._job.held_out
         assert data is not None
         return read_batch(data, "data" if unit.train else "validation", part, self._job)
 
-    def _microbatch(self, unit: Unit, number: int, batch: dict[str, Tensor]) -> Microbatch:
-        return Microbatch(unit, number, {name: self._fit(name, batch) for name in self._types})
-
-    async def stream(
-        self, first: int = 0, waits: DataWaits | None = None
-    ) -> AsyncGenerator[Microbatch, None]:
-        """Yield the microbatches from unit `first` on, in order; at most a few are loaded ahead.
-
-        `waits` learns how long each was waited for.
-        """
-        loads, waits = self._loads(first), waits or DataWaits()
-        readers = self._job.readers
-        most = max(LOADED_AHEAD, 2 * readers) if self._job.counted is None else max(2, readers)
-        with _threads(readers) as threads:
-            ahead: deque[Future[list[Microbatch]]] = deque()
-            while True:
-                while len(ahead) < most and (load := next(loads, None)) is not None:
-                    ahead.append(threads.submit(load))
-                if not ahead:
-                    return
-                with waits.one():
-                    microbatches = await asyncio.wrap_future(ahead.popleft())
-                for microbatch in microbatches:
-                    yield microbatch
-
-    def _loads(self, first: int) -> Iterator[Callable[[], list[Microbatch]]]:
-        """What is loaded at a time: a microbatch, or a unit if its microbatches have weights."""
-        for unit in self._job.training().units().since(first):
-            if self._job.counted is not None:
-                yield partial(self._load_unit, unit)
-                continue
-            for number in range(unit.microbatches):
-                yield partial(self._load_one, unit, number)
+    def _microbatch(self, unit: Unit, number: int, read: _Read, scales: Sequence[float]) -> Microbatch:
+        tensors = _with_weight(read.tensors, scales[number]) if scales else read.tensors
+        return Microbatch(unit, number, tensors)
 
     def _fit(self, name: str, batch: dict[str, Tensor]) -> Tensor:
         if name not in batch:
@@ -179,19 +209,21 @@ def weighted(job: Job, batches: Sequence[dict[str, Tensor]]) -> list[dict[str, T
     """
     if job.counted is None:
         return list(batches)
+    scales = loss_scales([_count(job.counted, batch) for batch in batches])
+    return [_with_weight(batch, scale) for batch, scale in zip(batches, scales, strict=True)]
+
+
+def loss_scales(targets: Sequence[int]) -> list[float]:
+    """The weights of a unit's losses by the targets of its microbatches, see `weighted`; their mean is 1."""
+    if 0 in targets:
+        raise JobError(NO_TARGET)
+    return [len(targets) * count / sum(targets) for count in targets]
+
+
+def _with_weight(batch: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     import torch
 
-    counts = [_count(job.counted, batch) for batch in batches]
-    if 0 in counts:
-        raise JobError(
-            "a microbatch has no target that counts (Job(counted=)), so its mean loss is not a number: leave"
-            " out items whose labels are all masked, or make microbatches larger"
-        )
-    scales = [len(counts) * count / sum(counts) for count in counts]
-    return [
-        {**batch, LOSS_WEIGHT: torch.full((len(next(iter(batch.values()))),), scale)}
-        for batch, scale in zip(batches, scales, strict=True)
-    ]
+    return {**batch, LOSS_WEIGHT: torch.full((len(next(iter(batch.values()))),), scale)}
 
 
 def _count(counted: str | Callable[[dict[str, Tensor]], Tensor | int], batch: dict[str, Tensor]) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from farflung.data import SampleOrder, collate, spread_indices
 from farflung.errors import JobError
@@ -144,6 +144,23 @@ def test_any_step_of_a_sampler_can_be_drawn_again(sampler: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     epochs = [first[at * order.steps_per_epoch : (at + 1) * order.steps_per_epoch] for at in range(2)]
     assert (epochs[0] == epochs[1]) == isinstance(sampler, SequentialSampler)
+
+
+@pytest.mark.parametrize("own", [None, torch.Generator()], ids=["without", "with"])
+def test_drawing_moves_no_generator_of_the_user_or_the_process(
+    own: torch.Generator | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even for a while: other threads may use them. Nor are devices seeded."""
+    for name in ("manual_seed", "set_rng_state"):
+        monkeypatch.setattr(torch, name, lambda *_: pytest.fail("the process's generator was moved"))
+        monkeypatch.setattr(torch.random, name, lambda *_: pytest.fail("the process's generator was moved"))
+    before = own.get_state() if own else None
+    sampler = SubsetRandomSampler(range(20), generator=own)
+    order = SampleOrder(20, 5, 3, sampler)
+    assert order.indices(0) != order.indices(4)
+    assert sampler.generator is own
+    if own is not None and before is not None:
+        assert torch.equal(own.get_state(), before)
 
 
 def test_a_sampler_that_runs_dry_is_named() -> None:

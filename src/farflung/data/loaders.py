@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from farflung.data.sampling import draw, require_own_generator
 from farflung.errors import JobError
 
 if TYPE_CHECKING:
@@ -56,6 +57,29 @@ def parts_of(name: str, loader: DataLoader[Any], batch: int) -> LoaderParts:
     shuffles = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     collate = cast("Collate", loader.collate_fn)
     return LoaderParts(loader.dataset, collate, None if shuffles else sampler, max(1, loader.num_workers))
+
+
+def is_same_collate(one: Collate | None, other: Collate | None) -> bool:
+    """Whether batches are collated alike: torch's default and none stack tensors."""
+    from torch.utils.data import default_collate
+
+    return (one or default_collate) == (other or default_collate)
+
+
+def sampled_items(parts: LoaderParts, seed: int) -> Any:
+    """The items that a loader reads in one epoch, as a data set; those of a random sampler by `seed`.
+
+    Raises
+    ------
+    JobError
+        Its sampler draws from PyTorch's own generator.
+    """
+    from torch.utils.data import SequentialSampler, Subset
+
+    if parts.sampler is None or type(parts.sampler) is SequentialSampler:
+        return parts.dataset
+    require_own_generator("validation", parts.sampler, seed)
+    return Subset(parts.dataset, draw(parts.sampler, seed, 0))
 
 
 _STREAM = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -37,9 +38,9 @@ class SampleOrder:
         The job's seed, from 0 to 2**63 - 1.
     sampler
         An iterable that gives the items of an epoch in place of the permutation, torch's or your own.
-        PyTorch's generator, and the sampler's own `generator`, are seeded by `seed` and epoch before;
-        `set_epoch` is called if there is one. So each epoch can be drawn again, unless other random numbers
-        are used.
+        Where it has an attribute `generator`, a `torch.Generator` seeded by `seed` and epoch stands there
+        while it is drawn from; `set_epoch` is called if there is one. So each epoch can be drawn again,
+        unless it uses other random numbers. No generator of the process or the user is touched.
 
     Raises
     ------
@@ -51,13 +52,18 @@ class SampleOrder:
         self.seed = seed
         self._sampler = sampler
         self._drawn: dict[int, list[int]] = {}
-        self._drawing = Lock()
+        self._remembering = Lock()
         available = length if sampler is None else len(self._draw(0))
         if not 1 <= batch <= available:
             raise JobError(f"one batch needs {batch} items (at least 1), the data has {available}")
         self.length = length
         self.batch = batch
         self.steps_per_epoch = available // batch
+
+    @property
+    def kind(self) -> str:
+        """What orders the items: the type of the sampler, or "seeded permutation"."""
+        return "seeded permutation" if self._sampler is None else type(self._sampler).__qualname__
 
     def indices(self, step: int) -> list[int]:
         """The `batch` items of step `step`; microbatch m takes the m-th slice of equal size."""
@@ -76,11 +82,11 @@ class SampleOrder:
 
     def _draw(self, epoch: int) -> list[int]:
         """The items of an epoch by the sampler; the last two are remembered."""
-        with self._drawing:
+        with self._remembering:
             if epoch not in self._drawn:
                 while len(self._drawn) > 1:
                     del self._drawn[next(iter(self._drawn))]
-                self._drawn[epoch] = _sampled(self._sampler, mix(self.seed, epoch), epoch)
+                self._drawn[epoch] = draw(self._sampler, self.seed, epoch)
             return self._drawn[epoch]
 
 
@@ -124,16 +130,55 @@ def collate(
     return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
-def _sampled(sampler: Any, seed: int, epoch: int) -> list[int]:
+def draw(sampler: Any, seed: int, epoch: int) -> list[int]:
+    """The items that a sampler gives in an epoch, see `SampleOrder`."""
+    with _seeded(sampler, mix(seed, epoch), epoch):
+        return [int(index) for index in sampler]
+
+
+def require_own_generator(name: str, sampler: Any, seed: int) -> None:
+    """Check that a sampler draws no number from PyTorch's own generator; it is drawn from once.
+
+    Raises
+    ------
+    JobError
+        It does. Threads that read items use that generator at the same time, so an epoch could not be drawn
+        again.
+    """
     import torch
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed % 2**63)
-        if (own := getattr(sampler, "generator", None)) is not None:
-            own.manual_seed(seed % 2**63)
+    before = torch.get_rng_state()
+    with _seeded(sampler, mix(seed, 0), 0):
+        next(iter(sampler), None)
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        raise JobError(
+            f"{name}: {kind_of(sampler)} draws from PyTorch's own generator, so that an epoch cannot be drawn"
+            " again: give it an attribute `generator` and use that, as in torch.randperm(n,"
+            " generator=self.generator)"
+        )
+
+
+_DRAWING = Lock()
+"""One thread at a time draws, because several orders can have the same sampler."""
+
+
+@contextmanager
+def _seeded(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
+    """A sampler at the beginning of an epoch, with another generator in place of its own."""
+    import torch
+
+    with _DRAWING:
         if callable(set_epoch := getattr(sampler, "set_epoch", None)):
             set_epoch(epoch)
-        return [int(index) for index in sampler]
+        if not hasattr(sampler, "generator"):
+            yield
+            return
+        own, sampler.generator = sampler.generator, torch.Generator().manual_seed(seed % 2**63)
+        try:
+            yield
+        finally:
+            sampler.generator = own
 
 
 @lru_cache(maxsize=2)

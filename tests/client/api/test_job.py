@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 import farflung
 from farflung.client.api.job import Job
@@ -171,6 +171,16 @@ class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
         return iter(items(20))
 
 
+class Global:
+    """A sampler without a generator of its own."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(20).tolist()
+
+    def __len__(self) -> int:
+        return 20
+
+
 def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(items(20), **({"batch_size": 8} | options))  # type: ignore[arg-type]
 
@@ -191,7 +201,13 @@ def loader(**options: Any) -> DataLoader[Any]:
         ({"data": loader(worker_init_fn=print)}, "with worker_init_fn; threads read its items: leave it out"),
         ({"data": loader(), "collate": dict}, r"its own collate: leave Job\(collate=\) out"),
         ({"data": loader(), "sampler": [1]}, r"its own sampler: leave Job\(sampler=\) out"),
-        ({"validation": loader()}, "validation is a DataLoader with another collate_fn than data"),
+        (
+            {"validation": loader(collate_fn=dict)},
+            "validation is a DataLoader with another collate_fn than data",
+        ),
+        ({"sampler": Global()}, "sampler: a Global draws from PyTorch's own generator, .* give it an attr"),
+        ({"data": loader(sampler=Global())}, "data: a Global draws from PyTorch's own generator"),
+        ({"validation": loader(sampler=Global())}, "validation: a Global draws from PyTorch's own generator"),
         ({"names": ()}, "names must be different names"),
         ({"names": "xy"}, "names must be different names"),
         ({"names": ("x", "x")}, "names must be different names"),
@@ -202,3 +218,30 @@ def loader(**options: Any) -> DataLoader[Any]:
 def test_data_that_a_job_cannot_read_says_what_to_pass(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError, match=words):
         make(**changes)
+
+
+def test_only_what_a_validation_loader_reads_is_held_out() -> None:
+    """A split of one data set by samplers, as in many examples, leaves the training items out."""
+    numbered = [{"x": torch.full((3,), float(number))} for number in range(20)]
+
+    def part(indices: Sequence[int], **options: Any) -> DataLoader[Any]:
+        return DataLoader(numbered, batch_size=4, sampler=SubsetRandomSampler(indices), **options)  # type: ignore[arg-type]
+
+    made = [
+        make(data=part(range(12)), validation=part(range(12, 20)), batch=4, microbatches=2, seed=seed)
+        for seed in (1, 1, 2)
+    ]
+    held_out = [
+        [int(one.held_out[number]["x"][0]) for number in range(len(one.held_out))]  # type: ignore[arg-type, index]
+        for one in made
+    ]
+    assert all(sorted(one) == list(range(12, 20)) for one in held_out)
+    assert held_out[0] == held_out[1] != held_out[2]
+    assert made[0].validation_microbatches == 4
+
+
+def test_a_validation_loader_may_stand_beside_a_plain_data_set() -> None:
+    """Torch's own collate stacks tensors, as ours."""
+    made = make(validation=loader(shuffle=True))
+    assert made.held_out is not None and len(made.held_out) == 20
+    assert make(data=loader(), validation=items(9)).validation_microbatches == 4

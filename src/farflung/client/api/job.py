@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from farflung.data import Collate, SampleOrder, collate
-from farflung.data.loaders import LoaderParts, is_loader, parts_of, require_numbered
+from farflung.data.loaders import (
+    LoaderParts,
+    is_loader,
+    is_same_collate,
+    parts_of,
+    require_numbered,
+    sampled_items,
+)
+from farflung.data.sampling import require_own_generator
 from farflung.errors import CodecError, JobError
 from farflung.metrics import Perplexity
 from farflung.opdag.graph import MOST_METRICS, Precision
@@ -54,7 +62,8 @@ class Job:
     data, validation
         Map-style data sets whose items are dicts of tensors of equal shapes. Or a torch `DataLoader` over
         one, whose `batch_size` is the job's batch: its data set, sampler, collate and `num_workers` are used;
-        plain shuffling becomes the job's own, by its seed. For `validation`, its data set and collate.
+        plain shuffling becomes the job's own, by its seed. For `validation`, the items that its sampler gives
+        when drawn once, by the job's seed.
     optimizer
         `farflung.AdamW`, `SGD`, `Lion`, `Adafactor` or `Muon`.
     batch
@@ -108,6 +117,7 @@ class Job:
         Names of the parts if items, or what `collate` returns, are tuples: the model's arguments.
     sampler
         Gives the items of each epoch in place of a seeded permutation of all of them (`data.SampleOrder`).
+        Random ones draw from their attribute `generator`, as torch's do.
     num_workers
         Threads that read and collate items ahead, by microbatches. With more than one, data set and `collate`
         must be safe to call from several threads.
@@ -180,6 +190,8 @@ class Job:
         _require_metrics(self.metrics, self.validation is not None)
         self._require_even_batch()
         self._require_items("data", self.items, self.batch)
+        if self._sampler is not None:
+            require_own_generator("data" if self._loader else "sampler", self._sampler, self.seed)
         if self.held_out is not None:
             self._require_items("validation", self.held_out, self.microbatch_size)
         self.order()
@@ -208,10 +220,9 @@ class Job:
         if self.validation is None or not is_loader(self.validation):
             return self.validation  # type: ignore[return-value]
         parts = parts_of("validation", self.validation, self.validation.batch_size or 1)  # type: ignore[union-attr, arg-type]
-        if parts.collate != self._collate:
+        if not is_same_collate(parts.collate, self._collate):
             raise JobError("validation is a DataLoader with another collate_fn than data: give both the same")
-        dataset: Dataset = parts.dataset
-        return dataset
+        return sampled_items(parts, self.seed)
 
     @property
     def captured_metrics(self) -> dict[str, Callable[[Any, dict[str, Tensor]], Any]]:
@@ -226,8 +237,7 @@ class Job:
 
     def order(self) -> SampleOrder:
         """Which items each step has."""
-        sampler = self.sampler if self._loader is None else self._loader.sampler
-        return SampleOrder(len(self.items), self.batch, self.seed, sampler)
+        return SampleOrder(len(self.items), self.batch, self.seed, self._sampler)
 
     def collated(self, items: Sequence[Any]) -> dict[str, Tensor]:
         """A batch of these items, see `data.collate`."""
@@ -237,6 +247,10 @@ class Job:
     def has_own_collate(self) -> bool:
         """Whether the user's code makes batches."""
         return self._collate is not None
+
+    @property
+    def _sampler(self) -> Iterable[int] | None:
+        return self.sampler if self._loader is None else self._loader.sampler
 
     @property
     def _collate(self) -> Collate | None:

@@ -160,6 +160,16 @@ def test_data_are_known_by_their_length_and_some_items() -> None:
     assert len(data_identity(job_of(Numbers(4))).digests) == 4
 
 
+def test_another_kind_of_order_is_noticed_where_both_versions_of_farflung_say_it() -> None:
+    plain, sampled = data_identity(job_of(Numbers())), data_identity(job_of(Numbers(), sampler=range(100)))
+    there, here = (msgspec.structs.replace(IDENTITY, data=data) for data in (plain, sampled))
+    record = msgspec.structs.replace(record_of(40), identity=there)
+    assert differences(record, here) == ["data: ordered by seeded permutation there, by range here"]
+    assert not differences(record, there)
+    unknown = msgspec.structs.replace(here, data=msgspec.structs.replace(sampled, order=None))
+    assert not differences(record, unknown)
+
+
 def test_data_whose_items_differ_when_read_again_are_noticed_and_taken() -> None:
     first, second = (data_identity(job_of(Numbers(noise=True))) for _ in range(2))
     assert not first.is_repeatable and not second.is_repeatable

@@ -60,7 +60,7 @@ def identity_of(prepared: Prepared, training: Training) -> RunIdentity:
 
 
 def data_identity(job: Job) -> DataIdentity:
-    """The number of training items, digests of some, and whether they are the same when read again.
+    """The number of training items, what orders them, digests of some, and whether these can be read again.
 
     The random states of Python, NumPy and PyTorch stay as they are.
 
@@ -73,7 +73,7 @@ def data_identity(job: Job) -> DataIdentity:
     indices = spread_indices(length, min(length, SAMPLED_ITEMS))
     with _random_states_kept():
         digests = _digests(job, indices)
-        return DataIdentity(length, digests, digests == _digests(job, indices))
+        return DataIdentity(length, digests, digests == _digests(job, indices), job.order().kind)
 
 
 def require_same_run(
@@ -214,6 +214,8 @@ def _word(value: object) -> str:
 def _data_differences(there: DataIdentity, here: DataIdentity) -> Iterator[str]:
     if there.items != here.items:
         yield f"data: {there.items} items there, {here.items} here"
+    elif None not in (there.order, here.order) and there.order != here.order:
+        yield f"data: ordered by {there.order} there, by {here.order} here"
     elif (changed := _changed(there, here)) * 2 > len(there.digests):
         yield f"data: of {len(there.digests)} sampled items {changed} are not the same"
 

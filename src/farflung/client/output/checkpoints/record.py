@@ -52,11 +52,14 @@ class DataIdentity(msgspec.Struct, frozen=True):
     """The training data: how many items, and the digest of each of some, spread evenly.
 
     `is_repeatable` is false if an item differed when it was read a second time, as with random augmentation.
+    `order` says what chooses each step's items: the type of the sampler, or "seeded permutation". Earlier
+    versions of farflung did not say.
     """
 
     items: Count
     digests: list[Sha256]
     is_repeatable: bool
+    order: str | None = None
 
 
 class RunIdentity(msgspec.Struct, frozen=True):

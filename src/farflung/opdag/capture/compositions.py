@@ -66,7 +66,17 @@ def _eye(n: int, m: int | None = None, dtype: torch.dtype | None = None, **_: An
 
 def _any(self: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    return (self != 0).to(torch.int32).amax(dims, keepdim).to(torch.bool)
+    found = (self != 0).to(torch.int32)
+    if any(self.shape[at] == 0 for at in dims or range(self.ndim)):  # nothing has no largest entry
+        return found.sum(dims, keepdim).to(torch.bool)
+    return found.amax(dims, keepdim).to(torch.bool)
+
+
+def _argmin(self: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Where the order is reversed, the largest; integers lack the negative of one of theirs."""
+    if self.is_floating_point():
+        return (-self).argmax(dim, keepdim)
+    return ((255 if self.dtype == torch.uint8 else -1) - self).argmax(dim, keepdim)
 
 
 def _sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
@@ -97,7 +107,7 @@ def _var_mean(
 
 
 def _diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Each row's length and one more apart, in the matrices' flat order."""
+    """In a flattened matrix, entries of a diagonal lie one row length plus one apart."""
     high, wide = self.shape[dim1], self.shape[dim2]
     flat = self.movedim((dim1, dim2), (-2, -1)).flatten(-2)
     count = min(high, wide - offset) if offset >= 0 else min(high + offset, wide)
@@ -124,11 +134,28 @@ def _rounded(self: Tensor, other: Tensor | float, rounding_mode: str | None = No
     """Quotients rounded down, or toward zero."""
     if rounding_mode is None:
         return self / other
+    dtype = torch.result_type(self, other)
+    if not dtype.is_floating_point:
+        return _whole_quotients(self.to(dtype), other, rounding_mode)
     if rounding_mode == "floor":
         made = ((self - torch.remainder(self, other)) / other).round()
     else:
         made = _trunc(self / other)
-    return made.to(torch.result_type(self, other))
+    return made.to(dtype)
+
+
+def _whole_quotients(self: Tensor, other: Tensor | float, rounding_mode: str) -> Tensor:
+    """Quotients of integers. Division is in float32: what its 24 bits leave over is divided again."""
+    remainder = torch.remainder(self, other)
+    left = self - remainder
+    made = torch.zeros_like(left)
+    for _ in range({1: 1, 2: 1, 4: 2}.get(self.dtype.itemsize, 3)):
+        part = (left / other).round().to(left.dtype)
+        made, left = made + part, left - part * other
+    if rounding_mode == "floor":
+        return made
+    is_below = (remainder != 0) & ((self < 0) != (other < 0))
+    return made + is_below.to(made.dtype)
 
 
 def _trunc(self: Tensor) -> Tensor:
@@ -154,7 +181,7 @@ OWN: dict[torch._ops.OperatorBase, Composition] = {
     _ATEN.sort.default: _sort,
     _ATEN.median.dim: _median,
     _ATEN.kthvalue.default: _kth,
-    _ATEN.argmin.default: lambda self, dim=None, keepdim=False: (-self).argmax(dim, keepdim),
+    _ATEN.argmin.default: _argmin,
     _ATEN.var_mean.correction: _var_mean,
     _ATEN.diagonal.default: _diagonal,
     _ATEN.unfold.default: _unfold,
@@ -165,7 +192,7 @@ OWN: dict[torch._ops.OperatorBase, Composition] = {
     _ATEN.trunc.default: _trunc,
     _ATEN.logical_xor.default: lambda self, other: (self != 0) != (other != 0),
     _ATEN.tan.default: lambda self: self.sin() / self.cos(),
-    _ATEN.sinh.default: lambda self: (self.exp() - (-self).exp()) / 2,
+    _ATEN.sinh.default: lambda self: (self.expm1() - (-self).expm1()) / 2,
     _ATEN.cosh.default: lambda self: (self.exp() + (-self).exp()) / 2,
     _ATEN.atanh.default: lambda self: (self.log1p() - (-self).log1p()) / 2,
     _ATEN.asin.default: lambda self: (self / (1 - self * self).sqrt()).atan(),

@@ -68,6 +68,20 @@ def test_a_measured_link_counts_as_lost_only_if_members_fail_twice_with_no_link_
     assert found.with_failed_link("a", "b", "no route", 6.0).pairs["a", "b"].state == "unreachable"
 
 
+def test_what_jobs_found_of_a_link_takes_nothing_from_what_probes_measured() -> None:
+    """Neither for good, once the link counts as unreachable, nor in what is stored."""
+    probed = known(link("a", "b", 8.0, 20.0))
+    apart = probed.with_failed_link("a", "b", "no route", 5.0).with_failed_link("b", "a", "no route", 6.0)
+    assert {apart.pairs[pair].state for pair in (("a", "b"), ("b", "a"))} == {"unreachable"}
+    again = apart.without_failed_links(lambda pair: "a" in pair)
+    assert again == probed and again.pairs == probed.pairs
+    later = apart.updated([failed()])
+    (stored,) = later.current([failed()])
+    assert isinstance(stored, PairMeasurement)
+    assert (stored.bandwidth_mbps, stored.latency_ms, stored.source) == (8.0, 20.0, "probe")
+    assert apart.updated([link("a", "b", 9.0)]).pairs["a", "b"].state == "measured"  # a probe finds a link
+
+
 def test_what_is_known_survives_the_store() -> None:
     found = known(link("a", "b", 8.0), failed())
     (kept,) = found.current([failed()])

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -34,8 +35,8 @@ class PairMeasurement(msgspec.Struct, frozen=True, tag="pair"):
 
     A bandwidth of 0 means that no rate was measured; `problem` says why the newest probe failed. `failures`
     counts the probes in a row in which both ends answered but could not connect; attempts of a job in which
-    the two could not link up count as such, and have the source "job". If one end dialled the other,
-    `dialled` is the end that was dialled; `closed` are the ends that could not be dialled.
+    the two could not link up count as such, with the source "job" unless a measured rate stands. If one end
+    dialled the other, `dialled` is the end that was dialled; `closed` are the ends that could not be dialled.
     """
 
     sender: str
@@ -117,27 +118,49 @@ def read_row(body: bytes) -> Measurement | None:
         return None
 
 
+class FailedLinks(NamedTuple):
+    """How many attempts of jobs in a row two members could not link up, and the newest one's problem."""
+
+    times: int
+    problem: str
+    at: float
+
+
 @dataclass(frozen=True)
 class Measurements:
-    """The newest measurement of each pair and of each access line."""
+    """The newest measurement of each pair and of each access line, and beside them what jobs found.
 
-    pairs: Mapping[Pair, PairMeasurement] = field(default_factory=dict)
+    `probed` is what probes and traffic say; `apart` are links that members of jobs could not make.
+    """
+
+    probed: Mapping[Pair, PairMeasurement] = field(default_factory=dict)
     lines: Mapping[tuple[str, Direction], AccessLineMeasurement] = field(default_factory=dict)
+    apart: Mapping[Pair, FailedLinks] = field(default_factory=dict)
+
+    @cached_property
+    def pairs(self) -> Mapping[Pair, PairMeasurement]:
+        """What is to be believed of each link, by probes and jobs together."""
+        found = {
+            pair: _with_failed(pair, self.probed.get(pair), failed) for pair, failed in self.apart.items()
+        }
+        return {**self.probed, **found}
 
     def updated(self, measurements: Iterable[Measurement]) -> Measurements:
-        """These measurements combined with newer ones."""
-        pairs, lines = dict(self.pairs), dict(self.lines)
+        """These measurements combined with newer ones. A link that came about ends what jobs found of it."""
+        probed, lines, apart = dict(self.probed), dict(self.lines), dict(self.apart)
         for one in measurements:
-            if isinstance(one, PairMeasurement):
-                pairs[one.pair] = one.after(pairs.get(one.pair))
-            else:
+            if not isinstance(one, PairMeasurement):
                 lines[one.worker, one.direction] = one
-        return Measurements(pairs, lines)
+                continue
+            probed[one.pair] = one.after(probed.get(one.pair))
+            if one.bandwidth_mbps > 0 or one.path:
+                apart.pop(one.pair, None)
+        return Measurements(probed, lines, apart)
 
     def current(self, measurements: Iterable[Measurement]) -> list[Measurement]:
-        """The current measurements of the pairs and access lines in `measurements`."""
+        """What probes and traffic say now of the pairs and access lines in `measurements`."""
         return [
-            self.pairs[one.pair]
+            self.probed[one.pair]
             if isinstance(one, PairMeasurement)
             else self.lines[one.worker, one.direction]
             for one in measurements
@@ -146,32 +169,23 @@ class Measurements:
     def without(self, worker: str) -> Measurements:
         """All measurements that do not involve `worker`, for a worker that has moved."""
         return Measurements(
-            {pair: measurements for pair, measurements in self.pairs.items() if worker not in pair},
+            {pair: measurements for pair, measurements in self.probed.items() if worker not in pair},
             {key: measurements for key, measurements in self.lines.items() if key[0] != worker},
+            {pair: failed for pair, failed in self.apart.items() if worker not in pair},
         )
 
     def with_failed_link(self, worker: str, peer: str, problem: str, now: float) -> Measurements:
         """All measurements once two members of a job could not link up, though both are there."""
-        return self.updated(
-            PairMeasurement(*pair, 0.0, 0.0, now, "job", problem=problem, failures=1)
-            for pair in ((worker, peer), (peer, worker))
-        )
+        apart = dict(self.apart)
+        for pair in ((worker, peer), (peer, worker)):
+            times = apart[pair].times if pair in apart else 0
+            apart[pair] = FailedLinks(times + 1, problem, now)
+        return replace(self, apart=apart)
 
     def without_failed_links(self, is_meant: Callable[[Pair], bool]) -> Measurements:
         """All measurements without what members of jobs found of these links: they may link up, or do."""
-        found = {
-            pair
-            for pair, link in self.pairs.items()
-            if (link.source == "job" or (link.failures and link.bandwidth_mbps > 0)) and is_meant(pair)
-        }
-        if not found:
-            return self
-        pairs = {
-            pair: msgspec.structs.replace(link, failures=0, problem="") if pair in found else link
-            for pair, link in self.pairs.items()
-            if pair not in found or link.source != "job"
-        }
-        return Measurements(pairs, self.lines)
+        left = {pair: failed for pair, failed in self.apart.items() if not is_meant(pair)}
+        return self if len(left) == len(self.apart) else replace(self, apart=left)
 
     def among(self, workers: Iterable[str]) -> bool:
         """Whether any link between two of these workers was measured or is unreachable."""
@@ -185,6 +199,18 @@ class Measurements:
         """The rate that all links of a worker share in one direction; None if no sharing was measured."""
         line = self.lines.get((worker, direction))
         return line.mbps if line is not None and line.is_shared else None
+
+
+def _with_failed(pair: Pair, probed: PairMeasurement | None, failed: FailedLinks) -> PairMeasurement:
+    """A link that members of jobs could not make; a measured rate stands until enough have failed."""
+    before = probed or PairMeasurement(*pair, 0.0, 0.0, failed.at)
+    failures = before.failures + failed.times
+    counted = msgspec.structs.replace(before, failures=failures, problem=failed.problem)
+    if before.bandwidth_mbps > 0 and failures < ENOUGH_FAILURES:
+        return counted
+    return msgspec.structs.replace(
+        counted, bandwidth_mbps=0.0, latency_ms=0.0, at=failed.at, source="job", path=""
+    )
 
 
 _log = logging.getLogger("farflung.broker")

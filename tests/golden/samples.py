@@ -163,9 +163,6 @@ class Maker:
             "lacks": ("aten.sin.default", "aten.cos.default"),
         }
 
-    def _muon(self, given: dict[str, Any]) -> dict[str, Any]:
-        return given | {"momentum": 0.875, "ns_coefficients": (1.5, -0.5, 0.25), "ns_steps": 3}
-
     def _cosine(self, given: dict[str, Any]) -> dict[str, Any]:
         return given | {"total_steps": given["warmup_steps"] + 50, "minimum_ratio": 0.375}
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -11,6 +10,7 @@ import torch
 from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured, microbatches, placed
 from tests.worker.loads import limits
+from tests.worker.running_thread import PATIENCE_SECONDS, eventually
 
 from farflung.plans import FEEDER
 from farflung.protocol.messages import Load
@@ -28,7 +28,7 @@ from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import UnitFinished, Verified
 
 torch.set_num_threads(1)
-NAME, SAMPLES, MICROBATCHES, PATIENCE_SECONDS = "gpt-dropout", 2, 2, 60.0
+NAME, SAMPLES, MICROBATCHES = "gpt-dropout", 2, 2
 ATTEMPT = ("job-1", 1)
 Kind = TypeVar("Kind")
 
@@ -88,13 +88,6 @@ def training() -> Iterator[Trained]:
     finally:
         one.thread.close()
         one.thread.join(PATIENCE_SECONDS)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_a_copy_holds_the_step_that_was_just_applied_and_the_next_step_is_as_without_it() -> None:

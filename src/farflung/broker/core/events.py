@@ -327,7 +327,7 @@ class ConsiderCodecs:
 class NoteApart:
     """Remember that two members of a job could not link up, so that plans do without their link.
 
-    It is observed, and forgotten once one of the two registers again or moves, or they do link up.
+    It is not logged. It is forgotten once one of the two registers again or moves, or they do link up.
     """
 
     worker: str

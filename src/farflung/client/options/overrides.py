@@ -89,7 +89,7 @@ def _names(struct: msgspec.Struct, path: str) -> list[str]:
 
 
 def _is_simple(kind: Any) -> bool:
-    """Whether a text can give a value of that type: a number, text or switch, or some numbers in a row."""
+    """Whether a text can give a value of that type: a number, a text, a switch, or a list of numbers."""
     if kind in (int, float, bool, str, type(None), ...) or get_origin(kind) is Literal:
         return True
     return get_origin(kind) in (tuple, Union, UnionType) and all(map(_is_simple, get_args(kind)))

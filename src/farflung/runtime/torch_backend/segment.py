@@ -116,9 +116,8 @@ class TorchSegment:
         """Run one microbatch; returns the values to send, detached and contiguous.
 
         `values` are the model inputs and received values by id, on the device, on their way there or on the
-        host. A training unit
-        keeps a tape until `backward`; an evaluation unit keeps only the loss. Raises JobError if the
-        microbatch has an index out of range.
+        host. A training unit keeps a tape until `backward`; an evaluation unit keeps only the loss. Raises
+        JobError if the microbatch has an index out of range.
         """
         self._place.microbatch = microbatch
         if not self._place.is_host:

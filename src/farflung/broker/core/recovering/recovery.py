@@ -35,9 +35,9 @@ MOST_REPLAYED = 5
 
 
 MOST_UNLINKED = 4
-"""After so many attempts in a row in which two workers could not reach each other a job ends that never ran.
-The broker may have been away in the first one. After the second one plans do without a link of these two; so
-if there are more attempts, two others are apart, too.
+"""A job that never ran ends after so many attempts in a row in which some two workers could not link up.
+The broker may have been away in the first one. Plans do without the link of two that failed twice, until one
+of them registers again or a probe finds a link; others may fail in later attempts.
 """
 
 

@@ -181,7 +181,7 @@ def test_what_cannot_be_is_one_line_in_the_words_of_python(fleet: farflung.Fleet
         fleet.train(job(), checkpoint_every="often", out=tmp_path / "run")
     with pytest.raises(JobError, match=r"train takes a farflung.Job, found .*Chain"):
         fleet.train(Chain())  # type: ignore[arg-type]
-    with pytest.raises(JobError, match=r"^local= takes 1 to 256 workers, found 0"):
+    with pytest.raises(JobError, match=r"^farflung.local\(\) takes 1 to 256 workers, found 0"):
         farflung.local(0)
     with pytest.raises(JobError, match=r"leave broker=, token=, workers=, on= and topology= out"):
         fleet.train(job(), workers=2)

@@ -8,8 +8,24 @@ from contextlib import contextmanager
 
 from farflung.errors import FarflungError
 
-_OPTION = re.compile(r"--([a-z][a-z-]*)(?: (?=[0-9]))?")
-_COMMAND = re.compile(r"(`[^`]*`)")
+_ALIKE = (
+    "steps", "out", "workers", "on", "codec", "checkpoint-every", "checkpoint-to", "resume", "precision",
+    "scheduler", "topology", "efficiency", "recompute", "patience", "broker", "token", "folder", "device",
+    "backends", "segments",
+)  # fmt: skip
+ARGUMENTS = {
+    **{option: f"{option.replace('-', '_')}={{}}" for option in _ALIKE},
+    "local": "farflung.local({})",
+    "wait": "wait_for_workers=True",
+}
+"""How Python says each option that it has, with its value for {}; other options stay as they are."""
+
+_WORDS = re.compile(
+    r"`[^`]*`"  # a command
+    r"|(?<!\w)'[^']*'(?!\w)"  # what was found
+    r"|(?<![\w-])--(?P<option>[a-z][a-z-]*)"
+    r"(?: (?P<value>\d\w*(?:\.\w+)*|[A-Z][A-Z:]*\b|(?P<name>auto|always|never)\b|'[^']*'))?"
+)
 
 
 @contextmanager
@@ -24,9 +40,15 @@ def in_python_words(is_python: bool = True) -> Iterator[None]:
 
 
 def python_words(words: str) -> str:
-    """The same words, with arguments for options: `--workers 2` becomes `workers=2`; commands stay."""
-    parts = _COMMAND.split(words)
-    return "".join(
-        part if part.startswith("`") else _OPTION.sub(lambda found: found[1].replace("-", "_") + "=", part)
-        for part in parts
-    )
+    """The same words, with arguments for options: `--workers 2` becomes `workers=2`.
+
+    Commands, what stands in quotes, and options that Python has not stay.
+    """
+    return _WORDS.sub(_in_python, words)
+
+
+def _in_python(found: re.Match[str]) -> str:
+    option = found["option"]
+    if option is None or option not in ARGUMENTS:
+        return found[0]
+    return ARGUMENTS[option].format(repr(found["name"]) if found["name"] else found["value"] or "")

@@ -14,10 +14,12 @@ def test_fields_of_job_optimizer_and_schedule_are_replaced() -> None:
     before = job(optimizer=farflung.AdamW(lr=0.1, schedule=farflung.WarmupCosine(5, 50)))
     given = [
         "batch=16", "clip=none", "lr=3e-4", "optimizer.betas=0.8,0.9", "warmup_steps=7", "deterministic=true",
+        "validation_batches=none", "num_workers=3", "counted=y", "weights=none",
         "name=other", "precision=bfloat16", "optimizer.schedule.minimum_ratio=0.5",
     ]  # fmt: skip
     after = override(before, given)
     assert (after.batch, after.clip, after.deterministic, after.name) == (16, None, True, "other")
+    assert (after.validation_batches, after.num_workers, after.counted, after.weights) == (None, 3, "y", None)
     assert after.precision == "bfloat16"
     assert after.optimizer == farflung.AdamW(
         lr=3e-4, betas=(0.8, 0.9), schedule=farflung.WarmupCosine(7, 50, 0.5)
@@ -38,7 +40,10 @@ def test_fields_of_job_optimizer_and_schedule_are_replaced() -> None:
         (["deterministic=maybe"], "--set deterministic takes true or false, found 'maybe'"),
         (["precision=half"], "--set precision takes float32 or bfloat16, found 'half'"),
         (["lr=1", "optimizer.lr=2"], "--set gives optimizer.lr twice: 1 and 2"),
-        (["model=x"], "--set: the job has no field 'model'; it has batch, microbatches, steps, seed, clip, "),
+        (
+            ["model=x"],
+            "--set: the job has no field 'model'; it has batch, microbatches, steps, counted, seed, clip, ",
+        ),
         (["betas=1"], "it has .*optimizer.momentum"),
     ],
 )

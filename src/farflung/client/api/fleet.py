@@ -171,9 +171,11 @@ class Fleet(ABC):
                     log=log,
                 )
             )
-            request = Request(options, as_path(out), as_path(resume), wait=wait_for_workers)
+            asked = ask(Request(options, as_path(out), as_path(resume), wait=wait_for_workers))
+            if kept := asked.options.set_:
+                QUIET.note(f"as when the run was begun: --set {', '.join(kept)}")
             run = self.begin(
-                ask(request),
+                asked,
                 PythonJob(job),
                 observer=observer,
                 on_step=on_step,

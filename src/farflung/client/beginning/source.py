@@ -73,9 +73,15 @@ class PythonJob:
     path: str = ""
 
     def load(self, asked: Asked) -> Job:
-        """See `JobSource`; JobError if a value that overrides one is out of range."""
+        """See `JobSource`; JobError if a value that overrides one is out of range.
+
+        A run that a command began keeps its `--set`. It needs no `--text`: the data are those of the program,
+        and are compared with the checkpoint's.
+        """
+        from farflung.client.options.overrides import override
+
         steps, precision, codec = asked.options.steps, asked.precision, asked.codecs.every
-        job = self.job
+        job = override(self.job, asked.options.set_ or ())
         return replace(
             job,
             steps=job.steps if steps is None else steps,

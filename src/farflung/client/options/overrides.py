@@ -4,34 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from farflung.errors import JobError
-from farflung.opdag.graph import Precision
 from farflung.text import printable
 
 if TYPE_CHECKING:
     from farflung.client.api.job import Job
-
-_FIELDS: Mapping[str, Any] = {
-    "batch": int,
-    "microbatches": int,
-    "steps": int,
-    "seed": int,
-    "clip": float | None,
-    "codec": str,
-    "max_loss_gap": float,
-    "validate_every": int | None,
-    "validation_batches": int,
-    "precision": Precision,
-    "deterministic": bool,
-    "weights": str | None,
-    "name": str | None,
-}
-"""The fields of a `Job` that a text can give, with their types."""
 
 OPTIMIZER, SCHEDULE = "optimizer", "schedule"
 
@@ -64,7 +47,8 @@ def override(job: Job, given: Iterable[str]) -> Job:
         values[name] = value.strip()
     if not values:
         return job
-    own = {name: _value(name, text, _FIELDS[name]) for name, text in values.items() if name in _FIELDS}
+    kinds = _own_kinds()
+    own = {name: _value(name, text, kinds[name]) for name, text in values.items() if name in kinds}
     optimizer = _changed(job.optimizer, OPTIMIZER, values)
     return dataclasses.replace(job, optimizer=optimizer, **own)
 
@@ -72,7 +56,32 @@ def override(job: Job, given: Iterable[str]) -> Job:
 def fields_of(job: Job) -> list[str]:
     """The fields of a job that `override` can replace."""
     optimizer = job.optimizer
-    return [*_FIELDS, *_names(optimizer, OPTIMIZER), *_names(optimizer.schedule, f"{OPTIMIZER}.{SCHEDULE}")]
+    return [
+        *_own_kinds(),
+        *_names(optimizer, OPTIMIZER),
+        *_names(optimizer.schedule, f"{OPTIMIZER}.{SCHEDULE}"),
+    ]
+
+
+@cache
+def _own_kinds() -> dict[str, Any]:
+    """What a text can give of each field of a job that takes any such value: a type, or a union of some."""
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
+
+    from farflung.client.api.job import Job
+
+    annotations = get_type_hints(Job, localns={"Tensor": Tensor, "nn": nn, "DataLoader": DataLoader})
+    kinds = {field.name: _simple_part(annotations[field.name]) for field in dataclasses.fields(Job)}
+    return {name: kind for name, kind in kinds.items() if kind not in (None, type(None))}
+
+
+def _simple_part(kind: Any) -> Any:
+    """The type, or those members of a union, of which a text can give a value; None if there are none."""
+    if get_origin(kind) in (Union, UnionType):
+        parts = [part for part in get_args(kind) if _is_simple(part)]
+        return Union[tuple(parts)] if parts else None  # noqa: UP007
+    return kind if _is_simple(kind) else None
 
 
 def _full_name(job: Job, name: str) -> str:

@@ -1,0 +1,35 @@
+"""A job from a Python program has the values that were asked for, and those that its run keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.localhost.jobs import job
+
+from farflung.client.beginning.source import PythonJob
+from farflung.client.options.asked import Request, ask
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.run_record import RunOptions, RunRecord
+from farflung.errors import JobError
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """A run that a command began with `--set`."""
+    made = RunFolder.create(tmp_path / "run")
+    made.write_record(RunRecord.of("job.py", RunOptions(set_=["lr=0.125", "batch=16"], steps=5)))
+    made.close()
+    return made.path
+
+
+def test_a_run_that_goes_on_from_python_keeps_what_a_command_set(earlier: Path) -> None:
+    asked = ask(Request(RunOptions(steps=9), resume=earlier))
+    loaded = PythonJob(job()).load(asked)
+    assert (loaded.optimizer.lr, loaded.batch, loaded.steps) == (0.125, 16, 9)
+
+
+def test_a_job_that_cannot_have_what_was_set_is_refused(earlier: Path) -> None:
+    asked = ask(Request(RunOptions(), resume=earlier))
+    with pytest.raises(JobError, match="batch must be divisible by microbatches"):
+        PythonJob(job(batch=9, microbatches=9)).load(asked)

@@ -12,11 +12,26 @@ import farflung
 
 TABLE = Path("opdag/opset_table.py")
 BACKEND = Path("runtime/torch_backend/backend.py")
+SEGMENT = Path("runtime/torch_backend/segment.py")
 
 LACKING = """
 
 _offer = TorchBackend.offer
 TorchBackend.offer = lambda self: _offer(self)._replace(lacks=({op!r},))
+"""
+
+IN_FOURTH_STEP = """
+
+_forward = TorchSegment._forward
+
+
+def _changed(self, unit, microbatch, values):
+    if unit.train and unit.step == 3:
+        {statement}
+    return _forward(self, unit, microbatch, values)
+
+
+TorchSegment._forward = _changed
 """
 
 
@@ -33,6 +48,11 @@ def changed(text: str) -> str:
 def lacking(op: str) -> Callable[[str], str]:
     """The torch backend, but it refuses an op."""
     return lambda text: text + LACKING.format(op=op)
+
+
+def in_fourth_step(statement: str) -> dict[Path, Callable[[str], str]]:
+    """The torch backend, but it runs a statement before each forward pass of the fourth step."""
+    return {SEGMENT: lambda text: text + IN_FOURTH_STEP.format(statement=statement)}
 
 
 def installation(folder: Path, changes: dict[Path, Callable[[str], str]]) -> Path:

@@ -6,46 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.installations import installation
-from tests.support.processes import Machines, machines, train
+from tests.end_to_end.installations import in_fourth_step, installation
+from tests.support.processes import Machines, quick_machines, train
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
-
-SEGMENT = Path("runtime/torch_backend/segment.py")
-FAILING = """
-
-_forward = TorchSegment._forward
-
-
-def _fail(self, unit, microbatch, values):
-    if unit.train and unit.step == 3:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-    return _forward(self, unit, microbatch, values)
-
-
-TorchSegment._forward = _fail
-"""
-
-
-class Quick(Machines):
-    """A worker is lost soon."""
-
-    lease_seconds = 2.5
+FAILING = 'raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")'
 
 
 @pytest.fixture
-def on(tmp_path: Path) -> Iterator[Quick]:
-    with machines(tmp_path, Quick) as place:
-        broker = place.broker()
-        place.document("desk", "status", "--broker", place.address, "--token", place.token("submitter"))
+def on(tmp_path: Path) -> Iterator[Machines]:
+    with quick_machines(tmp_path) as place:
         yield place
-        broker.stop()
 
 
 @pytest.mark.timeout(300)
-def test_the_worker_ends_in_one_line_and_its_job_goes_on(on: Quick, tmp_path: Path) -> None:
+def test_the_worker_ends_in_one_line_and_its_job_goes_on(on: Machines, tmp_path: Path) -> None:
     token = on.token("worker", "--uses", "3")
-    sources = installation(tmp_path / "sources", {SEGMENT: lambda text: text + FAILING})
+    sources = installation(tmp_path / "sources", in_fourth_step(FAILING))
     failing, good, other = (
         on.worker("failing", token, sources),
         on.worker("good", token),

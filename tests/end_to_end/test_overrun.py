@@ -7,49 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.installations import installation
-from tests.support.processes import Machines, machines, train
+from tests.end_to_end.installations import in_fourth_step, installation
+from tests.support.processes import Machines, quick_machines, train
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
-
-SEGMENT = Path("runtime/torch_backend/segment.py")
-SLOW = """
-
-_forward = TorchSegment._forward
-
-
-def _slow(self, unit, microbatch, values):
-    if unit.train and unit.step == 3:
-        torch.futures.Future().wait()
-    return _forward(self, unit, microbatch, values)
-
-
-TorchSegment._forward = _slow
-"""
-"""In the fourth step it never returns from PyTorch, where the formula says microseconds."""
-
-
-class Quick(Machines):
-    """A pass may take fifteen seconds."""
-
-    lease_seconds = 2.5
+SLOW = "torch.futures.Future().wait()"
+"""It never returns from PyTorch, where the formula says microseconds."""
 
 
 @pytest.fixture
-def on(tmp_path: Path) -> Iterator[Quick]:
-    with machines(tmp_path, Quick) as place:
-        broker = place.broker()
-        place.document("desk", "status", "--broker", place.address, "--token", place.token("submitter"))
+def on(tmp_path: Path) -> Iterator[Machines]:
+    with quick_machines(tmp_path) as place:
         yield place
-        broker.stop()
 
 
 @pytest.mark.timeout(300)
 def test_a_worker_whose_pass_does_not_end_leaves_its_job_and_offers_its_device_anew(
-    on: Quick, tmp_path: Path
+    on: Machines, tmp_path: Path
 ) -> None:
     token = on.token("worker", "--uses", "2")
-    slow = on.worker("slow", token, installation(tmp_path / "sources", {SEGMENT: lambda text: text + SLOW}))
+    slow = on.worker("slow", token, installation(tmp_path / "sources", in_fourth_step(SLOW)))
     good = on.worker("good", token)
     for worker in (slow, good):
         worker.says("idle in the backup pool")

@@ -263,6 +263,22 @@ def machines(folder: Path, kind: type[SomeMachines] = Machines) -> Iterator[Some
             started.end()
 
 
+class QuickMachines(Machines):
+    """A worker is lost soon, and a pass may take fifteen seconds."""
+
+    lease_seconds = 2.5
+
+
+@contextmanager
+def quick_machines(folder: Path) -> Iterator[Machines]:
+    """Such machines with a broker that answers."""
+    with machines(folder, QuickMachines) as place:
+        broker = place.broker()
+        place.document("desk", "status", "--broker", place.address, "--token", place.token("submitter"))
+        yield place
+        broker.stop()
+
+
 class Run:
     """One `farflung train` and its run folder."""
 

@@ -167,6 +167,16 @@ def test_workers_that_have_no_way_to_each_other_end_a_job_that_never_ran() -> No
     assert job_of(story).reason.endswith("no way; 3 attempts before ended in the same way")
 
 
+def test_a_job_that_needs_a_link_that_cannot_be_made_says_what_was_tried() -> None:
+    story = Scenario("a", "b")
+    story.submit(2)
+    story.planned()
+    apart(story)
+    story.feed(events.PlanFailed(story.now, "job-1", job_of(story).attempt, "2 workers were asked for"))
+    assert job_of(story).state == "failed" and "no way" in job_of(story).reason
+    assert job_of(story).reason.endswith("and without this link 2 workers were asked for")
+
+
 def test_an_attempt_that_ran_between_two_without_links_gives_the_job_its_usual_number_of_tries() -> None:
     story = Scenario("a", "b")
     story.submit(2)

@@ -111,7 +111,8 @@ class Recovery:
     because the plan leaves out some that have copies which it needs. `regrouped` counts the attempts in
     a row that ended with all members keeping their state, without getting further. `last` is the newest
     attempt that was rolled back, and `begins` the unit that it was rolled back to. `unlinked` counts the
-    attempts of a job that never ran in which two workers could not reach each other; then it is 0.
+    attempts of a job that never ran in which two workers could not reach each other, and `apart` says
+    what the newest of them tried; once the job runs they are 0 and empty.
     """
 
     failed: int = 0
@@ -124,6 +125,7 @@ class Recovery:
     begins: int = 0
     scattered: bool = False
     unlinked: int = 0
+    apart: str = ""
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,8 @@ def cannot_be_planned(turn: Transition, job: Job, reason: str, scattered: bool =
         unfit = list(job.members)
         turn.emit(facts.JobRequeued(turn.now, job.job, one_line(why), unfit=unfit, scattered=scattered))
     else:
-        jobs.end(turn, job, FAILED, reason)
+        apart = job.recovery.apart
+        jobs.end(turn, job, FAILED, f"{apart}; and without this link {reason}" if apart else reason)
 
 
 def drop(turn: Transition, job: Job, reason: str, told: bool = False, in_order: bool = False) -> None:

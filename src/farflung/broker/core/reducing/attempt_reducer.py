@@ -262,7 +262,7 @@ def job_running(fact: facts.JobRunning, state: State) -> State:
     pace = replace(job.pace, moved_at=fact.at) if job.keeps else Pace(fact.at)
     loading = job.loading_seconds if job.keeps else fact.at - job.pace.moved_at
     job = replace(job, state=RUNNING, reason="", pace=pace, waits_since=None, loading_seconds=loading)
-    return state.with_job(replace(job, recovery=replace(job.recovery, unlinked=0)))
+    return state.with_job(replace(job, recovery=replace(job.recovery, unlinked=0, apart="")))
 
 
 def job_moves(fact: facts.JobMoves, state: State) -> State:
@@ -319,9 +319,15 @@ def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
         return replace(before, over=over, last=fact.attempt, begins=fact.unit)
     fruitless = 0 if job.began > before.reached else before.fruitless + 1
     reached = max(job.began, before.reached)
-    unlinked = before.unlinked + fact.unlinked
     return Recovery(
-        before.failed + 1, reached, fruitless, over, last=fact.attempt, begins=fact.unit, unlinked=unlinked
+        before.failed + 1,
+        reached,
+        fruitless,
+        over,
+        last=fact.attempt,
+        begins=fact.unit,
+        unlinked=before.unlinked + fact.unlinked,
+        apart=fact.reason if fact.unlinked else before.apart,
     )
 
 

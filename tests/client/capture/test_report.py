@@ -23,7 +23,7 @@ def test_a_full_report_has_every_lint_cut_and_division() -> None:
     report = report_of(job, captured, True, None)
     parameters = list(job.model.parameters())
     assert report.parameters == sum(p.numel() for p in parameters)
-    counts = 4 * len(parameters)  # AdamW counts the updates of each parameter
+    counts = 8 * len(parameters)  # AdamW counts the updates of each parameter
     assert report.training_bytes - counts == 4 * report.parameter_bytes == 16 * report.parameters
     assert report.verdicts is not None and [v.lint for v in report.verdicts] == list(LINTS)
     assert {v.outcome for v in report.verdicts} == {"ok"}

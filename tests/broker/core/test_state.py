@@ -414,7 +414,9 @@ def test_a_job_whose_ops_no_worker_has_lets_the_jobs_behind_it_go() -> None:
     story.submit(1, submitter="bo")
     story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
     assert (story.state.jobs["job-1"].state, story.state.jobs["job-2"].state) == ("queued", "planning")
-    assert f"; b: {LACKS})" in story.state.jobs["job-1"].words
+    words = f"(have 0, the job needs 2; 1 worker is busy with job-2; b: {LACKS})"
+    assert story.state.jobs["job-1"].words == f"waiting for 2 more workers with the model's ops {words}"
+    assert not story.feed(events.Tick(story.now, 900.0)).facts
     story.join("c")
     assert story.state.jobs["job-1"].state == "queued"
     assert "waiting for job-1" in str(story.submit(1, submitter="eve").commands)

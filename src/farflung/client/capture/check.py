@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 import psutil
+import torch
 from torch import Tensor, nn
 
 from farflung.client.api.job import Job
@@ -85,13 +86,13 @@ def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Ca
 
 def _is_masked_unevenly(graph: Graph, batch: Mapping[str, Tensor]) -> bool:
     """Whether the loss ignores some labels, and another number of them from sample to sample."""
-    ignored = {node.arguments.get("ignore_index", IGNORED) for node in graph.nodes if node.op in CLASS_LOSSES}
+    given = [n.arguments.get("ignore_index", IGNORED) for n in graph.nodes if n.op in CLASS_LOSSES]
+    ignored = [index for index in given if isinstance(index, int)]
     for labels in batch.values():
         if not ignored or labels.is_floating_point() or labels.dim() == 0:
             continue
-        found = sum((labels == index).flatten(1 if labels.dim() > 1 else 0) for index in ignored)
-        counts = found.sum(1) if labels.dim() > 1 else found
-        if bool((counts != counts[0]).any()):
+        of_each = torch.isin(labels, torch.tensor(ignored)).reshape(len(labels), -1).sum(1)
+        if len(set(of_each.tolist())) > 1:
             return True
     return False
 

@@ -28,40 +28,58 @@ NAMED = 5
 
 
 def start_queued(turn: Transition) -> None:
-    """Start queued jobs in order while workers last, and tell the other submitters why their jobs wait."""
+    """Start queued jobs in order while workers last, and tell the other submitters why their jobs wait.
+
+    A job that starts behind one that waits takes workers that the other's words count as free, so these are
+    said anew.
+    """
+    while _start_in_order(turn):
+        pass
+
+
+def _start_in_order(turn: Transition) -> bool:
+    """Says whether a job has left the queue from behind one that waits."""
     blocked: Job | None = None
+    waits = is_passed = False
     for job in list(turn.state.jobs.values()):
         if job.state != QUEUED:
             continue
-        if job.held:  # and it blocks no other
-            _explain(turn, job, held_words(job))
-            continue
-        if blocked is not None:
-            # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
-            _wait(turn, job, waiting_for(f"{blocked.job}, which is ahead of it in the queue"))
-            continue
-        if job.plan is not None and recutting.is_lost(turn.state, job):
-            give_version_up(turn, job, "a copy of the newest version is lost")
-            job = turn.state.jobs[job.job]
-        if job.plan is not None:
-            is_begun = _restore(turn, job) or _recut(turn, job)
-            blocked = None if is_begun else _wait_for_members(turn, job)
-            continue
-        usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or 1
-        if away := turn.state.away_for(job):
-            words = f"{waiting_for(and_more(away, NAMED))} to return"
-            blocked = _wait(turn, job, words, missing=len(away))
-        elif job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
-            blocked = _wait(turn, job, waiting_for("1 more worker"), missing=1)
-        elif len(usable) >= needs:
-            _plan(turn, job, usable, job.asked)
-        else:
-            present = turn.state.same_kind_as(job)
-            lacking = {name: why for name, why in job.unable.items() if name in present}
-            for_ops = _waits_for_ops_alone(turn, job, needs)
-            words = _waiting(turn.state, job, needs, usable, lacking)
-            waits = _wait(turn, job, words, for_ops, needs - len(usable))
-            blocked = None if for_ops else waits
+        blocked = _start(turn, job, blocked)
+        left = turn.state.jobs[job.job].state != QUEUED
+        is_passed, waits = is_passed or (waits and left), waits or not left
+    return is_passed
+
+
+def _start(turn: Transition, job: Job, blocked: Job | None) -> Job | None:
+    """Start a queued job unless one before it is `blocked`; the job that blocks those behind it."""
+    if job.held:  # and it blocks no other
+        _explain(turn, job, held_words(job))
+        return blocked
+    if blocked is not None:
+        # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
+        _wait(turn, job, waiting_for(f"{blocked.job}, which is ahead of it in the queue"))
+        return blocked
+    if job.plan is not None and recutting.is_lost(turn.state, job):
+        give_version_up(turn, job, "a copy of the newest version is lost")
+        job = turn.state.jobs[job.job]
+    if job.plan is not None:
+        is_begun = _restore(turn, job) or _recut(turn, job)
+        return None if is_begun else _wait_for_members(turn, job)
+    usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or 1
+    if away := turn.state.away_for(job):
+        words = f"{waiting_for(and_more(away, NAMED))} to return"
+        return _wait(turn, job, words, missing=len(away))
+    if job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
+        return _wait(turn, job, waiting_for("1 more worker"), missing=1)
+    if len(usable) >= needs:
+        _plan(turn, job, usable, job.asked)
+        return None
+    present = turn.state.same_kind_as(job)
+    lacking = {name: why for name, why in job.unable.items() if name in present}
+    for_ops = _waits_for_ops_alone(turn, job, needs)
+    words = _waiting(turn.state, job, needs, usable, lacking)
+    waits = _wait(turn, job, words, for_ops, needs - len(usable))
+    return None if for_ops else waits
 
 
 def held_words(job: Job) -> str:

@@ -168,7 +168,7 @@ def test_a_run_goes_on_without_a_lost_worker_from_the_disks_of_those_that_are_le
     assert 0 < back["step"] == cut["step"] - 1 and not cut["another_run"]
     assert run.events("planned")[-1]["workers"] == ["a"]
     place.broker.says("may go on from its newest copies on other workers: b did not come back within")
-    assert f"warning: from step {cut['step']} on the model is cut in another way" in run.command.err
+    assert f"from step {cut['step']} on the model is cut in another way" in run.command.err
     place.workers["b"].code()
     rejoin(place, "b")
     place.on.idle(*WORKERS)

@@ -265,9 +265,9 @@ def test_a_worker_whose_link_drops_mid_run_ends_the_attempt(tmp_path: Path) -> N
         assert back.unit == 0 and "worker lab-2 was lost at step 1" in back.reason
         assert (await first.hear(Stop)).reason == back.reason
         found = await status(service, folder)
-        assert {worker.worker: worker.label for worker in found.workers} == {
-            "lab-1": "ready",
-            "lab-2": "lost",
+        assert {worker.worker: (worker.state, worker.is_lost) for worker in found.workers} == {
+            "lab-1": ("ready", False),
+            "lab-2": ("left", True),
         }
         assert back.reason in found.jobs[0].reason and "waiting for 1 more worker" in found.jobs[0].reason
         # The survivor serves again, and so does the lost worker's next process.

@@ -74,7 +74,11 @@ def test_no_worker_is_large_enough_for_the_largest_operator(scheduler: Scheduler
     """Memory enough in sum, but one operator fits nowhere: which worker lacks how much is told."""
     sizes = np.array([1.0, 1000.0, 1.0])
     workload = dataclasses.replace(
-        chain_workload([1.0] * 3, [1] * 2), state_bytes=sizes, parameter_bytes=sizes, trainable_bytes=sizes
+        chain_workload([1.0] * 3, [1] * 2),
+        state_bytes=sizes,
+        parameter_bytes=sizes,
+        trainable_bytes=sizes,
+        kept_bytes=2 * sizes,
     )
     topology = random_topology(2, 3, memory=1.0)
     workers = tuple(msgspec.structs.replace(w, memory_gb=3000e-9) for w in topology.workers)

@@ -113,7 +113,8 @@ def test_jobs_that_move_again_and_again_lose_no_unit_by_that() -> None:
 @pytest.mark.usefixtures("restless")
 def test_a_move_that_does_not_wait_for_its_version_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replanning.Replanning, "is_moving", False)
-    with pytest.raises(LawBroken, match="a move costs units"):
+    # An assertion of the broker may find it first: nothing else decides a unit while a job moves.
+    with pytest.raises(LawBroken, match=r"a move costs units|broker raised AssertionError"):
         for seed in range(200):
             campaign.live(seed, 1500)
 

@@ -29,6 +29,7 @@ from farflung.runtime.coding import coding_bytes
 from farflung.runtime.footprint import worker_bytes
 from farflung.runtime.optimizer import AdamW
 from farflung.runtime.training import Training
+from farflung.runtime.update_memory import memory_of_updates
 from farflung.simulator import Conditions
 from farflung.workload import workload_of
 from farflung.workload.coding import CodingMemory
@@ -68,7 +69,10 @@ def asked_and_said(
     """
     codebook = codebook_of([rung])
     training = Training(2, MICROBATCHES, BATCH, AdamW(lr=1e-3)).with_codecs(codebook, sample)
-    made, bare = place(graph, assignment, BATCH), workload_of(graph, MICROBATCHES, BATCH)
+    made, bare = (
+        place(graph, assignment, BATCH),
+        workload_of(graph, MICROBATCHES, BATCH, updates=memory_of_updates(training.optimizer)),
+    )
     names = {name for (name,) in assignment.workers}
     coded = bare.coded(CodingMemory.of(codebook, sample), receivers or len(names))
     dense, said = (memory_by_worker(each, assignment) for each in (bare, coded))
@@ -77,7 +81,8 @@ def asked_and_said(
         mine = [made.segments[number] for number in made.plan.segments_of(name)]
         asked = coding_bytes(name, made.plan, training, mine)
         if all(segment.nodes for segment in mine):  # else it is no segment that the planner makes
-            whole = worker_bytes(mine, BATCH, WINDOW, dict.fromkeys(range(len(made.segments)), False), 2)
+            remade = dict.fromkeys(range(len(made.segments)), False)
+            whole = worker_bytes(mine, BATCH, WINDOW, remade, memory_of_updates(training.optimizer))
             assert whole + asked <= said[name]
         found.append((asked, said[name] - dense[name]))
     return found

@@ -24,6 +24,8 @@ def test_a_reader_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     os.close(reading)
     with open(writing, "w", encoding="utf-8", closefd=False) as closed:
         monkeypatch.setattr(sys, "stderr", closed)
+        with pytest.raises(BrokenPipeError):
+            os.write(writing, b"the reader is gone")
         note("step 1")
         note("step 2")
         monkeypatch.undo()

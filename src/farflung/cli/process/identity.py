@@ -58,7 +58,7 @@ def has_authority(folder: Path) -> bool:
 async def obtain_from_own_broker(folder: Path, role: TokenRole, broker: str | None) -> Identity:
     """An identity at the broker whose folder this is, by a token made for it; it is kept in that folder.
 
-    Whoever has the folder could create the token by hand. The broker has to run.
+    A user who has the folder could create the token by hand. The broker has to run.
     """
     from farflung.broker.security.authority import create_token
     from farflung.client.beginning.joining import known_identity, listening_at

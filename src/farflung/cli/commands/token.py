@@ -64,7 +64,7 @@ def create(
         f"valid for {count_of(uses, 'use')} within {hours:g} h: {COMMANDS[role.value].format(broker=broker)}"
     )
     days = LIFETIME_SECONDS // 86400
-    note(f"whoever joins with it gets an identity for {days} days; use renews it from half of that on")
+    note(f"what joins with it gets an identity for {days} days; use renews it from half of that on")
     if others:
         note(f"this machine also has {and_more(others, 3)}; behind a router, use the router's public address")
     if not addresses:

@@ -35,7 +35,8 @@ def test_two_killed_neighbours_are_replaced_and_no_committed_step_runs_again(tmp
         assert not run.events("rolled back")
         taken = run.events("regrouping")[-1]
         assert set(taken["replayers"]) == set(WORKERS) - {*killed, *others}
-        assert taken["replay_from"] < taken["unit"] and f"worker {killed[0]}" in str(run.events("regrouping"))
+        assert taken["replay_from"] <= taken["unit"]  # equal if the kill came right at a version
+        assert f"worker {killed[0]}" in str(run.events("regrouping"))
         for name in others:
             workers[name].says("the state stays")
         for command in (*(one for name, one in workers.items() if name not in killed), broker):

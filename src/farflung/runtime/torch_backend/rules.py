@@ -232,6 +232,8 @@ class _Muon:
     def __call__(self, parameter: Tensor, gradient: Tensor, kept: Kept, rate: float) -> None:
         if not kept.updates:
             kept.slots = {"momentum_buffer": torch.zeros_like(parameter)}
+        if not parameter.numel():
+            return  # torch's ratio of the sides would divide by zero
         muon(
             [parameter],
             [gradient],

@@ -34,7 +34,7 @@ from farflung.client.api.job import Job
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.run.submitter import train
 from farflung.runtime.executor import Executor
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.transport.security.enrolment import enrol
 from farflung.transport.security.identity import Identity

@@ -28,7 +28,7 @@ from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.plans import Edge, Placement, Plan
 from farflung.protocol.fields import Opset
 from farflung.protocol.worker import Device
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training
 
 STEPS = 1000

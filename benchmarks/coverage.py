@@ -44,7 +44,7 @@ from farflung.client.api.job import Job
 from farflung.client.capture.check import check_job
 from farflung.errors import CaptureError, FarflungError
 from farflung.files import write_atomically
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.text import first_line
 
 SEGMENTS = 4

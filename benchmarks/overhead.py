@@ -28,7 +28,7 @@ from farflung.heap import keep_freed_memory
 from farflung.opdag.capture import capture
 from farflung.planner import plan_graph
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.training import Training
 

@@ -27,7 +27,7 @@ from benchmarks.models import library
 from farflung.opdag.segment import Segment
 from farflung.planner import plan_graph
 from farflung.runtime.footprint import required_bytes
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.runtime.training import Training

@@ -31,8 +31,8 @@ from farflung.plans import FEEDER, Edge, Plan
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.executor import Executor
 from farflung.runtime.frameworks import backend_called
+from farflung.runtime.optimizers.slots import slot_bytes
 from farflung.runtime.parcel import Parcel
-from farflung.runtime.slots import slot_bytes
 from farflung.runtime.training import Training
 from farflung.workload.footprint import NOTHING, Needs
 

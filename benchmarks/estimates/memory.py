@@ -11,7 +11,7 @@ from benchmarks.estimates.prepared import Prepared
 from farflung.planner import place
 from farflung.planner.assignment import memory_of
 from farflung.runtime.footprint import worker_bytes
-from farflung.runtime.update_memory import memory_of_updates
+from farflung.runtime.optimizers.memory import memory_of_updates
 
 
 @dataclass(frozen=True)

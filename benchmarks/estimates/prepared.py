@@ -13,10 +13,10 @@ from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place
 from farflung.planner.assignment import Assignment
 from farflung.planner.cutting.balanced import balanced_cut
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
+from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.parity.steps import named_state, received
 from farflung.runtime.training import Training
-from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload import Workload, workload_of
 
 

@@ -13,8 +13,8 @@ from benchmarks.estimates.prepared import Prepared
 
 from farflung.opdag.analysis import sides_of
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.slots import update_rule_of
-from farflung.runtime.torch_backend.profile import profile_graph
+from farflung.runtime.optimizers.slots import update_rule_of
+from farflung.runtime.torch_backend.profiling.profile import profile_graph
 from farflung.workload.arrays import Floats
 from farflung.workload.profile import DeviceProfile, node_seconds, update_seconds
 

@@ -19,7 +19,7 @@ from farflung.planner import PlannedJob, plan_graph
 from farflung.plans import FEEDER
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.state import trained_shapes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from farflung.runtime.torch_backend.rates import measure_rates, measure_tflops
+from farflung.runtime.torch_backend.profiling.rates import measure_rates, measure_tflops
 
 
 def rates(device: torch.device) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from farflung.opdag.capture import capture
 from farflung.planner import plan_graph
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training

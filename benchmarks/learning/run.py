@@ -16,7 +16,7 @@ from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob, plan_graph
 from farflung.plans import Plan
-from farflung.runtime.clipping import clip_scale, gradient_norm
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.steps import named_state, received
 
 Tell = Callable[[str], None]

@@ -19,7 +19,7 @@ from farflung.opdag.form import Form
 from farflung.opdag.graph import Node, ValueType
 from farflung.opdag.segment import Segment
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

@@ -14,7 +14,7 @@ from torch import Tensor
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.optimizer import SGD, Optimizer
+from farflung.runtime.optimizers.declared import SGD, Optimizer
 from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training

@@ -15,7 +15,7 @@ from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference, received
 from farflung.runtime.training import Training

@@ -15,8 +15,8 @@ from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob, place, plan_graph
 from farflung.planner.assignment import Assignment
-from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import named_state, received
 from farflung.runtime.training import Training

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from farflung.errors import FarflungError
     from farflung.localhost.local import local
     from farflung.opdag.capture import Capture
-    from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Muon
-    from farflung.runtime.parity.steps import CheckReport
-    from farflung.runtime.schedules import (
+    from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Muon
+    from farflung.runtime.optimizers.schedules import (
         WSD,
         Constant,
         CosineAnnealingLR,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
         Table,
         WarmupCosine,
     )
+    from farflung.runtime.parity.steps import CheckReport
 
 __version__ = "0.1.0"
 
@@ -77,31 +77,31 @@ __all__ = [
 
 _MODULES = ("data", "errors", "metrics")
 _HOMES = {
-    "Adafactor": "farflung.runtime.optimizer",
-    "AdamW": "farflung.runtime.optimizer",
+    "Adafactor": "farflung.runtime.optimizers.declared",
+    "AdamW": "farflung.runtime.optimizers.declared",
     "Capture": "farflung.opdag.capture",
     "CheckReport": "farflung.runtime.parity.steps",
-    "Constant": "farflung.runtime.schedules",
-    "CosineAnnealingLR": "farflung.runtime.schedules",
-    "ExponentialLR": "farflung.runtime.schedules",
+    "Constant": "farflung.runtime.optimizers.schedules",
+    "CosineAnnealingLR": "farflung.runtime.optimizers.schedules",
+    "ExponentialLR": "farflung.runtime.optimizers.schedules",
     "FarflungError": "farflung.errors",
     "Fleet": "farflung.client.api.fleet",
-    "Group": "farflung.runtime.optimizer",
+    "Group": "farflung.runtime.optimizers.declared",
     "Job": "farflung.client.api.job",
-    "LinearLR": "farflung.runtime.schedules",
-    "Lion": "farflung.runtime.optimizer",
-    "MultiStepLR": "farflung.runtime.schedules",
-    "Muon": "farflung.runtime.optimizer",
+    "LinearLR": "farflung.runtime.optimizers.schedules",
+    "Lion": "farflung.runtime.optimizers.declared",
+    "MultiStepLR": "farflung.runtime.optimizers.schedules",
+    "Muon": "farflung.runtime.optimizers.declared",
     "Observer": "farflung.client.output.progress",
-    "OneCycleLR": "farflung.runtime.schedules",
+    "OneCycleLR": "farflung.runtime.optimizers.schedules",
     "Run": "farflung.client.api.run",
-    "SGD": "farflung.runtime.optimizer",
-    "StepLR": "farflung.runtime.schedules",
+    "SGD": "farflung.runtime.optimizers.declared",
+    "StepLR": "farflung.runtime.optimizers.schedules",
     "StepRow": "farflung.client.output.records",
     "Summary": "farflung.client.output.records",
-    "Table": "farflung.runtime.schedules",
-    "WSD": "farflung.runtime.schedules",
-    "WarmupCosine": "farflung.runtime.schedules",
+    "Table": "farflung.runtime.optimizers.schedules",
+    "WSD": "farflung.runtime.optimizers.schedules",
+    "WarmupCosine": "farflung.runtime.optimizers.schedules",
     "capture": "farflung.client.api.checking",
     "check": "farflung.client.api.checking",
     "connect": "farflung.client.api.connect",

@@ -9,7 +9,7 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import clock, codecs, overlap, parity, runner
 from benchmarks.zoo import case
 
-from farflung.runtime.torch_backend import rates
+from farflung.runtime.torch_backend.profiling import rates
 
 
 def test_all_sections_run_on_the_cpu(

@@ -36,7 +36,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.worker import Device, SegmentProgram, Share, Standing
 from farflung.runtime.backend import EMULATED
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training
 
 DEVICE = Device("cpu", "a small box", 2, 2**30, "torch 2.13.0", Opset.own())

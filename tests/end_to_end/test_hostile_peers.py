@@ -24,7 +24,7 @@ from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.protocol import messages
 from farflung.protocol.messages import Attach, Attached, Ended, Load, Refused, Register, Registered, Submit
 from farflung.protocol.worker import SegmentProgram
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training
 from farflung.transport.endpoint import Hello, Link, Listener, Peer, dial, listen
 from farflung.transport.security.enrolment import enrol

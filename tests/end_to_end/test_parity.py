@@ -18,7 +18,7 @@ from farflung.client.capture.check import capture_shapes
 from farflung.opdag.capture.capture import LossModule
 from farflung.plans import Wishes, subtopology
 from farflung.plans.testbeds.catalogue import load_testbed
-from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.optimizers.declared import Optimizer
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import gradient_difference, parameter_difference
 

@@ -14,7 +14,7 @@ from farflung.opdag import wire
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.codec_pair import CODEC_FORMAT, codebook_of
 from farflung.runtime.coding import Coding
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parcel import Parcel
 from farflung.runtime.training import Training
 

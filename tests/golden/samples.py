@@ -29,8 +29,8 @@ from farflung.plans import (
     WorkerSpec,
 )
 from farflung.protocol.messages import Submit
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Lion, Muon
-from farflung.runtime.schedules import (
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Lion, Muon
+from farflung.runtime.optimizers.schedules import (
     WSD,
     CosineAnnealingLR,
     ExponentialLR,

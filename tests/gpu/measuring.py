@@ -13,8 +13,8 @@ from tests.worker.running_thread import MICROBATCHES, running
 
 from farflung.plans import Rates
 from farflung.protocol.worker import Device
-from farflung.runtime.torch_backend import rates
 from farflung.runtime.torch_backend.backend import TorchBackend
+from farflung.runtime.torch_backend.profiling import rates
 from farflung.worker.computing.running_job import RunningJob
 from farflung.worker.computing.task_deadlines import Stopwatch
 from farflung.worker.events import UnitFinished

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.optimizers.declared import Optimizer
 from farflung.runtime.torch_backend import pinned
 from farflung.runtime.torch_backend.backend import TorchBackend
 

@@ -14,7 +14,7 @@ from tests.gpu import misuse, numbers
 from tests.gpu.conftest import Ask
 from tests.runtime.test_indices import BAD
 
-from farflung.runtime.optimizer import Adafactor, AdamW, Group, Lion, Muon, Optimizer
+from farflung.runtime.optimizers.declared import Adafactor, AdamW, Group, Lion, Muon, Optimizer
 
 pytestmark = pytest.mark.slow
 ROUNDED = {

@@ -7,7 +7,7 @@ from benchmarks.zoo import CASES, MODELS
 from tests.gpu import faults, shapes
 from tests.gpu.conftest import Ask
 
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 
 pytestmark = pytest.mark.slow
 NAMES = [

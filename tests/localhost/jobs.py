@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from farflung.client.api.job import Job
 from farflung.data import SampleOrder
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 
 BATCH, MICROBATCHES, SEED = 8, 2, 3
 

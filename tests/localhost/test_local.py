@@ -25,7 +25,7 @@ from farflung.client.options.asked import Request, ask
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_record import RunOptions
 from farflung.errors import CallbackFailed, FleetClosed, JobError, NoWeights, RunFailed
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 
 pytestmark = pytest.mark.processes
 

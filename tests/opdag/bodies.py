@@ -16,7 +16,7 @@ from farflung.opdag.capture import Capture, LossModule, capture
 from farflung.opdag.graph import Precision
 from farflung.planner import plan_graph
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_names
 from farflung.runtime.training import Training

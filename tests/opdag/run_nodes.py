@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from farflung.opdag.graph import Graph, Node
 from farflung.runtime.parity.steps import named_state
-from farflung.runtime.torch_backend.profile import program_of
+from farflung.runtime.torch_backend.profiling.profile import program_of
 from farflung.runtime.torch_backend.tensors import constant_tensor
 
 

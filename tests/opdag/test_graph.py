@@ -26,7 +26,7 @@ from farflung.opdag.capture import LossModule, capture
 from farflung.opdag.graph import DType, Graph
 from farflung.planner import plan_graph
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.steps import gradient_difference, named_state
 from farflung.runtime.training import Training
 

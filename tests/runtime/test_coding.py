@@ -19,7 +19,7 @@ from farflung.planner import PlannedJob
 from farflung.plans import LinkCodec, Plan
 from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.coding import Allocate, Coding, coding_bytes
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.training import Training
 

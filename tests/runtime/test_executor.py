@@ -23,7 +23,7 @@ from farflung.plans import FEEDER
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.footprint import required_bytes
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parcel import Parcel
 from farflung.runtime.parity.steps import gradient_difference
 from farflung.runtime.torch_backend.segment import TorchSegment

@@ -12,12 +12,12 @@ from torch import Tensor
 from farflung.planner import PlannedJob
 from farflung.plans import LaterCodecs, LinkCodec, Plan
 from farflung.plans.codec_pair import codebook_of
-from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.executor import SegmentShare
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
+from farflung.runtime.optimizers.declared import SGD
+from farflung.runtime.optimizers.schedules import Constant
 from farflung.runtime.parity.steps import named_state
-from farflung.runtime.schedules import Constant
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 

@@ -16,9 +16,9 @@ from farflung.planner import place
 from farflung.planner.assignment import Assignment, memory_of
 from farflung.planner.cutting.balanced import balanced_cut
 from farflung.runtime.footprint import required_bytes
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Muon, Optimizer
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Muon, Optimizer
+from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.training import Training
-from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload import workload_of
 
 WINDOW, MICROBATCHES = 3, 9  # so that at the peak values wait two windows ahead

@@ -17,7 +17,7 @@ from farflung.opdag.analysis import sides_of
 from farflung.opdag.graph import Graph, Node, Ref
 from farflung.opdag.partition import legal_positions
 from farflung.opdag.segment import Segment
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.passes import SplitPass

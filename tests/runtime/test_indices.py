@@ -16,7 +16,7 @@ from farflung.opdag.graph import Graph
 from farflung.planner import plan_graph
 from farflung.runtime.frameworks import COMPUTING, backend_called
 from farflung.runtime.indices import index_ranges
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.training import Training
 

@@ -25,8 +25,8 @@ from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import legal_positions
 from farflung.planner import PlannedJob
-from farflung.runtime.clipping import gradient_norm
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.optimizers.clipping import gradient_norm
+from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer
 from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference
 from farflung.runtime.training import Training
 

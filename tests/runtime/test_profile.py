@@ -9,11 +9,11 @@ import torch
 from benchmarks.zoo import CASES, Case, case
 from benchmarks.zoo.side_by_side import captured
 
-from farflung.runtime.optimizer import SGD, AdamW
+from farflung.runtime.optimizers.declared import SGD, AdamW
+from farflung.runtime.optimizers.slots import update_rule_of
 from farflung.runtime.parity.steps import named_state
-from farflung.runtime.slots import update_rule_of
-from farflung.runtime.torch_backend import profile, timing
-from farflung.runtime.torch_backend.profile import profile_graph, this_device
+from farflung.runtime.torch_backend.profiling import profile, timing
+from farflung.runtime.torch_backend.profiling.profile import profile_graph, this_device
 from farflung.workload import workload_of
 from farflung.workload.profile import (
     OpTime,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.opdag.segment import Segment
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.segment import TorchSegment

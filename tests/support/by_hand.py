@@ -12,7 +12,7 @@ from torch import Tensor
 
 from farflung.opdag.form import Form
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.optimizers.declared import Optimizer
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.state import StateKey, part_of
 from farflung.runtime.torch_backend.tensors import memory

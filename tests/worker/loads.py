@@ -5,7 +5,7 @@ from __future__ import annotations
 from farflung.plans import FEEDER, Edge, Placement, Plan
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training
 from farflung.worker.computing.task_deadlines import Limits
 

@@ -20,8 +20,8 @@ from tests.worker.loads import limits
 from farflung.plans import FEEDER, LinkCodec, Plan
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import PastUnit, SegmentProgram, Share
-from farflung.runtime.clipping import clip_scale, gradient_norm
-from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
+from farflung.runtime.optimizers.declared import Optimizer
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.state import trained_shapes

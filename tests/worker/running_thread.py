@@ -15,7 +15,7 @@ from farflung.plans import FEEDER
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram, Share
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.state import trained_shapes

@@ -19,7 +19,7 @@ from farflung.plans import FEEDER, LinkCodec
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.coding import Coding
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.parity.steps import received
 from farflung.runtime.state import trained_shapes

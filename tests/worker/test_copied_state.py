@@ -15,7 +15,7 @@ from tests.worker.running_thread import PATIENCE_SECONDS, eventually
 from farflung.plans import FEEDER
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram, Share
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.state import trained_shapes

@@ -15,7 +15,7 @@ from farflung.planner import plan_graph
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.emulated.backend import EmulatedBackend
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.state import trained_shapes
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training

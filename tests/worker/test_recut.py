@@ -18,7 +18,7 @@ from tests.worker.replaying_fleet import STEPS, Fleet, Member, fleet, one_pass_a
 from farflung.errors import CopyError
 from farflung.protocol.copies import CopyLost, HeldCopy, StateVersion
 from farflung.protocol.messages import Load, Message
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer
 from farflung.runtime.state import CODERS, StateKey
 from farflung.transport.timeouts import Timeouts
 from farflung.worker.computing.outcomes import StateCopied

@@ -10,7 +10,7 @@ import pytest
 from tests.worker.replaying_fleet import STEPS, fleet, one_pass_at_a_time
 
 from farflung.protocol.worker import PastUnit
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer
 from farflung.worker.events import UnitReplayed, Verified
 
 __all__ = ["one_pass_at_a_time"]  # used by each test

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from tests.worker.replaying_fleet import STEPS, eventually, fleet, one_pass_at_a_time
 
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer
+from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer
 
 __all__ = ["one_pass_at_a_time"]  # used by each test
 ADJACENT = {"worker-1": "worker-8", "worker-2": "worker-9"}

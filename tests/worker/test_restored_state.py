@@ -22,8 +22,8 @@ from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.frameworks import backend_called
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer
-from farflung.runtime.slots import STEP
+from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer
+from farflung.runtime.optimizers.slots import STEP
 from farflung.runtime.state import CODERS, StateKey, trained_shapes
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.computing.compute import ComputeThread

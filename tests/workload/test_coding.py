@@ -27,9 +27,9 @@ from farflung.plans import CodecWishes, Topology
 from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.coding import coding_bytes
 from farflung.runtime.footprint import worker_bytes
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
+from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.training import Training
-from farflung.runtime.update_memory import memory_of_updates
 from farflung.simulator import Conditions
 from farflung.workload import workload_of
 from farflung.workload.coding import CodingMemory

@@ -33,7 +33,7 @@ from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import legal_positions
 from farflung.planner import PlannedJob
-from farflung.runtime.optimizer import SGD, AdamW
+from farflung.runtime.optimizers.declared import SGD, AdamW
 from farflung.runtime.parity.steps import Comparison, received
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training

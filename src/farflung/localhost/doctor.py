@@ -113,7 +113,7 @@ def _measured(device: str, name: str) -> Finding:
     """Name a device that can be used, with its rates; takes about a second."""
     import torch
 
-    from farflung.runtime.torch_backend.rates import measure_rates, measure_tflops
+    from farflung.runtime.torch_backend.profiling.rates import measure_rates, measure_tflops
 
     place = torch.device(device)
     try:

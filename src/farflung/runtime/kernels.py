@@ -20,7 +20,7 @@ from farflung.opdag import opset, wire
 from farflung.opdag.form import Form
 from farflung.opdag.graph import Argument, BatchSize, Dimension, Element, Input, Node, Ref, ValueType
 from farflung.opdag.segment import Segment
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 
 SAMPLES = 4
 TOKENS, SYMBOLS, WIDTH, HIDDEN, HEADS = 24, 100, 96, 384, 4

@@ -3,7 +3,7 @@
 Once a step is applied, each trained parameter has all slots of its optimizer; before the first, none has any.
 
 `SegmentRunner.snapshot` gives it out and `SegmentRunner.restore` takes it, on every backend in the same form:
-row-major and little endian, with optimizer slots as `runtime.slots` describes them.
+row-major and little endian, with optimizer slots as `runtime.optimizers.slots` describes them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from farflung.errors import GraphError
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
-from farflung.runtime.slots import Slots, require_slots
+from farflung.runtime.optimizers.slots import Slots, require_slots
 from farflung.runtime.training import Training
 
 

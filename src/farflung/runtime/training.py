@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from farflung.opdag.graph import Precision
 from farflung.plans.codec_pair import CODEC_FORMAT, Codebook
-from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.optimizers.declared import Optimizer
 from farflung.schedule import Units
 from farflung.seeds import mix
 

@@ -33,7 +33,7 @@ from farflung.protocol.messages import (
     UnitDone,
 )
 from farflung.protocol.submitter import MOST_ATTEMPTS
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 
 
 def job_of(story: Scenario) -> Job:

@@ -29,7 +29,7 @@ from farflung.client.capture.check import (
 from farflung.errors import CaptureError
 from farflung.opdag.capture import Capture
 from farflung.opdag.graph import Graph, Node, Ref
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from farflung.data import text
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitDone
 from farflung.protocol.worker import LinkTraffic
-from farflung.runtime.optimizer import SGD
-from farflung.runtime.schedules import Constant
+from farflung.runtime.optimizers.declared import SGD
+from farflung.runtime.optimizers.schedules import Constant
 
 
 class Zeros:

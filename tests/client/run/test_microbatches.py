@@ -18,7 +18,7 @@ from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
 from farflung.data import SampleOrder, spread_indices
 from farflung.errors import JobError
 from farflung.opdag.graph import BatchSize, Graph, Input, ValueType
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 
 
 class Numbers:

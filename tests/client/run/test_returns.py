@@ -42,7 +42,7 @@ from farflung.protocol.messages import (
     Submit,
     UnitDone,
 )
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.transport.timeouts import Timeouts
 
 LEASE_SECONDS = 0.2

@@ -26,7 +26,7 @@ from farflung.client.run.state_transfer import send_coders, send_state
 from farflung.errors import ProtocolError, RunFailed
 from farflung.opdag.form import Form
 from farflung.plans import Placement, Plan
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.transport.wire.headers import SLICE_BYTES, SliceHeader, slices

@@ -17,7 +17,7 @@ from farflung.planner.codecs.wishes import fixed
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.plans import FEEDER, CodecWishes, LinkCodec, Plan, Topology
 from farflung.plans.codec_pair import codebook_of
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate
 from farflung.simulator.costs import Codable, LinkCosts, transfers_of

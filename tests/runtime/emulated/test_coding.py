@@ -14,7 +14,7 @@ from farflung.plans import LinkCodec, Plan
 from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.emulated.backend import EmulatedDevice
 from farflung.runtime.emulated.coding import HEADER_BYTES, EmulatedCoding
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parcel import Parcel
 from farflung.runtime.training import Training
 

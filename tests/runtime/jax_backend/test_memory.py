@@ -13,7 +13,7 @@ from farflung.opdag.capture import capture
 from farflung.planner import place
 from farflung.planner.assignment import Assignment
 from farflung.planner.cutting.balanced import balanced_cut
-from farflung.runtime.optimizer import AdamW
+from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.training import Training
 from farflung.workload import workload_of
 

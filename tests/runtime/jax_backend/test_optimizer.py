@@ -10,9 +10,9 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from farflung.runtime.jax_backend.optimizer import Stepper
 from farflung.runtime.jax_backend.rules import orthogonal
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Muon, Optimizer
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Muon, Optimizer
+from farflung.runtime.optimizers.schedules import Constant, WarmupCosine
 from farflung.runtime.parity.optimizers import build, set_learning_rate
-from farflung.runtime.schedules import Constant, WarmupCosine
 
 STEPS = 100
 SHAPES = [(7, 5), (64,), (), (6, 11), (3, 4, 5)]

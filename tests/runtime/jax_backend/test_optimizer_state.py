@@ -14,13 +14,13 @@ from farflung.runtime.backend import AnyBackend
 from farflung.runtime.jax_backend.arrays import DTYPES
 from farflung.runtime.jax_backend.backend import JaxBackend
 from farflung.runtime.jax_backend.optimizer import Stepper
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Optimizer
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Optimizer
+from farflung.runtime.optimizers.schedules import Constant
+from farflung.runtime.optimizers.slots import STEP
 from farflung.runtime.parity.steps import parameter_difference
-from farflung.runtime.schedules import Constant
-from farflung.runtime.slots import STEP
 from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.backend import TorchBackend
-from farflung.runtime.torch_backend.optimizer import Update
+from farflung.runtime.torch_backend.optimizers.update import Update
 from farflung.runtime.torch_backend.tensors import copied
 
 torch.set_num_threads(1)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from farflung.opdag.capture.capture import LossModule
 from farflung.runtime.backend import AnyBackend
-from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.jax_backend.backend import JaxBackend
-from farflung.runtime.optimizer import SGD, Optimizer
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
+from farflung.runtime.optimizers.declared import SGD, Optimizer
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference
 from farflung.runtime.torch_backend.backend import TorchBackend

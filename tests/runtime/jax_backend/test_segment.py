@@ -18,7 +18,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.backend import JaxBackend
 from farflung.runtime.jax_backend.background_compile import Cancelled
 from farflung.runtime.jax_backend.segment import JaxSegment
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.state import StateKey
 from farflung.runtime.training import Training

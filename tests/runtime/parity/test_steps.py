@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph, Node, Ref
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.steps import (
     CheckReport,
     Comparison,

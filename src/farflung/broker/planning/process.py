@@ -47,9 +47,9 @@ from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, subtopology
 from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
+from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.state import trained_shapes
 from farflung.runtime.training import Training
-from farflung.runtime.update_memory import memory_of_updates
 from farflung.simulator import Conditions, simulate
 from farflung.simulator.simulation import brief_notes
 from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES

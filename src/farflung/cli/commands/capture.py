@@ -172,7 +172,7 @@ def _profile(declared: Job, captured: Capture, path: Path) -> ProfileReport:
     from farflung.errors import ProfileError
     from farflung.heap import keep_freed_memory
     from farflung.runtime.parity.steps import named_state
-    from farflung.runtime.torch_backend.profile import profile_graph, this_device
+    from farflung.runtime.torch_backend.profiling.profile import profile_graph, this_device
     from farflung.workload import workload_of
     from farflung.workload.profile import sustained_tflops, write_profile
     from farflung.workload.profile_store import cache_folder, recall, remember

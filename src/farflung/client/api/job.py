@@ -27,7 +27,7 @@ from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import is_auto, policy_of
 from farflung.plans.phases import codecs_in
 from farflung.plans.wishes import MAX_LOSS_GAP
-from farflung.runtime.optimizer import Optimizer, is_optimizer, unmatched_pattern
+from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
 from farflung.runtime.training import Training
 from farflung.text import and_more
 

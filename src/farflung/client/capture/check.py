@@ -25,7 +25,7 @@ from farflung.opdag.graph import Graph
 from farflung.opdag.storage import storage_of
 from farflung.planner import PlannedJob, plan_graph
 from farflung.runtime.indices import CLASS_LOSSES, IGNORED
-from farflung.runtime.optimizer import SGD
+from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.microbatch import SelfCheck, require_own_loss, self_check
 from farflung.runtime.parity.steps import (
     CheckReport,

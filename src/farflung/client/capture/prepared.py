@@ -23,8 +23,8 @@ from farflung.opdag.graph import Graph
 from farflung.planner.compatibility import Needs
 from farflung.planner.notes import draws
 from farflung.plans.codec_policy import is_auto
+from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.training import Training
-from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload import Workload, workload_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from farflung.opdag import wire
 from farflung.opdag.capture import Capture, Verdict
 from farflung.opdag.graph import Precision
 from farflung.planner.cutting.balanced import balanced_cut
-from farflung.runtime.update_memory import memory_of_updates
+from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.workload import Workload, workload_of
 
 DIVISIONS = (2, 4, 8)

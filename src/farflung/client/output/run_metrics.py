@@ -17,7 +17,7 @@ from farflung.protocol.messages import (
     UnitDone,
 )
 from farflung.protocol.worker import LinkTraffic
-from farflung.runtime.optimizer import learning_rate
+from farflung.runtime.optimizers.declared import learning_rate
 from farflung.schedule import Unit
 
 TYPICAL_OF = 1000  # steps

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from farflung.errors import ProtocolError, RunFailed
 from farflung.opdag.form import Form
 from farflung.plans import Plan
-from farflung.runtime.optimizer import Optimizer
-from farflung.runtime.slots import STEP, slot_shapes
+from farflung.runtime.optimizers.declared import Optimizer
+from farflung.runtime.optimizers.slots import STEP, slot_shapes
 from farflung.runtime.state import CODERS, StateKey
 from farflung.transport.wire.headers import SliceHeader
 

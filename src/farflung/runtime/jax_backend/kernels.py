@@ -15,7 +15,7 @@ from farflung.runtime.jax_backend.arrays import allocate, memory, over
 from farflung.runtime.jax_backend.compiled import Program
 from farflung.runtime.jax_backend.rules import update_rule
 from farflung.runtime.kernels import OPTIMIZER, SAMPLES, digest_of, sample_numbers, sample_segment
-from farflung.runtime.optimizer import recipe_of
+from farflung.runtime.optimizers.declared import recipe_of
 
 
 def kernel_digest() -> str:

@@ -13,8 +13,8 @@ from jax.stages import Compiled
 
 from farflung.opdag.segment import Segment
 from farflung.runtime.footprint import needs_of, runs_back_at_once
+from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.training import Training
-from farflung.runtime.update_memory import memory_of_updates
 from farflung.workload.footprint import Needs
 
 

@@ -14,9 +14,9 @@ from farflung.runtime.jax_backend.arrays import sendable
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild, CancelToken
 from farflung.runtime.jax_backend.memory import ProgramMemory, program_memory
 from farflung.runtime.jax_backend.rules import NUMBERS, Array, Rule, Slots, numbers_of, update_rule
-from farflung.runtime.optimizer import Optimizer, recipe_of
-from farflung.runtime.slots import STEP, slots_of, step_count, step_slot
-from farflung.runtime.slots import Slots as SlotBytes
+from farflung.runtime.optimizers.declared import Optimizer, recipe_of
+from farflung.runtime.optimizers.slots import STEP, slots_of, step_count, step_slot
+from farflung.runtime.optimizers.slots import Slots as SlotBytes
 
 
 class Stepper:

@@ -9,7 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Recipe
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Lion, Muon, Recipe
 
 Array = jax.Array
 Slots = tuple[Array, ...]

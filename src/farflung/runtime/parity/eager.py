@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.opdag import opset
 from farflung.opdag.graph import Graph
-from farflung.runtime.clipping import clip_scale, gradient_norm
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.optimizers import build, set_learning_rate
 from farflung.runtime.torch_backend.codegen import reseeding
 from farflung.runtime.torch_backend.device import HOST
-from farflung.runtime.torch_backend.optimizer import square_sums
+from farflung.runtime.torch_backend.optimizers.update import square_sums
 from farflung.runtime.training import Training, microbatch_seed
 
 Batch = Mapping[str, Tensor]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Lion, Optimizer, Recipe, recipe_of
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Lion, Optimizer, Recipe, recipe_of
 
 Parameters = Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 

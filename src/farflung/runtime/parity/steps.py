@@ -14,8 +14,8 @@ from farflung.opdag import wire
 from farflung.opdag.graph import Graph, Precision
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
-from farflung.runtime.clipping import clip_scale, gradient_norm
 from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.eager import Batch, Reference
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training

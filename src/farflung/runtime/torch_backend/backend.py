@@ -34,7 +34,7 @@ from farflung.runtime.torch_backend.crossing import Arriving, Crossing, DeviceTi
 from farflung.runtime.torch_backend.device import HOST, Place, placed
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.modes import repeatable, use_mode
-from farflung.runtime.torch_backend.rates import has_bfloat16, measure_rates, measure_tflops
+from farflung.runtime.torch_backend.profiling.rates import has_bfloat16, measure_rates, measure_tflops
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training

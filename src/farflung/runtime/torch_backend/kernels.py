@@ -10,7 +10,7 @@ from farflung.opdag.segment import Segment
 from farflung.runtime.kernels import OPTIMIZER, SAMPLES, digest_of, sample_numbers, sample_segment
 from farflung.runtime.torch_backend.codegen import Program
 from farflung.runtime.torch_backend.device import HOST, Place
-from farflung.runtime.torch_backend.optimizer import Update
+from farflung.runtime.torch_backend.optimizers.update import Update
 from farflung.runtime.torch_backend.tensors import allocate, copied, over
 
 

@@ -20,7 +20,7 @@ from farflung.runtime.state import Snapshot, StateKey, require_restorable, train
 from farflung.runtime.torch_backend.codegen import Program, source_name
 from farflung.runtime.torch_backend.crossing import Arriving, here
 from farflung.runtime.torch_backend.device import ON_HOST, Place, on_the_host, tightest
-from farflung.runtime.torch_backend.optimizer import Update, square_sum
+from farflung.runtime.torch_backend.optimizers.update import Update, square_sum
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, like, outgoing, sendable

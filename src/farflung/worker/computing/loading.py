@@ -66,7 +66,7 @@ def needed_bytes(worker: str, load: Load, segments: Collection[Segment], trainin
     """The memory that a worker's segments and codecs need, in bytes."""
     from farflung.runtime.coding import coding_bytes  # with numpy, which an idle worker does without
     from farflung.runtime.footprint import worker_bytes
-    from farflung.runtime.update_memory import memory_of_updates
+    from farflung.runtime.optimizers.memory import memory_of_updates
 
     again = {p.segment: p.recompute for p in load.plan.placements}
     batch, window = training.microbatch_size, load.plan.window

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from farflung.errors import CopyError, GraphError, ProtocolError
 from farflung.protocol.messages import Load
-from farflung.runtime.slots import slot_bytes
+from farflung.runtime.optimizers.slots import slot_bytes
 from farflung.runtime.state import CODERS, Snapshot, StateKey
 from farflung.text import and_more
 from farflung.transport.wire.headers import SliceHeader

@@ -30,8 +30,8 @@ from farflung.client.output.checkpoints.record import (
 from farflung.errors import CheckpointError, JobError
 from farflung.opdag import wire
 from farflung.opdag.graph import BatchSize, Graph, Input, ValueType
-from farflung.runtime.optimizer import SGD, AdamW
-from farflung.runtime.schedules import Constant, WarmupCosine
+from farflung.runtime.optimizers.declared import SGD, AdamW
+from farflung.runtime.optimizers.schedules import Constant, WarmupCosine
 
 
 def current(**changes: Any) -> RunIdentity:

@@ -16,7 +16,7 @@ from farflung.protocol import messages
 from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkTraffic, Share
-from farflung.runtime.clipping import added_in_order, clip_scale, gradient_norm
+from farflung.runtime.optimizers.clipping import added_in_order, clip_scale, gradient_norm
 from farflung.schedule import Unit
 from farflung.text import count_of
 

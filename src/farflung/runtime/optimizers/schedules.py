@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from farflung.runtime.bounds import require_number, require_whole
+from farflung.runtime.optimizers.bounds import require_number, require_whole
 
 MOST_POINTS = 10_000
 """Milestones or points of one schedule."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from farflung.errors import GraphError
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Muon, Optimizer, recipe_of
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Muon, Optimizer, recipe_of
 
 STEP = "step"
 STEP_BYTES = 8

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from farflung.opdag.graph import DTypeName, Graph
-from farflung.runtime.optimizer import Optimizer
-from farflung.runtime.slots import update_rule_of
-from farflung.runtime.torch_backend.optimizer import Update, square_sums
+from farflung.runtime.optimizers.declared import Optimizer
+from farflung.runtime.optimizers.slots import update_rule_of
+from farflung.runtime.torch_backend.optimizers.update import Update, square_sums
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.workload.profile import OpTime, UpdateTime, sum_parts, update_signature
 

@@ -15,13 +15,13 @@ from tests.support.by_hand import ByHand
 from torch import Tensor, nn
 
 from farflung.errors import GraphError
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Muon, Optimizer
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Muon, Optimizer
+from farflung.runtime.optimizers.schedules import Constant
+from farflung.runtime.optimizers.slots import STEP, slot_bytes, slot_shapes, step_count, step_slot
 from farflung.runtime.parity.optimizers import build, set_learning_rate
-from farflung.runtime.schedules import Constant
-from farflung.runtime.slots import STEP, slot_bytes, slot_shapes, step_count, step_slot
 from farflung.runtime.state import StateKey, part_of
 from farflung.runtime.torch_backend.backend import TorchBackend
-from farflung.runtime.torch_backend.optimizer import Update
+from farflung.runtime.torch_backend.optimizers.update import Update
 from farflung.runtime.torch_backend.tensors import copied, memory
 from farflung.workload.footprint import UPDATED_AT_ONCE
 

@@ -22,10 +22,9 @@ from farflung.opdag.analysis import differentiable_values
 from farflung.opdag.graph import FLOATING, Graph, Node, ValueType
 from farflung.opdag.opset import lookup
 from farflung.opdag.segment import Segment
-from farflung.runtime.optimizer import Optimizer
+from farflung.runtime.optimizers.declared import Optimizer
 from farflung.runtime.torch_backend.codegen import Program
-from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor
-from farflung.runtime.torch_backend.timing import (
+from farflung.runtime.torch_backend.profiling.timing import (
     FAR_BYTES,
     autograd_seconds,
     clock,
@@ -34,6 +33,7 @@ from farflung.runtime.torch_backend.timing import (
     sum_time,
     update_times,
 )
+from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor
 from farflung.workload.profile import DeviceProfile, OpTime, gradient_sums, signatures
 from farflung.workload.profile_store import Device, Known, device_name
 

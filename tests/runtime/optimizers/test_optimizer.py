@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from farflung.runtime.optimizer import (
+from farflung.runtime.optimizers.declared import (
     SGD,
     Adafactor,
     AdamW,
@@ -23,8 +23,8 @@ from farflung.runtime.optimizer import (
     recipe_of,
     unmatched_pattern,
 )
+from farflung.runtime.optimizers.schedules import Constant, WarmupCosine
 from farflung.runtime.parity.optimizers import build, set_learning_rate
-from farflung.runtime.schedules import Constant, WarmupCosine
 
 rates = st.floats(0, 10)
 below_one = st.floats(0, 1, exclude_max=True)

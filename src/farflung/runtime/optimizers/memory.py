@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from farflung.runtime.optimizer import Adafactor, Muon, Optimizer, recipe_of
-from farflung.runtime.slots import slot_bytes
+from farflung.runtime.optimizers.declared import Adafactor, Muon, Optimizer, recipe_of
+from farflung.runtime.optimizers.slots import slot_bytes
 from farflung.workload.footprint import UPDATED_AT_ONCE
 from farflung.workload.update_memory import UpdateMemory, UpdateMemoryOf
 

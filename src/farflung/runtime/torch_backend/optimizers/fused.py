@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from farflung.runtime.optimizer import SGD, AdamW, Recipe
+from farflung.runtime.optimizers.declared import SGD, AdamW, Recipe
 
 
 class Due(NamedTuple):

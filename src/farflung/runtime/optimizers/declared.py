@@ -1,7 +1,7 @@
 """Declarations of optimizers, which are sent to workers; each backend builds its own.
 
 `recipe_of` says how one parameter is updated, from its name and shape alone, so that its owner, wherever it
-is, and one process do the same. `runtime.slots` says what is kept of a parameter.
+is, and one process do the same. `runtime.optimizers.slots` says what is kept of a parameter.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Literal, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
-from farflung.runtime.bounds import require_number, require_whole
-from farflung.runtime.schedules import Constant, Schedule, require_schedule
+from farflung.runtime.optimizers.bounds import require_number, require_whole
+from farflung.runtime.optimizers.schedules import Constant, Schedule, require_schedule
 
 MOST_PATTERNS = 256
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Group, Lion, Muon, Optimizer
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Muon, Optimizer
+from farflung.runtime.optimizers.schedules import Constant
 from farflung.runtime.parity.optimizers import build, set_learning_rate
-from farflung.runtime.schedules import Constant
-from farflung.runtime.torch_backend.optimizer import Update, square_sums
-from farflung.runtime.torch_backend.rules import parts
+from farflung.runtime.torch_backend.optimizers.rules import parts
+from farflung.runtime.torch_backend.optimizers.update import Update, square_sums
 from farflung.workload.footprint import UPDATED_AT_ONCE
 
 DECLARED: list[Optimizer] = [
@@ -164,8 +164,8 @@ import torch
 import farflung.worker.service
 from farflung.opdag import wire
 from farflung.runtime.frameworks import backend_called
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Lion, Muon
-from farflung.runtime.torch_backend.optimizer import Update
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Lion, Muon
+from farflung.runtime.torch_backend.optimizers.update import Update
 from farflung.runtime.training import Training
 from tests.opdag.golden.running import tensor_for
 
@@ -186,6 +186,6 @@ for file in sorted(Path("tests/opdag/golden/v1").glob("*.segment.opdag")):
         Update(optimizer, [parameter]).step(0)
 print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
 """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
     assert done.stdout.strip() == "[]", done.stderr

@@ -16,8 +16,8 @@ from torch.optim._muon import muon
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from farflung.runtime.optimizer import SGD, Adafactor, AdamW, Lion, Muon, Recipe
-from farflung.runtime.slots import STEP, slots_of
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Lion, Muon, Recipe
+from farflung.runtime.optimizers.slots import STEP, slots_of
 from farflung.workload.footprint import UPDATED_AT_ONCE
 
 

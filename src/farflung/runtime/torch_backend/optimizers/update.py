@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from farflung.runtime.optimizer import SGD, AdamW, Optimizer, Recipe, recipe_of
-from farflung.runtime.slots import STEP, Slots, slots_of, step_count, step_slot
+from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer, Recipe, recipe_of
+from farflung.runtime.optimizers.slots import STEP, Slots, slots_of, step_count, step_slot
 from farflung.runtime.torch_backend.device import read, widest
-from farflung.runtime.torch_backend.fused import Due, update
-from farflung.runtime.torch_backend.rules import Kept, parts, step_of
+from farflung.runtime.torch_backend.optimizers.fused import Due, update
+from farflung.runtime.torch_backend.optimizers.rules import Kept, parts, step_of
 from farflung.runtime.torch_backend.tensors import sendable, shaped
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from farflung.runtime.optimizer import SGD, AdamW, learning_rate
-from farflung.runtime.schedules import (
+from farflung.runtime.optimizers.declared import SGD, AdamW, learning_rate
+from farflung.runtime.optimizers.schedules import (
     WSD,
     Constant,
     CosineAnnealingLR,

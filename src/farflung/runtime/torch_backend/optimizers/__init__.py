@@ -1,0 +1,1 @@
+"""The declared optimizers on PyTorch."""

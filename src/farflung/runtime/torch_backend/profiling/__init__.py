@@ -1,0 +1,1 @@
+"""How fast this machine computes and copies."""

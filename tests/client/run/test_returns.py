@@ -231,7 +231,7 @@ def play(
 ) -> None:
     """Run a submitter and `scenario` beside it."""
     monkeypatch.setattr("farflung.client.run.submitter.Connection", lambda identity, hear: Broker(hear))
-    monkeypatch.setattr("farflung.client.run.submitter.Attempt", Links)
+    monkeypatch.setattr("farflung.client.run.attempts.Attempt", Links)
     Links.made = []
 
     async def run() -> None:

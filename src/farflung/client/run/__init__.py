@@ -2,6 +2,8 @@
 
 submitter
     `train`, and the event loop of a run.
+attempts
+    What the submitter does for the current attempt, from its plan to its end.
 attempt
     One attempt: sessions with all workers of a plan, and what flows over them.
 worker_session

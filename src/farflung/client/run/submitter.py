@@ -15,7 +15,7 @@ from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Outcome, Recorder
 from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
-from farflung.client.run.attempt import Attempt
+from farflung.client.run.attempts import Attempts
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.checkpointing import NEVER, Checkpointing
 from farflung.client.run.checkpoints import RunCheckpoints
@@ -32,13 +32,11 @@ from farflung.client.run.events import (
     Stop,
     TaskFailed,
     WeightsSaved,
-    first_error,
 )
 from farflung.client.run.returns import PlaceGone, Returns, RunLeft
-from farflung.client.run.state_saver import StateSaver
 from farflung.client.run.submission import submission, training_of
-from farflung.errors import ConnectionFailed, FarflungError, RunFailed
-from farflung.plans import NO_WISHES, Plan, Wishes
+from farflung.errors import FarflungError
+from farflung.plans import NO_WISHES, Wishes
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
@@ -129,29 +127,29 @@ class Submitter:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._connection = Connection(identity, self._events.put_nowait)
         self._checkpoints = RunCheckpoints(checkpointing, prepared, self._training, self._connection.send)
-        self._start = self._checkpoints.start
         self._place = None if checkpointing is None else checkpointing.place
-        first = self._start.unit if self._place is None else self._place.recorded.unit
+        first = self._checkpoints.start.unit if self._place is None else self._place.recorded.unit
         self.recorder = Recorder(
             prepared.job, run, observer, prepared.emulated, first, prepared.graph.metrics
         )
         self.recorder.metrics.checkpoint_step = self._checkpoints.saved
-        self._tasks = BackgroundTasks(self._events.put_nowait)  # of the attempt
-        self._others = BackgroundTasks(self._events.put_nowait)
-        self._returns = Returns(self._connection, self._events.put_nowait, self._others, patience_seconds)
+        self._tasks = BackgroundTasks(self._events.put_nowait)  # not of one attempt
+        self._returns = Returns(self._connection, self._events.put_nowait, self._tasks, patience_seconds)
+        self._attempts = Attempts(
+            prepared,
+            self._connection,
+            self._checkpoints,
+            self.recorder,
+            self._returns,
+            self._events.put_nowait,
+            self._tasks,
+        )
         self._submission: Submit | None = None
-        self._attempt: Attempt | None = None
         self._job = ""  # empty before the broker accepts the job and after it has ended
         self._failure = ""
         self._stop_reason = ""
-        self._failing: asyncio.TimerHandle | None = None
-        self._is_collecting = False
         self._has_weights = False
         self._collected: Collected | None = None
-        self._has_rolled_back = False
-        self._ended_attempt = 0
-        self._held_attempt = 0  # whose end left the state with workers, for whom the job waits
-        self._plan: Plan | None = None
 
     async def run(self) -> Summary:
         """Run the job to its end and write `summary.json`; cancelling this ends the job at once.
@@ -182,8 +180,7 @@ class Submitter:
             outcome = Outcome(CANCELLED, STOPPED_AT_ONCE)
             raise
         finally:
-            self._tasks.stop()
-            await self._tasks.ended()
+            await self._attempts.stop()
             await self._checkpoints.close()
             self.recorder.metrics.checkpoint_step = self._checkpoints.saved
             summary = None if outcome is None else self.recorder.close(outcome)
@@ -217,15 +214,15 @@ class Submitter:
             self._workers,
             self._on,
             self._wishes,
-            self._start,
+            self._attempts.start,
             checkpoints,
             self._returns.patience_seconds,
         )
         self._submission = submit
         self._connection.send(submit)
         await self.recorder.submitted(name, self._connection.address)
-        if self._start.unit:
-            await self.recorder.resumed(self._start.step, checkpoints.place)
+        if checkpoints.start.unit:
+            await self.recorder.resumed(checkpoints.start.step, checkpoints.place)
 
     async def _handle_events(self) -> Outcome:
         while True:
@@ -243,10 +240,10 @@ class Submitter:
                 return await self._accepted(event)
             case Planned():
                 if not self._has_weights:  # else the job is over once the broker hears of that
-                    await self._begin_attempt(event)
+                    await self._attempts.begin(event)
             case Running():
                 if not self._returns.is_awaited:
-                    await self._begin_units()
+                    await self._attempts.feed()
             case UnitDone():
                 await self._unit_done(event)
             case CodecsChosen():
@@ -254,10 +251,11 @@ class Submitter:
             case Considered():
                 await self.recorder.considered(event)
             case RolledBack():
-                await self._roll_back(event)
+                if not self._has_weights:
+                    await self._attempts.roll_back(event)
             case Collecting():
                 if not self._returns.is_awaited:
-                    await self._begin_collecting(event)
+                    await self._attempts.collect(event)
             case WeightsSaved():
                 self._has_weights = True
                 self.recorder.metrics.steps = event.step
@@ -277,12 +275,10 @@ class Submitter:
             case Circuit() | NotReached():
                 self._connection.routes.on_message(event)
             case PeerMoved():
-                if self._attempt is not None:
-                    self._attempt.moved(event.worker, event.addresses)
+                if self._attempts.current is not None:
+                    self._attempts.current.moved(event.worker, event.addresses)
             case Renewed():
-                self._others.begin(
-                    partial(self._connection.take_certificate, event.certificate), collect=True
-                )
+                self._tasks.begin(partial(self._connection.take_certificate, event.certificate), collect=True)
 
     async def _handle_trouble(self, event: Event) -> Outcome | None:
         """The user stops or leaves the run, a task failed, or broker, links or workers are lost or back."""
@@ -304,13 +300,14 @@ class Submitter:
             case BrokerGivenUp():
                 return self._broker_given_up(event.reason)
             case AttemptLost():
-                if self._is_current(event.attempt) and not self._has_weights:
+                if self._attempts.is_current(event.attempt) and not self._has_weights:
                     self._returns.links_lost(event)
             case LinksOverdue():
-                if self._is_current(event.attempt) and not self._has_weights:
+                if self._attempts.is_current(event.attempt) and not self._has_weights:
                     return await self._links_overdue(event.reason)
             case FleetLost():
-                self._fleet_lost(event.reason)
+                if not self._has_weights:
+                    self._attempts.fail_later(f"{event.reason}{self.recorder.stored_note()}")
         return None
 
     async def _accepted(self, message: Accepted) -> Outcome | None:
@@ -326,7 +323,7 @@ class Submitter:
         await self.recorder.accepted(message)
         if reason := self._stop_reason or self._failure:
             self._cancel(reason)
-        if self._closed and (message.lacking or (message.missing and self._has_rolled_back)):
+        if self._closed and (message.lacking or (message.missing and self._attempts.has_rolled_back)):
             why = f"no other workers will join here: {message.state}"
             return Outcome(FAILED, f"{why}{self.recorder.stored_note()}")
         return None
@@ -334,14 +331,14 @@ class Submitter:
     async def _answered(self) -> None:
         """The broker knows this process as the submitter: say again what a lost broker may not have heard."""
         self._returns.answered()
-        planned = None if self._attempt is None else self._attempt.planned
-        await self.recorder.returned(self._job, 0 if planned is None else planned.attempt)
-        self._checkpoints.say_again(planned)
+        current = self._attempts.current
+        await self.recorder.returned(self._job, self._attempts.number)
+        self._checkpoints.say_again(None if current is None else current.planned)
         if self._collected is not None:
             self._connection.send(self._collected)
 
     async def _unit_done(self, message: UnitDone) -> None:
-        metrics, attempt = self.recorder.metrics, self._attempt
+        metrics, attempt = self.recorder.metrics, self._attempts.current
         if self._returns.has_returned:
             if message.unit < metrics.next_unit:  # it was on its way when this process returned
                 return
@@ -350,102 +347,9 @@ class Submitter:
         is_repeated = self._returns.is_repeating or attempt is None
         await self.recorder.unit_done(message, None if attempt is None else attempt.bytes_sent, is_repeated)
         if message.keep and attempt is not None:
-            self._tasks.begin(partial(self._saver_of(attempt).save_copy, message.unit), collect=True)
+            self._attempts.save_copy(message.unit)
         if not is_repeated:
             self._returns.progressed()
-
-    async def _begin_units(self) -> None:
-        """Feed the attempt, unless it is fed already: the broker repeats this to a submitter that returns."""
-        attempt = self._require_attempt()
-        self._returns.arrived()
-        if attempt.is_fed:
-            return
-        attempt.is_fed = True
-        await self.recorder.running(attempt.bytes_sent)
-        self._tasks.begin(attempt.feed, collect=True)
-        self._checkpoints.ask_later(attempt.planned)
-
-    async def _begin_attempt(self, planned: Planned) -> None:
-        """Connect to the workers of the plan, and send them their parameters unless they keep their state."""
-        self._end_attempt(planned.reason)
-        self._returns.arrived()
-        self._returns.begun()
-        if planned.unit != self.recorder.metrics.next_unit:
-            await self.recorder.goes_on_at(planned.unit)
-        is_same, self._plan = planned.plan == self._plan, planned.plan
-        is_regrouped = planned.keeps and bool(planned.reason)  # else all load a version again
-        if is_regrouped and (is_same or planned.replayers):
-            await self.recorder.regrouping(planned)
-        if not (is_regrouped and is_same):
-            await self.recorder.planned(planned)
-        step = self.recorder.metrics.steps
-        if not planned.keeps and (self._start.unit, self._start.step) != (planned.unit, step):
-            self._start = await self._checkpoints.start_at(planned.attempt - 1, planned.unit, step)
-        if planned.recut or (not planned.keeps and self._start.is_cut_otherwise(planned.plan)):
-            await self.recorder.recut(planned.attempt, bool(self._start.training.codecs))
-        self._attempt = Attempt(
-            self._prepared,
-            planned,
-            self._start,
-            self._checkpoints.policy.end,
-            self.recorder.observer,
-            lambda lost: self._attempt_lost(
-                planned, f"worker {lost.peer} was lost: {lost.reason}", lost.peer
-            ),
-        )
-        self._tasks.begin(partial(self._load, self._attempt), collect=False)
-
-    async def _load(self, attempt: Attempt) -> None:
-        try:
-            await attempt.load(self._connection.routes)
-        except* ConnectionFailed as group:
-            self._attempt_lost(attempt.planned, str(first_error(group)))
-
-    def _attempt_lost(self, planned: Planned, reason: str, worker: str = "") -> None:
-        self._events.put_nowait(AttemptLost(planned.attempt, reason, worker))
-
-    async def _roll_back(self, message: RolledBack) -> None:
-        """End the attempt here, and wait for the plan of the next one, which begins at an earlier unit."""
-        is_waiting = message.attempt == self._held_attempt and not message.held  # workers did not come back
-        if self._has_weights or (message.attempt <= self._ended_attempt and not is_waiting):
-            return  # the broker ends the job once it hears of the weights; or it has said so before
-        self._ended_attempt = message.attempt
-        self._held_attempt = message.attempt if message.held else 0
-        self._has_rolled_back = True
-        self._returns.arrived()
-        self._end_attempt(message.reason)
-        await self.recorder.rolled_back(message)
-        if message.held:
-            self._checkpoints.attempt_ended(message.attempt)
-            return
-        self._start = await self._checkpoints.start_at(message.attempt, message.unit, message.step)
-
-    def _end_attempt(self, reason: str) -> None:
-        """End what was done for the attempt that is over, if any; its links close in the background."""
-        ended, self._attempt = self._attempt, None
-        self._is_collecting = False
-        self._checkpoints.stop_asking()
-        self._stop_failing()
-        self._returns.stop_waiting()
-        self._tasks.stop()
-        if ended is not None:
-            self._others.begin(partial(ended.close, reason), collect=False)
-
-    async def _begin_collecting(self, message: Collecting) -> None:
-        self._returns.arrived()
-        if self._is_collecting:  # the broker repeats it if a job that is collecting is cancelled
-            return
-        self._is_collecting = True
-        self._checkpoints.stop_asking()
-        await self.recorder.collecting(message)
-        self._tasks.stop()
-        saver = self._saver_of(self._require_attempt())
-        self._tasks.begin(partial(saver.collect, message.step, self._start.step), collect=False)
-
-    def _saver_of(self, attempt: Attempt) -> StateSaver:
-        """Takes in the state after the newest applied step."""
-        saved = self._events.put_nowait
-        return StateSaver(self._prepared, attempt, self._checkpoints, self.recorder, saved)
 
     def _ended(self, ended: Ended) -> Outcome:
         if self._place is not None and not self._job:
@@ -502,45 +406,19 @@ class Submitter:
             self._connection.introduce(self._submission)
 
     def _say_return(self, job: str) -> None:
-        if self._attempt is not None and not self._returns.has_links:
-            self._end_attempt("the submitter has lost its links")
-        attempt = 0 if self._attempt is None else self._attempt.planned.attempt
-        self._returns.say(job, attempt, self.recorder.metrics.next_unit)
+        if self._attempts.current is not None and not self._returns.has_links:
+            self._attempts.end("the submitter has lost its links")
+        self._returns.say(job, self._attempts.number, self.recorder.metrics.next_unit)
 
     async def _links_overdue(self, reason: str) -> Outcome | None:
         """Ask the broker for new links; fail if the workers could never be reached, or again and again."""
-        attempt = self._require_attempt()
+        attempt = self._attempts.require()
         never = not attempt.is_linked and not attempt.planned.keeps
         if never or self._returns.is_in_vain():
             return Outcome(FAILED, f"{reason}{self.recorder.stored_note()}")
         await self.recorder.links_lost(reason)
         self._say_return(self._job)
         return None
-
-    def _is_current(self, attempt: int) -> bool:
-        return self._attempt is not None and attempt == self._attempt.planned.attempt
-
-    def _fleet_lost(self, reason: str) -> None:
-        """Fail, unless the broker, which knows more, ends the attempt or the job within the lease."""
-        if self._has_weights or self._failing is not None:
-            return
-        overdue = TaskFailed(RunFailed(f"{reason}{self.recorder.stored_note()}"), collect=False)
-        loop = asyncio.get_running_loop()
-        self._failing = loop.call_later(
-            self._connection.timeouts.lease_seconds, self._events.put_nowait, overdue
-        )
-
-    def _stop_failing(self) -> None:
-        if self._failing is not None:
-            self._failing.cancel()
-            self._failing = None
-
-    def _require_attempt(self) -> Attempt:
-        if self._attempt is None:
-            raise RunFailed(
-                "the broker sent a message about a plan that it never sent: use the same farflung everywhere"
-            )
-        return self._attempt
 
     def _cancel(self, reason: str) -> None:
         if self._job:
@@ -551,11 +429,11 @@ class Submitter:
         if self._job and outcome is not None and self._connection.is_open:
             await self._cancel_at_once(outcome.reason)
         self._returns.stop_waiting()
-        self._others.stop()
-        await self._others.ended()
+        self._tasks.stop()
+        await self._tasks.ended()
         words = "the submitter leaves" if outcome is None else f"the job is over: {outcome.state}"
-        if self._attempt is not None:
-            await self._attempt.close(words)
+        if self._attempts.current is not None:
+            await self._attempts.current.close(words)
         await self._connection.close(words)
 
     async def _cancel_at_once(self, reason: str) -> None:

@@ -54,27 +54,25 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
             codec = "dense" if len(found) % 2 else CODED[len(found) // 2 % len(CODED)]
             steps = STEPS_PER_FAULT * min(per_job, faults)
             options = ["--steps", str(steps), "--workers", str(WORKERS), "--codec", codec, "--wait"]
+            if (
+                codec != "dense"
+            ):  # its bits follow the cut, and most schedulers cut by what is measured by then
+                options += ["--scheduler", "equal-count"]
 
-            def undisturbed(options: list[str] = options, codec: str = codec) -> RunFiles:
-                before = len(list(place.folder.glob("undisturbed-*.log")))
-                run = RunFiles(place.folder / f"undisturbed-{codec.partition('/')[0]}-{before}")
+            def undisturbed(name: str, options: list[str] = options) -> RunFiles:
+                run = RunFiles(place.folder / f"undisturbed-{name}")
                 Play(fleet, place, striker, run, options, draw).play(0)
                 run.close()
                 return run
 
             if not whole:
-                undisturbed()  # later ones are planned with measured links, so in another cut
+                undisturbed("first")  # without any measured link the cut is another one
             if (codec, steps) not in whole:
-                whole[codec, steps] = undisturbed()
+                whole[codec, steps] = undisturbed(codec.partition("/")[0])
             fleet.wait_for_workers()
             run = RunFiles(place.folder / f"run-{len(found)}")
             job = _disturbed(Play(fleet, place, striker, run, options, draw), run, most)
             run.close()
-            is_coded = codec != "dense" and not job.failure
-            if is_coded and run.first_cut != whole[codec, steps].first_cut:
-                fleet.wait_for_workers()
-                whole[codec, steps] = undisturbed()  # more links are measured by now
-                job = _in_its_cut(job, run, whole[codec, steps])
             expected = digest(whole[codec, steps], job.another_from)
             job = msgspec.structs.replace(job, codec=codec, steps=steps, undisturbed_sha256=expected)
             found.append(job)
@@ -114,13 +112,6 @@ def _disturbed(play: Play, run: RunFiles, most: int) -> Disturbed:
         events=play.faults,
         another_from=another_from,
     )
-
-
-def _in_its_cut(job: Disturbed, run: RunFiles, undisturbed: RunFiles) -> Disturbed:
-    """The job; if it began in another cut than the undisturbed one, it is another run."""
-    if run.first_cut == undisturbed.first_cut:
-        return job
-    return msgspec.structs.replace(job, another_from=1, sha256=digest(run, 1))
 
 
 def digest(run: RunFiles, before: int | None) -> str:

@@ -134,7 +134,6 @@ class Play:
         self._striker.undo()
         self._note_deaths()
         if self._run.written > self._seen:
-            self._run.note_first_cut()
             self._moved, self._seen = time.monotonic(), self._run.written
         self._note_commit()
         if time.monotonic() - self._moved > LONGEST_SECONDS and self._fleet.exit_code(SUBMITTER) != 0:

@@ -52,8 +52,6 @@ class RunFiles:
         self.folder = folder
         self._metrics = Follower(folder / "metrics.jsonl")
         self._events = Follower(folder / "events.jsonl")
-        self._looked_at = 0
-        self.first_cut: list[int] = []
 
     def close(self) -> None:
         """Follow them no more."""
@@ -85,17 +83,6 @@ class RunFiles:
         """Whether the broker has the job, and so it can be resumed."""
         path = self.folder / "run.json"
         return path.exists() and json.loads(path.read_text()).get("submitted") is not None
-
-    def note_first_cut(self) -> None:
-        """Note the FLOPs of each segment of the plan as `first_cut`, if its first step is new.
-
-        Call it often: a job that goes on in another cut later has another plan.
-        """
-        lines = self._metrics.lines[self._looked_at :]
-        self._looked_at += len(lines)
-        if any(msgspec.json.decode(line, type=Row).step == 1 for _, line in lines):
-            plan = json.loads((self.folder / "plan.json").read_text())
-            self.first_cut = [part["flops"] for part in plan["placements"]]
 
     @property
     def members(self) -> list[str]:

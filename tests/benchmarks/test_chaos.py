@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 from benchmarks.chaos.__main__ import main
-from benchmarks.chaos.run_files import RunFiles
 from tests.support.processes import eventually
 
 from farflung.errors import LabError
@@ -63,19 +62,3 @@ def test_nothing_stays_behind_when_the_program_is_killed(tmp_path: Path) -> None
     eventually("its process ends", lambda: not psutil.pid_exists(int(sleeper)))
     eventually("its network is removed", lambda: not Path("/run/netns", namespace).exists())
     eventually("its files are removed", lambda: not Path(folder).exists())
-
-
-def test_a_run_is_compared_in_the_cut_in_which_it_began_anew_last(tmp_path: Path) -> None:
-    run = RunFiles(tmp_path)
-    try:
-        for step, flops in ((1, [3, 5]), (2, [4, 4]), (1, [2, 6]), (2, [1, 7])):
-            placements = [{"flops": each} for each in flops]
-            (tmp_path / "plan.json").write_text(json.dumps({"placements": placements}))
-            with (tmp_path / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps({"step": step, "attempt": 1}) + "\n")
-            before = run.written
-            eventually("the step is seen", lambda before=before: run.written > before)
-            run.note_first_cut()
-            assert run.first_cut == ([3, 5] if before < 2 else [2, 6])
-    finally:
-        run.close()

@@ -35,20 +35,22 @@ class SeededRandomOps(TorchDispatchMode):
         self._numbers = iter(numbers)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not _draws_nothing(func, args):
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
             number = next(self._numbers, None)
             if number is not None:
                 self._reseed(self._seed, number)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
-def _draws_nothing(func: Any, args: Sequence[Any]) -> bool:
-    """Attention kernels carry the tag of a random op even without dropout."""
-    return (
-        "attention" in func.name()
-        and 0.0 in args[3:6]
-        and not any(isinstance(a, float) and a > 0 for a in args[3:6])
-    )
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call draws: attention kernels carry the tag of a random op even without dropout."""
+    names = [entry.name for entry in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    at = names.index("dropout_p")  # PyTorch leaves out trailing arguments that have their default values
+    given = args[at] if at < len(args) else func._schema.arguments[at].default_value
+    return bool(kwargs.get("dropout_p", given))
 
 
 def random_numbers(graph: Graph) -> list[int]:

@@ -25,7 +25,7 @@ from farflung.protocol.reachability import (
     Links,
     NotReached,
 )
-from farflung.protocol.sessions import Attach, Attached, Claim, Pull, Welcome
+from farflung.protocol.sessions import Attach, Attached, BaseLacking, BaseList, Claim, Pull, Welcome
 from farflung.protocol.submitter import (
     Accepted,
     Cancel,
@@ -99,7 +99,7 @@ FromSubmitter = (
     | AskTopology
     | Renew
 )
-FromPeer = Claim | Welcome | Pull
+FromPeer = Claim | Welcome | Pull | BaseList | BaseLacking
 FromViewer = Ask | AskTopology | Renew
 FromOperator = Drain | Ask | AskTopology | Renew
 ToWorker = (

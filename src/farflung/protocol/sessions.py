@@ -1,12 +1,18 @@
 """The first message on a connection, and its answer: which session the connection continues.
 
-Between members of a plan these are `Claim` and `Welcome`, with the broker `Attach` and `Attached`.
+Between members of a plan these are `Claim` and `Welcome`, with the broker `Attach` and `Attached`. `Pull`,
+`BaseList` and `BaseLacking` may follow between members.
 """
 
 from __future__ import annotations
 
-from farflung.protocol.fields import Count, Id, Message
-from farflung.transport.wire.headers import Receipt
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from farflung.protocol.fields import Count, Id, Message, Name
+from farflung.transport.wire.headers import Digest, Receipt
 
 
 class Attach(Message, frozen=True):
@@ -62,3 +68,37 @@ class Welcome(Message, frozen=True):
     job: Id
     attempt: Count
     received: Receipt = Receipt()
+
+
+MOST_PIECES = 100_000
+
+
+class BasePiece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A parameter or buffer of a segment that training does not change, by the SHA-256 of its bytes."""
+
+    segment: Count
+    name: Name
+    sha256: Digest
+
+
+class BaseList(Message, frozen=True):
+    """From the submitter: take these pieces of your state from where you have them, and ask me for the rest.
+
+    `BaseLacking` answers. The submitter sends no slices of a piece before it is asked for.
+    """
+
+    job: Id
+    attempt: Count
+    pieces: Annotated[list[BasePiece], Meta(max_length=MOST_PIECES)]
+
+
+class BaseLacking(Message, frozen=True):
+    """From a worker: send me these pieces of the base list, by segment and name, which I do not have.
+
+    More such messages may follow, until one that is the `last`.
+    """
+
+    job: Id
+    attempt: Count
+    pieces: Annotated[list[tuple[Count, Name]], Meta(max_length=MOST_PIECES)]
+    last: bool = True

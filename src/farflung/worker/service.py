@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from farflung.errors import CopyError, DeviceFailed, DeviceHeld, GraphError
+from farflung.errors import CopyError, DeviceFailed, DeviceHeld, GraphError, ProtocolError
 from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_session import BrokerSession
 from farflung.protocol.copies import MOST_HELD, HeldCopy
 from farflung.protocol.fields import Opset, shutting_down
-from farflung.protocol.messages import Load, Message, Register
+from farflung.protocol.messages import Copied, Load, Message, Register
+from farflung.protocol.sessions import BaseList
 from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.transport.endpoint import Hello, Listener, listen
@@ -40,6 +41,8 @@ from farflung.worker.linking.routes import PathMessage, Routes
 from farflung.worker.linking.traffic_meter import TrafficMeter
 from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.copying import Copying
+from farflung.worker.weights.cache import WeightCache
+from farflung.worker.weights.filling import BaseFilling
 
 log = logging.getLogger("farflung.worker")
 
@@ -51,10 +54,11 @@ class WorkerOptions:
     `listen` is HOST:PORT for data links; `advertise` are the addresses given to peers (empty: all of this
     machine, and the one that the broker sees). `memory_bytes` is the limit for jobs, `backend` computes them.
     `relay_mbps` is the rate to relay for peers that cannot reach each other, in Mbit/s; `line` is the access
-    line as its owner describes it. Copies of jobs' state may take `disk_bytes` in the identity's folder (0:
-    none are made or held; None: a fifth of what is free there), and leave for other workers at `standby_mbps`
-    at most, in Mbit/s (0: any rate). A device with memory of its own may also use `host_memory_bytes` of the
-    machine's, for what is copied and logged; None: `memory_bytes` are the machine's.
+    line as its owner describes it. Copies of jobs' state and base weights may take `disk_bytes` in the
+    identity's folder (0: none are kept; None: a fifth of what is free there). Copies leave for other workers
+    at `standby_mbps` at most, in Mbit/s (0: any rate). A device with memory of its own may also use
+    `host_memory_bytes` of the machine's, for what is copied and logged; None: `memory_bytes` are the
+    machine's.
     """
 
     identity: Identity
@@ -150,6 +154,7 @@ class WorkerService:
             options.identity.id, store, self._peers, self._send, lambda: self._timeouts, pace
         )
         self._peers.copies_to(self._copying)
+        self._base = BaseFilling(self._cache_beside(store), self._peers.tell_submitter, self._base_filled)
         client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_newcomers=False)
         self._line = BrokerLine(self._identity, client_context, self._server_context, self)
@@ -225,6 +230,7 @@ class WorkerService:
         await self._routes.close()
         self._line.stop_renewing()
         await self._copying.close()
+        await self._base.close()
         if self._orphaned is not None:
             self._orphaned.cancel()
         self._compute.drop()
@@ -350,6 +356,7 @@ class WorkerService:
         self._peers.replays.end_log()
         self._compute.drop()
         self._copying.end()
+        self._base.end()
         self._state_receiver = None
         if command.over:
             self._copying.retain(messages.Retain(command.job, []))
@@ -414,6 +421,7 @@ class WorkerService:
     def _regroup(self, command: events.Regroup) -> None:
         load = command.load
         self._peers.dismiss(f"job {load.job} goes on in attempt {load.attempt}")
+        self._base.end()
         self._state_receiver = None
         self._compute.regroup(load)
         self._copying.begin(load)
@@ -468,6 +476,8 @@ class WorkerService:
             if isinstance(outcome, events.Verified) and outcome.problem is None:
                 self._peers.trust()
                 self._log_sent(outcome.needs_bytes)
+            if isinstance(outcome, events.Filled):
+                self._base.keep()
             if isinstance(outcome, events.UnitFinished):
                 traffic = self._meter.read(sent.target for sent in outcome.sent)
                 traffic = replace(traffic, logged_from=self._peers.replays.logged_from)
@@ -477,6 +487,28 @@ class WorkerService:
     def state_arrived(self) -> None:
         if self._state.attempt is not None and self._state_receiver is not None:
             self._compute.check_state(self._state.attempt, self._state_receiver)
+
+    # Base weights, which may be on this worker's disk.
+
+    def _cache_beside(self, store: CopyStore | None) -> WeightCache | None:
+        """Where base weights are kept; None if nothing is to be kept on this disk."""
+        if store is None:
+            return None
+        return WeightCache(
+            self._identity.folder,
+            self._options.disk_bytes,
+            lambda: sum(copy.bytes for copy in store.held()),
+        )
+
+    def base_listed(self, peer: str, base: BaseList) -> None:
+        load, receiver = self._state.load, self._state_receiver
+        if load is None or receiver is None:
+            raise ProtocolError(f"{peer} listed base weights, which this worker has already")
+        self._base.begin(peer, load, receiver, base)
+
+    def _base_filled(self) -> None:
+        if self._state_receiver is not None and self._state_receiver.full:
+            self.state_arrived()
 
     # Peers: links to neighbours and the submitter come, break and are replaced.
 
@@ -502,6 +534,8 @@ class WorkerService:
                 self._spawn(self._dialling.dial_later(peer, load))
 
     def _send(self, message: Message) -> None:
+        if isinstance(message, Copied):
+            self._base.copied()
         self._line.send(message)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

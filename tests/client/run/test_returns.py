@@ -20,6 +20,7 @@ from farflung.client.output.progress import Observer
 from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_record import RunOptions, RunRecord, read_record
+from farflung.client.run.base_transfer import NO_BASE
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.checkpointing import NEVER, Checkpointing, Place
 from farflung.client.run.connection import Connection
@@ -135,7 +136,7 @@ class Links:
 
     def __init__(self, prepared: Prepared, planned: Planned, start: Any, *_: Any) -> None:
         self.planned, self.start = planned, start
-        self.is_linked, self.is_fed, self.bytes_sent = True, False, 0
+        self.is_linked, self.is_fed, self.bytes_sent, self.base_bytes = True, False, 0, NO_BASE
         self.is_feeding, self.is_closed = False, False
         self.made.append(self)
 

@@ -58,8 +58,8 @@ MemoryOption = Annotated[
 DiskOption = Annotated[
     float | None,
     typer.Option(
-        help="GB of disk for copies of the state of jobs, its own and other workers'; 0: none."
-        " [default: a fifth of what is free]"
+        help="GB of disk for copies of the state of jobs, its own and other workers', and for base weights;"
+        " 0: none. [default: a fifth of what is free]"
     ),
 ]
 StandbyOption = Annotated[

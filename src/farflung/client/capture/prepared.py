@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from farflung.client.api.job import Job, require_patterns
+from farflung.client.capture.digests import Digests
 from farflung.client.output.adapter import Adapter, adapter_that_holds
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.errors import CaptureError, JobError
 from farflung.opdag.analysis import changed_by_training
+from farflung.opdag.form import Form
 from farflung.opdag.graph import Graph
 from farflung.planner.compatibility import Needs
 from farflung.planner.notes import draws
@@ -82,14 +84,20 @@ class Prepared:
         """
         if not self.has_base:
             return ""
-        from farflung.runtime.torch_backend.tensors import memory, outgoing
-
+        names = sorted(self.state.keys() - self.changed)
         digest = hashlib.sha256()
-        for name in sorted(self.state.keys() - self.changed):
-            tensor = outgoing(self.state[name]).cpu()
-            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-            digest.update(memory(tensor))
+        for name, of_one in self.digests.of(names).items():
+            digest.update(repr((name, *self._form(name), of_one)).encode())
         return digest.hexdigest()
+
+    @cached_property
+    def digests(self) -> Digests:
+        """The digests of the parameters and buffers that no step changes."""
+        return Digests(self.state)
+
+    def _form(self, name: str) -> Form:
+        entry = next(entry for entry in self.graph.inputs if entry.name == name)
+        return Form.of(self.graph.values[entry.value], self.job.microbatch_size)
 
     def written_by(self, codec: str) -> Prepared:
         """A copy with another codec than the job's, if that changes which evaluations run."""

@@ -14,6 +14,7 @@ from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_metrics import RunMetrics
 from farflung.client.output.run_record import SubmittedJob
+from farflung.client.run.base_transfer import NO_BASE, BaseBytes
 from farflung.errors import RunFailed
 from farflung.protocol.messages import (
     Accepted,
@@ -25,7 +26,7 @@ from farflung.protocol.messages import (
     UnitDone,
 )
 from farflung.protocol.worker import LinkTraffic
-from farflung.text import and_more, count_of, duration_words
+from farflung.text import and_more, count_of, duration_words, format_bytes
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,19 @@ class Recorder:
             replay_from=message.replay_from,
         )
 
-    async def running(self, sent_bytes: int) -> None:
-        """Loading is done; `sent_bytes` were sent over data links."""
+    async def running(self, sent_bytes: int, base: BaseBytes = NO_BASE) -> None:
+        """Loading is done; `sent_bytes` were sent over data links. `base` is as in `Attempt.base_bytes`."""
         self.metrics.running(time.monotonic(), sent_bytes)
+        if base.cached:
+            self.observer.noted(f"{format_bytes(base.cached)} of base weights were in the workers' caches")
         self.observer.running()
         self._begin()
-        await self._record("running", loading_seconds=self.metrics.loading_seconds)
+        await self._record(
+            "running",
+            loading_seconds=self.metrics.loading_seconds,
+            base_cached_bytes=base.cached,
+            base_sent_bytes=base.sent,
+        )
 
     async def unit_done(self, message: UnitDone, sent_bytes: int | None, is_repeated: bool = False) -> None:
         """A unit was decided; `sent_bytes` were sent over data links since the start, None without any.

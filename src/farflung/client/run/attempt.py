@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
+from farflung.client.run.base_transfer import LEAST_BYTES, NO_BASE, BaseRequests, base_list
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.feeder import Feeder
 from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
@@ -47,6 +48,9 @@ class Attempt:
         self._connected: set[str] = set()
         self._loading_again: set[asyncio.Task[None]] = set()
         self._linked = asyncio.Event()
+        self._forms = _forms_of(prepared, start)
+        self.base_bytes = NO_BASE
+        """Where the workers' base weights came from so far."""
         self.is_fed = False
         self._feeder = Feeder(
             planned.job, planned.attempt, planned.plan, prepared.graph, self._sessions, observer.working
@@ -159,13 +163,47 @@ class Attempt:
             self._linked.set()
         if planned.keeps:
             return
-        segments = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         with suppress(ConnectionFailed):  # the lost link has been reported
-            await send_state(planned.job, planned.attempt, segments, self._start.state, session, progress.add)
-            if self._has_coders and self._start.unit:
-                first = min(segments)
-                coders = self._start.coders_of(planned.plan, first)
-                await send_coders(planned.job, planned.attempt, first, coders, session)
+            await self._send_state(worker, session, progress)
+
+    async def _send_state(self, worker: str, session: WorkerSession, progress: _Progress) -> None:
+        """Send a worker its state: the base weights that it does not have, and all the rest."""
+        planned, state = self.planned, self._start.state
+        owned = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
+        base = {segment: [name for name in names if self._is_base(name)] for segment, names in owned.items()}
+        requests = await self._list_base(session, base)
+        rest = {segment: [*{*names} - {*base[segment]}] for segment, names in owned.items()}
+        await send_state(planned.job, planned.attempt, rest, state, session, progress.add)
+        if self._has_coders and self._start.unit:
+            coders = self._start.coders_of(planned.plan, min(owned))
+            await send_coders(planned.job, planned.attempt, min(owned), coders, session)
+        if requests is None:
+            return
+        is_last = False
+        while not is_last:
+            lacking = await requests.next()
+            asked: dict[int, list[str]] = {}
+            for segment, name in lacking.pieces:
+                asked.setdefault(segment, []).append(name)
+            is_last = lacking.last
+            if is_last:
+                progress.add(requests.bytes.cached)
+                self.base_bytes += requests.bytes
+            await send_state(planned.job, planned.attempt, asked, state, session, progress.add)
+
+    async def _list_base(
+        self, session: WorkerSession, names: Mapping[int, Sequence[str]]
+    ) -> BaseRequests | None:
+        """Tell a worker of the base weights that it owns; None if there are none."""
+        wanted = [name for of_segment in names.values() for name in of_segment]
+        if not wanted:
+            return None
+        digests = await asyncio.to_thread(self._prepared.digests.of, wanted)
+        listed = base_list(self.planned.job, self.planned.attempt, names, digests)
+        return session.list_base(listed, {name: self._forms[name].nbytes for name in wanted})
+
+    def _is_base(self, name: str) -> bool:
+        return name not in self._prepared.changed and self._forms[name].nbytes >= LEAST_BYTES
 
     @property
     def _has_coders(self) -> bool:
@@ -203,8 +241,27 @@ class Attempt:
         return ReceivedState(kept | received.tensors, received.coders)
 
     def _total_bytes(self) -> int:
-        names = {name for owned in self.planned.owned for name in owned}
-        return sum(tensor.nbytes for key, tensor in self._start.state.items() if key.name in names)
+        keys = _by_name(self._start.state)
+        return sum(
+            self._forms[name].nbytes if not key.slot else self._start.state[key].nbytes
+            for owned in self.planned.owned
+            for name in owned
+            for key in keys.get(name, ())
+        )
+
+
+def _forms_of(prepared: Prepared, start: Start) -> dict[str, Form]:
+    """The element types and shapes of the graph's parameters and buffers; no tensor is read for them."""
+    graph, batch = prepared.graph, start.training.microbatch_size
+    entries = [entry for entry in graph.inputs if entry.kind in ("parameter", "buffer")]
+    return {entry.name: Form.of(graph.values[entry.value], batch) for entry in entries}
+
+
+def _by_name(state: Iterable[StateKey]) -> dict[str, list[StateKey]]:
+    found: dict[str, list[StateKey]] = {}
+    for key in state:
+        found.setdefault(key.name, []).append(key)
+    return found
 
 
 class _Progress:

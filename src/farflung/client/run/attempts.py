@@ -116,7 +116,7 @@ class Attempts:
         if attempt.is_fed:
             return
         attempt.is_fed = True
-        await self._recorder.running(attempt.bytes_sent)
+        await self._recorder.running(attempt.bytes_sent, attempt.base_bytes)
         self._tasks.begin(attempt.feed, collect=True)
         self._checkpoints.ask_later(attempt.planned)
 

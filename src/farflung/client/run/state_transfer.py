@@ -38,12 +38,18 @@ async def send_state(
     `segments` maps segment numbers to the names that they own, of which everything in `state` is sent;
     `sent` is called with the bytes of each slice.
     """
-    from farflung.runtime.torch_backend.tensors import memory, outgoing
-
     for segment in sorted(segments):
         for key in _keys_of(segments[segment], state):
-            buffer = memory(outgoing(state[key]).cpu())
+            # Reading a tensor may take as long as sending it does.
+            buffer = await asyncio.to_thread(bytes_of, state, key)
             await _send_piece(job, attempt, segment, key, buffer, link, sent)
+
+
+def bytes_of(state: Mapping[StateKey, Tensor], key: StateKey) -> memoryview:
+    """The bytes of one piece of the state, row-major and little endian."""
+    from farflung.runtime.torch_backend.tensors import memory, outgoing
+
+    return memory(outgoing(state[key]).cpu())
 
 
 async def send_coders(job: str, attempt: int, segment: int, coders: bytes, link: Outgoing) -> None:

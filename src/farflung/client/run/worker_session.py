@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from farflung.client.run.base_transfer import BaseRequests
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.feeder import Feeder
 from farflung.client.run.state_collector import StateCollectors
@@ -19,6 +20,7 @@ from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.fields import TEXT_LENGTH, Message
 from farflung.protocol.messages import Claim, FromPeer, Planned, Pull, Welcome, decode, encode
 from farflung.protocol.reachability import Answers, LinkReport, Links
+from farflung.protocol.sessions import BaseLacking, BaseList
 from farflung.transport.endpoint import Handler, Hello, Link, Listener, Peer, listen
 from farflung.transport.link.session import Session
 from farflung.transport.link.stats import LinkStatus
@@ -156,6 +158,7 @@ class WorkerSession:
         self._settled = asyncio.Event()
         self._sent_by_closed = 0
         self._redialling: asyncio.Task[None] | None = None
+        self._requests: BaseRequests | None = None
 
     @property
     def bytes_sent(self) -> int:
@@ -169,6 +172,12 @@ class WorkerSession:
     async def send(self, header: DataHeader, buffer: memoryview) -> None:
         """Queue a data message and wait until it is sent; ConnectionFailed if the worker is lost before."""
         await self._session.send(header, buffer)
+
+    def list_base(self, base: BaseList, sizes: Mapping[str, int]) -> BaseRequests:
+        """Tell the worker of the base weights, whose `sizes` are in bytes; what it asks for will come."""
+        self._requests = BaseRequests(self._worker, base, sizes)
+        self._session.send_control(encode(base))
+        return self._requests
 
     def moved(self, addresses: Sequence[str]) -> None:
         """Use new addresses for the worker from now on."""
@@ -204,7 +213,7 @@ class WorkerSession:
         if self._redialling is not None:
             self._redialling.cancel()
             await asyncio.gather(self._redialling, return_exceptions=True)
-        self._session.close()
+        self._end_session()
         links = [link for link in (self._link, self._claimed and self._claimed[0]) if link is not None]
         await asyncio.gather(*(link.close(reason) for link in links))
 
@@ -215,6 +224,11 @@ class WorkerSession:
         if isinstance(welcome, Pull):
             if (welcome.job, welcome.attempt) == (self._attempt.job, self._attempt.attempt):
                 self._pulled(self._worker, welcome.unit)
+            return
+        if isinstance(welcome, BaseLacking):
+            if self._requests is None:
+                raise ProtocolError(f"worker {self._worker} asks for base weights, of which it was told none")
+            self._requests.answered(welcome)
             return
         if not isinstance(welcome, Welcome):
             raise ProtocolError(f"worker {self._worker} claims a link that this process dialled")
@@ -264,8 +278,13 @@ class WorkerSession:
             if isinstance(header, SliceHeader):
                 self._collectors.retract(header)
 
-    def _lose(self, reason: str) -> None:
+    def _end_session(self) -> None:
         self._session.close()
+        if self._requests is not None:
+            self._requests.lost()
+
+    def _lose(self, reason: str) -> None:
+        self._end_session()
         self._hear(Lost(self._worker, reason))
 
     async def _redial(self, reason: str) -> None:

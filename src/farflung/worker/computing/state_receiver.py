@@ -84,6 +84,7 @@ class StateReceiver:
         self._by_name = _by_name(sizes) if load.sources else None
         self._trained = {name for program in load.programs for name in program.trained}
         self._digests: dict[_Place, bytes] = {}
+        self._filled: set[_Place] = set()
         self._is_verified = False
         self.size = total
         """Bytes of all tensors together."""
@@ -144,6 +145,32 @@ class StateReceiver:
         if not self._missing[place]:
             del self._missing[place]
 
+    def reserve(self, peer: str, segment: int, name: str, sha256: bytes) -> memoryview:
+        """The memory of a piece that this worker may have already; until `ask`, no slice of it is admitted.
+
+        Raises
+        ------
+        ProtocolError
+            The peer is not the submitter, or it sends or has named that piece, or the piece is unknown or
+            trained.
+        """
+        place = _Place(segment, StateKey(name))
+        is_due = place in self._missing and not self._expected[place] and place not in self._digests
+        if peer != self._load.submitter or not is_due or name in self._trained:
+            raise ProtocolError(f"{peer} listed {place.key}, which the plan does not expect")
+        self._digests[place], self._expected[place] = sha256, self._missing[place]
+        return self._memory[place]
+
+    def ask(self, segment: int, name: str) -> None:
+        """Admit slices of a piece that was reserved: this worker does not have it."""
+        self._expected[_Place(segment, StateKey(name))] = 0
+
+    def fill(self, segment: int, name: str) -> None:
+        """Count a piece that was reserved as received: its memory has what its digest says."""
+        place = _Place(segment, StateKey(name))
+        self._filled.add(place)
+        self._missing.pop(place, None)
+
     def place(self, piece: Piece, size: int) -> memoryview | None:
         """The memory for a piece that comes from a copy on disk, which is verified there.
 
@@ -193,6 +220,8 @@ class StateReceiver:
         if self._is_verified:
             return None
         for place, buffer in self._memory.items():
+            if place in self._filled:
+                continue
             if len(buffer) and hashlib.sha256(buffer).digest() != self._digests.get(place):
                 return f"{place.key} was damaged on the way (its SHA-256 differs)"
         return None

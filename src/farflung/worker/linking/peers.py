@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import Claim, Load, Pull, Welcome
+from farflung.protocol.messages import Claim, Load, Message, Pull, Welcome
+from farflung.protocol.sessions import BaseLacking, BaseList
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.state import StateKey
 from farflung.transport.link.governor import Governor
@@ -44,6 +45,9 @@ class PeerEvents(Protocol):
 
     def state_arrived(self) -> None:
         """The whole state has been received, but not verified."""
+
+    def base_listed(self, peer: str, base: BaseList) -> None:
+        """`peer` names pieces of the state that this worker may have; ProtocolError if it may not."""
 
 
 @dataclass(frozen=True)
@@ -262,10 +266,15 @@ class Peers:
             )
             session.post(header, whole[offset : offset + size])
 
+    def tell_submitter(self, message: Message) -> None:
+        """Send a control message to the submitter, once and in order; dropped if it is lost."""
+        if (load := self._load) is not None and (session := self._sessions.get(load.submitter)) is not None:
+            session.send_control(messages.encode(message))
+
     # transport.link.Handler
 
     def control(self, link: Link, message: bytes) -> None:
-        """Handle a claim (from the side that dialled), a welcome (from the other), or a pull."""
+        """Handle a claim (from the side that dialled), a welcome (from the other), a pull or a base list."""
         decoded = messages.decode(message, messages.FromPeer)
         if isinstance(decoded, Claim):
             self._pending.claim(link, decoded)
@@ -275,6 +284,12 @@ class Peers:
             self._on_pull(link.peer.id, decoded)
             return
         load = self._load
+        if isinstance(decoded, BaseList):
+            if load is not None and (decoded.job, decoded.attempt) == (load.job, load.attempt):
+                self._events.base_listed(link.peer.id, decoded)
+            return
+        if isinstance(decoded, BaseLacking):
+            raise ProtocolError(f"{link.peer.id} asks for base weights, which only a submitter gives")
         if load is None or link not in self._dialled:
             raise ProtocolError("found a welcome for a link that was not dialled from here")
         if (decoded.job, decoded.attempt) != (load.job, load.attempt):

@@ -1,0 +1,142 @@
+"""Base weights on a worker's disk: one file a tensor, named by the SHA-256 of its bytes.
+
+The name says what a file holds, so any job that needs these bytes may use it. A file is compared with its
+name whenever it is read: a damaged one is deleted, and counts as missing.
+
+Everything here blocks: call it on a thread for files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from farflung.files import make_folder, sync
+from farflung.text import format_bytes
+from farflung.worker.storing.copy_store import SHARE_OF_DISK
+
+log = logging.getLogger("farflung.worker")
+
+_FILE = re.compile(r"[0-9a-f]{64}")
+_UNFINISHED = ".new"
+
+
+class _Cached(NamedTuple):
+    used_at: int
+    path: Path
+    bytes: int
+
+
+class WeightCache:
+    """The tensors that this worker keeps, in `weights` in the folder of its identity.
+
+    With the copies of jobs' state, which go first and take `copied_bytes`, they take at most `limit_bytes`;
+    None: a fifth of what is free for both. Those that were not used for the longest time are deleted first.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int | None, copied_bytes: Callable[[], int]) -> None:
+        self._folder = folder / "weights"
+        self._limit_bytes = limit_bytes
+        self._copied_bytes = copied_bytes
+        self._warned = False
+        for left in self._folder.glob(f"*{_UNFINISHED}"):
+            left.unlink(missing_ok=True)
+
+    def read(self, sha256: bytes, memory: memoryview) -> bool:
+        """Read the tensor with this digest into `memory`, which has its size; whether it is there, intact."""
+        path = self._path_of(sha256)
+        try:
+            with path.open("rb") as file:
+                is_whole = file.readinto(memory) == len(memory) and not file.read(1)
+        except OSError:
+            return False
+        if not is_whole or hashlib.sha256(memory).digest() != sha256:
+            log.warning("base weights in %s are damaged, and are fetched again", path)
+            path.unlink(missing_ok=True)
+            return False
+        with suppress(OSError):
+            os.utime(path)
+        return True
+
+    def keep(self, sha256: bytes, memory: memoryview) -> bool:
+        """Keep the tensor with this digest, if there is room for it; whether it is on the disk now.
+
+        A disk that refuses costs no job: that is logged once.
+        """
+        path = self._path_of(sha256)
+        if path.exists():
+            return True
+        if hashlib.sha256(memory).digest() != sha256 or not self._make_room(len(memory)):
+            return False
+        try:
+            make_folder(self._folder)
+            self._folder.chmod(0o700)
+            self._write(path, memory)
+        except OSError as error:
+            if not self._warned:
+                log.warning("base weights cannot be kept in %s: %s", self._folder, error.strerror)
+            self._warned = True
+            return False
+        return True
+
+    def shrink(self) -> None:
+        """Delete what no longer fits beside the copies of jobs' state."""
+        self._make_room(0)
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the cache takes on the disk."""
+        return sum(cached.bytes for cached in self._cached())
+
+    def _write(self, path: Path, memory: memoryview) -> None:
+        unfinished = path.with_name(f"{os.urandom(8).hex()}{_UNFINISHED}")
+        try:
+            with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(memory)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.rename(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        sync(self._folder)
+
+    def _make_room(self, size: int) -> bool:
+        """Delete the tensors that were not used for the longest time until `size` bytes more fit."""
+        cached = sorted(self._cached())
+        taken = sum(one.bytes for one in cached)
+        most = self._most_bytes(taken)
+        if size > most:
+            return False
+        for one in cached:
+            if taken + size <= most:
+                break
+            one.path.unlink(missing_ok=True)
+            taken -= one.bytes
+            log.info("dropped %s of base weights from the disk", format_bytes(one.bytes))
+        return taken + size <= most
+
+    def _most_bytes(self, taken: int) -> int:
+        copied = self._copied_bytes()
+        if self._limit_bytes is not None:
+            return max(0, self._limit_bytes - copied)
+        free = shutil.disk_usage(self._folder.parent).free + taken + copied
+        return max(0, free // SHARE_OF_DISK - copied)
+
+    def _cached(self) -> list[_Cached]:
+        found = []
+        for path in self._folder.glob("*"):
+            with suppress(OSError):  # deleted since
+                if _FILE.fullmatch(path.name):
+                    stat = path.stat()
+                    found.append(_Cached(stat.st_mtime_ns, path, stat.st_size))
+        return found
+
+    def _path_of(self, sha256: bytes) -> Path:
+        return self._folder / sha256.hex()

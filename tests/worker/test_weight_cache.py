@@ -1,0 +1,114 @@
+"""Base weights on a worker's disk: only intact ones are read, and never too many are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.worker.weights.cache import WeightCache
+
+WEIGHTS = bytes(range(256)) * 8
+SHA256 = hashlib.sha256(WEIGHTS).digest()
+
+
+def cache(folder: Path, limit_bytes: int | None = 10**6, copied_bytes: int = 0) -> WeightCache:
+    return WeightCache(folder, limit_bytes, lambda: copied_bytes)
+
+
+def memory_of(size: int = len(WEIGHTS)) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+def keep(target: WeightCache, content: bytes) -> bool:
+    return target.keep(hashlib.sha256(content).digest(), memoryview(content))
+
+
+def test_what_was_kept_is_read_by_a_later_process(tmp_path: Path) -> None:
+    assert not cache(tmp_path).read(SHA256, memory_of())
+    assert keep(cache(tmp_path), WEIGHTS)
+    (tmp_path / "weights" / "ab.new").write_bytes(b"unfinished")
+    memory = memory_of()
+    assert cache(tmp_path).read(SHA256, memory)
+    assert memory == WEIGHTS
+    (file,) = (tmp_path / "weights").iterdir()
+    assert file.name == SHA256.hex()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b + b"0", lambda b: b"\xff" + b[1:]])
+def test_a_damaged_file_is_deleted_and_counts_as_missing(tmp_path: Path, damage: object) -> None:
+    target = cache(tmp_path)
+    keep(target, WEIGHTS)
+    file = tmp_path / "weights" / SHA256.hex()
+    file.write_bytes(damage(WEIGHTS))  # type: ignore[operator]
+    assert not target.read(SHA256, memory_of())
+    assert not file.exists()
+    assert keep(target, WEIGHTS) and target.read(SHA256, memory_of())
+
+
+def test_bytes_of_another_digest_are_not_kept(tmp_path: Path) -> None:
+    target = cache(tmp_path)
+    assert not target.keep(SHA256, memoryview(b"other"))
+    assert target.taken_bytes == 0
+
+
+def test_the_least_recently_used_tensor_makes_room(tmp_path: Path) -> None:
+    target = cache(tmp_path, limit_bytes=3000)
+    contents = [bytes([n]) * 1000 for n in range(4)]
+    for at, content in enumerate(contents[:3]):
+        assert keep(target, content)
+        path = tmp_path / "weights" / hashlib.sha256(content).hexdigest()
+        os.utime(path, (at + 1, at + 1))
+    assert target.read(hashlib.sha256(contents[0]).digest(), memory_of(1000))
+    assert keep(target, contents[3])
+    there = [target.read(hashlib.sha256(content).digest(), memory_of(1000)) for content in contents]
+    assert there == [True, False, True, True]
+
+
+def test_copies_of_a_jobs_state_go_first(tmp_path: Path) -> None:
+    keep(cache(tmp_path, limit_bytes=5000), WEIGHTS)
+    assert not keep(cache(tmp_path, limit_bytes=5000, copied_bytes=4000), WEIGHTS[1:])
+    cache(tmp_path, limit_bytes=5000, copied_bytes=2000).shrink()
+    assert cache(tmp_path).taken_bytes == len(WEIGHTS)
+    cache(tmp_path, limit_bytes=5000, copied_bytes=4000).shrink()
+    assert cache(tmp_path).taken_bytes == 0
+
+
+def test_without_a_limit_a_fifth_of_what_is_free_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage(tmp_path)._replace(free=5 * len(WEIGHTS) - 5)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    assert not keep(cache(tmp_path, limit_bytes=None), WEIGHTS)
+    assert keep(cache(tmp_path, limit_bytes=None), WEIGHTS[1:])
+
+
+def test_a_disk_that_refuses_costs_nothing_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = cache(tmp_path)
+    (tmp_path / "weights").write_text("a file where the folder belongs")
+    assert not keep(target, WEIGHTS) and not keep(target, WEIGHTS[1:])
+    assert len([r for r in caplog.records if "base weights cannot be kept" in r.message]) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 60), st.integers(0, 60))
+def test_it_never_takes_more_than_its_owner_gives(sizes: list[int], limit: int, copied: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        target = cache(Path(folder), limit, copied)
+        for number, size in enumerate(sizes):
+            content = bytes([number]) * size
+            is_kept = keep(target, content)
+            assert is_kept == (size <= max(0, limit - copied))
+            assert target.taken_bytes <= max(0, limit - copied)
+            if is_kept:
+                assert target.read(hashlib.sha256(content).digest(), memory_of(size))

@@ -34,7 +34,8 @@ from farflung.protocol.copies import StateVersion
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.training import Training
-from farflung.worker.storing.copy_store import CopyStore, Piece
+from farflung.worker.storing.copy_format import Piece
+from farflung.worker.storing.copy_store import CopyStore
 
 COURSES = {"small": COURSE, "race": Course()}
 WORKERS = ["w0", "w1", "w2"]
@@ -99,7 +100,8 @@ def measure(name: str, course: Course, steps: int, folder: Path) -> Row:
         began.append(time.process_time())
         for copy in copies:
             incoming = held.receive(copy)
-            incoming.write(0, own.read_slice(copy, 0, copy.bytes))
+            incoming.write(0, own.read_slice(own.path_of(copy), 0, copy.bytes))
+            incoming.verify()
             incoming.finish()
         began.append(time.process_time())
         state_bytes = sum(copy.bytes for copy in copies)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import (
     Admit,
@@ -73,7 +75,8 @@ RESUMING = {"unit", "attempts", "checkpoint_every", "checkpoint_end", "run", "pa
 class Scenario:
     """Feeds events to the pure state machine and remembers every outcome.
 
-    Workers still have what they sent in the units from `logged_from` on; None: in none.
+    Workers still have what they sent in the units from `logged_from` on; None: in none. Each share has a base
+    of `base_bytes`, if that is not 0.
     """
 
     def __init__(self, *workers: str) -> None:
@@ -84,6 +87,7 @@ class Scenario:
         self.blobs: dict[bytes, bytes] = {}
         self.restarts: list[int] = []  # each by the number of facts before it
         self.logged_from: int | None = None
+        self.base_bytes = 0
         for worker in workers:
             self.join(worker)
 
@@ -216,6 +220,9 @@ class Scenario:
         digest = b"" if trouble else digest_of(unit, share)
         attempt = self.state.jobs[job].attempt
         message = Copied(job, attempt, unit, share, digest, 0 if trouble else 500, trouble)
+        if self.base_bytes and not trouble:
+            base = bytes([255, share]) * 16
+            message = msgspec.structs.replace(message, base=base, base_bytes=self.base_bytes)
         return self.feed(events.WorkerMessage(self.now, worker, message))
 
     def collected(self, job: str = "job-1", attempt: int = 1, submitter: str = "ana") -> Outcome:

@@ -13,6 +13,10 @@ Key = tuple[str, StateVersion, int]
 """Job, version and share."""
 
 
+BASE_BYTES = 10_000
+"""Of what training does not change of a share."""
+
+
 class Disk:
     """The copies of one worker, with the names of what each has. A disk that is `full` takes no other one.
 
@@ -32,7 +36,7 @@ class Disk:
     def held(self) -> list[HeldCopy]:
         """What the worker says that it holds."""
         return [
-            HeldCopy(job, version, share, digest_of(chain), 100)
+            HeldCopy(job, version, share, digest_of(chain), 100, base_of(job, share), BASE_BYTES)
             for (job, version, share), chain in sorted(self.copies.items())
         ]
 
@@ -59,6 +63,11 @@ class Disk:
         lost = draw.choice(sorted(self.copies))
         del self.copies[lost]
         return lost[0]
+
+
+def base_of(job: str, share: int) -> bytes:
+    """The digest of a share's base."""
+    return sha256(f"{job} {share}".encode()).digest()
 
 
 def digest_of(chain: Chain) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tests.broker.scenario import DEVICE
 from tests.simulation.compute import Compute
-from tests.simulation.disk import Disk, digest_of
+from tests.simulation.disk import BASE_BYTES, Disk, base_of, digest_of
 from tests.simulation.ends import End
 from tests.simulation.parcels import Chain, Copy, Parcel, State
 from tests.simulation.world import LEASE_SECONDS, Process, World
@@ -331,7 +331,8 @@ class WorkerProcess(Process):
             return False
         self.disk.keep(load.job, copy)
         if not self.disk.mute:
-            self._tell(Copied(*found, digest_of(copy.chain), 100))
+            base = base_of(load.job, copy.share)
+            self._tell(Copied(*found, digest_of(copy.chain), 100, base=base, base_bytes=BASE_BYTES))
         return True
 
     def _take_copy(self, peer: str, copy: Copy) -> None:

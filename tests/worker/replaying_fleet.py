@@ -208,9 +208,10 @@ class Fleet:
         found = {}
         for name in names:
             member = self.members[name]
-            member.thread.copy_state(member.attempt, unit, keep=False, copy=True)
+            member.thread.copy_state(member.attempt, unit, keep=False, copy=True, with_base=True)
             copied = member.all_of(StateCopied, 1)[0]
-            frozen = {piece: memoryview(bytearray(buffer)) for piece, buffer in copied.pieces.items()}
+            whole = {**copied.pieces, **(copied.base or {})}
+            frozen = {piece: memoryview(bytearray(buffer)) for piece, buffer in whole.items()}
             found[name] = StateCopied(copied.attempt, unit, frozen, copied.keep, True)
         return found
 

@@ -15,7 +15,8 @@ from safetensors import safe_open
 from farflung.errors import CopyError
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.runtime.state import StateKey
-from farflung.worker.storing.copy_store import SHARE_OF_DISK, CopyStore, Piece
+from farflung.worker.storing.copy_format import Piece
+from farflung.worker.storing.copy_store import SHARE_OF_DISK, CopyStore
 
 JOB, VERSION, LATER = "job-1", StateVersion(2, 7), StateVersion(2, 8)
 PIECES = {
@@ -67,9 +68,11 @@ def test_a_copy_that_arrives_in_slices_is_the_same_file(
     copy = mine.write(JOB, VERSION, 3, PIECES)
     arriving, size = other.receive(copy), -(-copy.bytes // 6)
     for at in order:
-        arriving.write(at * size, mine.read_slice(copy, at * size, size))
+        arriving.write(at * size, mine.read_slice(mine.path_of(copy), at * size, size))
     assert other.held() == []
-    assert arriving.finish() == copy and other.held() == [copy]
+    assert arriving.verify() is None
+    arriving.finish()
+    assert other.held() == [copy]
     assert other.path_of(copy).read_bytes() == mine.path_of(copy).read_bytes()
 
 
@@ -78,7 +81,8 @@ def test_a_copy_that_was_damaged_on_the_way_does_not_count(tmp_path: Path) -> No
     arriving = store(tmp_path).receive(copy)
     arriving.write(0, memoryview(b"1234"))
     with pytest.raises(CopyError, match="damaged on the way"):
-        arriving.finish()
+        arriving.verify()
+    arriving.close()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -24,7 +24,8 @@ from farflung.transport.timeouts import Timeouts
 from farflung.worker.computing.outcomes import StateCopied
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import Filled
-from farflung.worker.storing.copy_store import CopyStore, Piece, Pieces
+from farflung.worker.storing.copy_format import Piece, Pieces
+from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.copying import Copying
 
 __all__ = ["one_pass_at_a_time"]  # used by each test
@@ -35,10 +36,11 @@ def copies(of: Fleet, unit: int, store: CopyStore) -> dict[int, HeldCopy]:
     """The share of each member right after `unit`, on disk."""
     held = {}
     for name, member in of.members.items():
-        member.thread.copy_state(member.attempt, unit, keep=False, copy=True)
-        pieces = member.all_of(StateCopied, 1)[0].pieces
+        member.thread.copy_state(member.attempt, unit, keep=False, copy=True, with_base=True)
+        copied = member.all_of(StateCopied, 1)[0]
         share = min(member.load.plan.segments_of(name))
-        held[share] = store.write("job-1", StateVersion(1, unit), share, pieces)
+        base = store.write_base("job-1", share, copied.base) if copied.base else None
+        held[share] = store.write("job-1", StateVersion(1, unit), share, copied.pieces, base)
     return held
 
 

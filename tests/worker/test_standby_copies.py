@@ -11,12 +11,13 @@ import pytest
 from tests.worker.loads import load
 
 from farflung.errors import ProtocolError
-from farflung.protocol.copies import Copied
+from farflung.protocol.copies import AskBase, Copied
 from farflung.runtime.state import StateKey
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.computing.outcomes import StateCopied
-from farflung.worker.storing.copy_store import CopyStore, Piece
+from farflung.worker.storing.copy_format import Piece
+from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.copying import Copying
 
 HOLDERS = {"a": "b", "b": "c", "c": "a"}
@@ -28,12 +29,17 @@ class Wire:
 
     def __init__(self, worker: str) -> None:
         self.worker, self.peers = worker, dict[str, Copying]()
+        self.sent: list[SliceHeader] = []
 
     async def send_slice(self, peer: str, header: SliceHeader, buffer: memoryview) -> None:
         memory = self.peers[peer].opening(self.worker, header)
         assert memory is not None
         memory[:] = buffer
         self.peers[peer].complete(self.worker, header, memory)
+        self.sent.append(header)
+
+    def ask_base(self, peer: str, message: AskBase) -> None:
+        self.peers[peer].asked(self.worker, message)
 
 
 class Fleet:
@@ -63,12 +69,18 @@ class Fleet:
         folder.mkdir()
         return Copying(name, CopyStore(folder, 10**6), wire, say, Timeouts)
 
-    async def copy(self, unit: int) -> None:
+    async def copy(self, unit: int, base: dict[Piece, memoryview] | None = None) -> None:
         """Worker a copies its share after a unit, and the copy arrives."""
-        pieces = {PIECE: memoryview(bytes(12))}
-        self.copying["a"].made(StateCopied(("job-1", 5), unit, pieces, frozenset(), copy=True))
+        if base is None and self.copying["a"].lacks_base:
+            base = {}
+        copied = StateCopied(("job-1", 5), unit, {PIECE: memoryview(bytes(12))}, False, True, base)
+        self.copying["a"].made(copied)
+        await self.hears("bd", unit)
+
+    async def hears(self, names: str, unit: int) -> None:
+        """Wait until one of these workers has said something of the copy of a unit."""
         async with asyncio.timeout(10):
-            while not any(said.unit == unit for name in "bd" for said in self.told[name]):
+            while not any(said.unit == unit for name in names for said in self.told[name]):
                 self.said.clear()
                 await self.said.wait()
 

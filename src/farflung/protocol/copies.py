@@ -28,20 +28,26 @@ class StateVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, orde
 
 
 class HeldCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A verified copy of one share on a worker's disk: a file of `bytes` bytes with this digest."""
+    """A verified copy of one share on a worker's disk: a file of `bytes` bytes with this digest.
+
+    What training does not change of the share is in another file there, the `base` with this digest and of
+    `base_bytes` bytes, which all versions have in common; empty if the share has none.
+    """
 
     job: Id
     version: StateVersion
     share: Count
     sha256: Digest
     bytes: Count
+    base: Digest = b""
+    base_bytes: Count = 0
 
 
 class Copied(Message, frozen=True):
     """A copy of a share of the version after `unit` is verified and safe on this worker's disk.
 
-    The owner of the share says so, and the worker that holds its copies. With `trouble` there is no such copy
-    for this reason, in one line.
+    The owner of the share says so, and the worker that holds its copies. So is the share's `base`, if it has
+    one, as in `HeldCopy`. With `trouble` there is no such copy for this reason, in one line.
     """
 
     job: Id
@@ -51,6 +57,17 @@ class Copied(Message, frozen=True):
     sha256: Digest = b""
     bytes: Count = 0
     trouble: Text = ""
+    base: Digest = b""
+    base_bytes: Count = 0
+
+
+class AskBase(Message, frozen=True):
+    """Send the base that this copy names, which you sent me: it is not on my disk."""
+
+    job: Id
+    attempt: Count
+    version: StateVersion
+    share: Count
 
 
 class CopyLost(Message, frozen=True):

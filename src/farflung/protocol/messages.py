@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from farflung.errors import ProtocolError
-from farflung.protocol.copies import Copied, CopyLost, Retain
+from farflung.protocol.copies import AskBase, Copied, CopyLost, Retain
 from farflung.protocol.fields import Message
 from farflung.protocol.membership import Drain, Draining, Leaving, Released
 from farflung.protocol.probing import AskTopology, EndProbe, FleetTopology, Probe, Probed
@@ -99,7 +99,7 @@ FromSubmitter = (
     | AskTopology
     | Renew
 )
-FromPeer = Claim | Welcome | Pull | BaseList | BaseLacking
+FromPeer = Claim | Welcome | Pull | AskBase | BaseList | BaseLacking
 FromViewer = Ask | AskTopology | Renew
 FromOperator = Drain | Ask | AskTopology | Renew
 ToWorker = (

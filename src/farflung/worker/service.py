@@ -341,7 +341,8 @@ class WorkerService:
         elif isinstance(command, events.EndTraining):
             self._compute.end_training(attempt)
         elif isinstance(command, events.CopyState):
-            self._compute.copy_state(attempt, command.unit, command.keep, command.copy)
+            with_base = command.copy and self._copying.lacks_base
+            self._compute.copy_state(attempt, command.unit, command.keep, command.copy, with_base)
         else:
             self._compute.give_state(attempt, command.whole)
 
@@ -376,6 +377,7 @@ class WorkerService:
             self._step(events.Verified((load.job, load.attempt), str(error)))
             return
         self._compute.prepare(load, self._state_receiver, self._limits())
+        self._copying.forget_base()
         self._copying.begin(load)
         self._peers.admit(worker, load, self._state_receiver, self._state.admitted)
         if load.version is not None:

@@ -99,6 +99,28 @@ def test_no_second_version_is_under_way_and_the_next_one_waits_ten_times_what_th
     assert COSTS * took - 5 <= story.now - decided <= COSTS * took + 10
 
 
+def test_a_base_counts_once_toward_the_pause_between_versions() -> None:
+    story = place()
+    story.base_bytes = 500 * 999
+    assert is_copied(story, 0)
+    decided = story.now
+    story.now += 1000
+    spread(story, 0)
+    versions, took = job_of(story).versions, story.now - decided
+    assert versions.took == pytest.approx(took / 1000, rel=0.01)
+    assert versions.base_seconds == pytest.approx(took, rel=0.01)
+    (stable,) = [fact for fact in story.facts if isinstance(fact, facts.VersionStable)]
+    assert stable.largest_bytes == 500 and stable.written_bytes == 1000
+    assert is_copied(story, 1)  # without the base it would take less than `FREE_SECONDS`
+    story.now += 20
+    spread(story, 1)
+    after = job_of(story).versions
+    assert after.stable is not None and after.took == story.now - 1 - after.stable.at > 20
+    assert after.base_seconds == versions.base_seconds
+    decisions = [fact for fact in story.facts if isinstance(fact, facts.Decision)]
+    assert replay(decisions).jobs["job-1"].versions == after
+
+
 def test_one_worker_alone_and_emulated_devices_make_no_copies() -> None:
     alone = Scenario()
     alone.join("a", disk_bytes=10**9)

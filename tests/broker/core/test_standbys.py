@@ -12,7 +12,12 @@ from tests.broker.scenario import Scenario, digest_of, sent
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.log_lines import log_line
-from farflung.broker.core.protecting.late_versions import LATE, LEAST_SECONDS, MEMBERS_SECONDS
+from farflung.broker.core.protecting.late_versions import (
+    BYTES_PER_SECOND,
+    LATE,
+    LEAST_SECONDS,
+    MEMBERS_SECONDS,
+)
 from farflung.broker.core.protecting.protection import shares_of
 from farflung.broker.core.protecting.versions import FIRST_RETRY_SECONDS
 from farflung.broker.core.records import State
@@ -236,6 +241,43 @@ def test_a_standby_that_stays_silent_is_let_go_and_the_members_hold_again() -> N
     unit = next_copied(story, unit + 1)
     spread(story, unit)
     assert words(story) == f"protected up to step {unit + 1}"
+
+
+def test_a_standby_that_lacks_the_bases_has_the_time_that_they_need_once() -> None:
+    story = begun()
+    story.base_bytes = 6 * 10**7
+    assert is_copied(story, 0)
+    spread(story, 0)
+    join(story, "d")
+    assert standbys(story) == dict.fromkeys("abc", "d")
+    unit = next_copied(story, 1)
+    for share, owner in enumerate("abc"):
+        story.copied(owner, unit, share)
+    began, needed = story.now, 3 * story.base_bytes / BYTES_PER_SECOND
+    while story.now < began + needed:
+        story.tick(100)
+        unit += 1
+        story.all_ready(unit)
+    assert standbys(story) == dict.fromkeys("abc", "d") and job_of(story).versions.under_way is not None
+    for share in range(3):
+        story.copied("d", job_of(story).versions.under_way.name.unit, share)
+    assert job_of(story).versions.took < 1 < needed <= job_of(story).versions.base_seconds
+    unit = next_copied(story, unit + 1)
+    for share, owner in enumerate("abc"):
+        story.copied(owner, unit, share)
+    story.tick(LEAST_SECONDS + 10)
+    assert not standbys(story)  # it has the bases, and is silent
+
+
+def test_a_disk_needs_room_for_two_versions_and_one_base_of_each_share() -> None:
+    needed = 3 * (2 * 500 + 10**6)
+    for size, found in ((needed, dict.fromkeys("abc", "d")), (needed - 1, 2)):
+        story = begun()
+        story.base_bytes = 10**6
+        assert is_copied(story, 0)
+        spread(story, 0)
+        join(story, "d", disk_bytes=size)
+        assert standbys(story) == found or len(standbys(story)) == found
 
 
 def test_a_version_that_members_do_not_finish_is_given_up_and_their_standby_stays() -> None:

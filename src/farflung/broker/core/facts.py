@@ -210,8 +210,9 @@ class VersionStable(Decision, frozen=True):
     """Each share of this version is on the disks of two workers: the job can go on from it.
 
     `digests` has the SHA-256 of each share's copy, `holders` the worker that has it beside its owner. The
-    largest copy has `largest_bytes`, and `written_bytes` were written to the disk that got most. Older logs
-    lack the last two.
+    largest copy has `largest_bytes`, and `written_bytes` were written to the disk that got most. Of what
+    came to the disk that got most from others, `base_part` were bases, which do not come again. Older logs
+    lack the last three.
     """
 
     job: str
@@ -220,6 +221,7 @@ class VersionStable(Decision, frozen=True):
     largest_bytes: int = 0
     holders: dict[int, str] = {}
     written_bytes: int = 0
+    base_part: float = 0.0
 
 
 class VersionFailed(Decision, frozen=True):

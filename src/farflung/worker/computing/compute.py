@@ -113,12 +113,19 @@ class ComputeThread(threading.Thread):
         """
         self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state(whole))
 
-    def copy_state(self, attempt: Attempt, unit: int, keep: bool, copy: bool) -> None:
+    def copy_state(
+        self, attempt: Attempt, unit: int, keep: bool, copy: bool, with_base: bool = False
+    ) -> None:
         """Copy the state after `unit`, to `keep` it at the submitter or to `copy` it to disks.
 
-        Call it right after `decide` of that unit; answers `StateCopied`, while training goes on.
+        What training does not change comes along only `with_base`. Call it right after `decide` of that unit;
+        answers `StateCopied`, while training goes on.
         """
-        self._post(attempt, self._of_state("copying"), lambda: self._current.copy_state(unit, keep, copy))
+        self._post(
+            attempt,
+            self._of_state("copying"),
+            lambda: self._current.copy_state(unit, keep, copy, with_base),
+        )
 
     def drop(self) -> None:
         """Drop the job and free its memory."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.state import StateKey
 from farflung.worker.events import Attempt, ComputeFailed, Filled, UnitFinished, UnitReplayed, Verified
-from farflung.worker.storing.copy_store import Piece
+from farflung.worker.storing.copy_format import Piece
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,18 @@ class OutgoingState:
 
 @dataclass(frozen=True)
 class StateCopied:
-    """A copy of this worker's share right after `unit`; its bytes do not change.
+    """A copy of what training changes of this worker's share, right after `unit`; its bytes do not change.
 
-    The pieces in `keep` are for the submitter; if `copy`, all are for disks.
+    If `keep`, it is for the submitter; if `copy`, for disks. `base` is the rest of the share, if it was asked
+    for: views of what stays as it is.
     """
 
     attempt: Attempt
     unit: int
     pieces: dict[Piece, memoryview]
-    keep: frozenset[Piece]
+    keep: bool
     copy: bool
+    base: dict[Piece, memoryview] | None = None
 
 
 @dataclass(frozen=True)

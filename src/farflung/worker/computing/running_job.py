@@ -36,7 +36,7 @@ from farflung.worker.computing.outcomes import (
 from farflung.worker.computing.state_receiver import EMPTY, StateReceiver
 from farflung.worker.computing.task_deadlines import Limits, Passes, Stopwatch
 from farflung.worker.events import Attempt, Filled, UnitFinished, UnitReplayed, Verified
-from farflung.worker.storing.copy_store import Piece
+from farflung.worker.storing.copy_format import Piece
 
 
 class RunningJob(Generic[Array]):
@@ -243,24 +243,25 @@ class RunningJob(Generic[Array]):
         else:
             self._emit(StateGiven(self._attempt))
 
-    def copy_state(self, unit: int, keep: bool, copy: bool) -> None:
+    def copy_state(self, unit: int, keep: bool, copy: bool, with_base: bool) -> None:
         """Emit a copy of the state right after `unit`, which has just been decided.
 
-        What training does not change, of which the submitter needs no copy, takes no more memory.
+        What training does not change, of which the submitter needs no copy, takes no more memory on a CPU. It
+        is part of what is emitted only `with_base`.
         """
         attempt, changing = self._attempt, dict[Piece, memoryview]()
-        fixed: dict[Piece, memoryview] = {}
+        base: dict[Piece, memoryview] | None = {} if copy and with_base else None
         for number, runner in self.segments.items():
             changed = changed_by_training(runner.segment)
             for key, buffer in runner.snapshot(changed, slots=True).items():
                 changing[Piece(number, key)] = buffer
-            rest = set(runner.segment.owned) - set(changed) if copy else ()
-            for key, buffer in runner.snapshot(rest, live=True).items():
-                fixed[Piece(number, key)] = buffer
+            if base is not None:
+                rest = set(runner.segment.owned) - set(changed)
+                for key, buffer in sorted(runner.snapshot(rest, live=True).items()):
+                    base[Piece(number, key)] = buffer
 
         def emit() -> None:
-            kept = frozenset(changing) if keep else frozenset[Piece]()
-            self._emit(StateCopied(attempt, unit, {**changing, **fixed}, kept, copy))
+            self._emit(StateCopied(attempt, unit, changing, keep, copy, base))
 
         def with_coders(coders: bytes) -> None:
             changing[Piece(min(self.segments), CODERS)] = memoryview(coders)

@@ -15,7 +15,7 @@ from farflung.runtime.optimizers.slots import slot_bytes
 from farflung.runtime.state import CODERS, Snapshot, StateKey
 from farflung.text import and_more
 from farflung.transport.wire.headers import SliceHeader
-from farflung.worker.storing.copy_store import Piece
+from farflung.worker.storing.copy_format import Piece
 
 Key = tuple[int, str]  # segment, name
 EMPTY = memoryview(bytearray())

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import Claim, Load, Message, Pull, Welcome
+from farflung.protocol.messages import AskBase, Claim, Load, Message, Pull, Welcome
 from farflung.protocol.sessions import BaseLacking, BaseList
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.state import StateKey
@@ -226,6 +226,11 @@ class Peers:
             raise ConnectionFailed(f"there is no link to {peer}")
         await session.send(header, buffer)
 
+    def ask_base(self, peer: str, message: AskBase) -> None:
+        """Ask a peer for the base of a copy that it sent; nothing if there is no link."""
+        if session := self._sessions.get(peer):
+            session.send_control(messages.encode(message))
+
     def send_from_thread(self, outgoing: Outgoing) -> None:
         """Send a parcel from the compute or codec thread; it is dropped if its attempt is over."""
         if self._loop is not None:
@@ -274,7 +279,7 @@ class Peers:
     # transport.link.Handler
 
     def control(self, link: Link, message: bytes) -> None:
-        """Handle a claim (from the side that dialled), a welcome (from the other), a pull or a base list."""
+        """Handle a claim (of the side that dialled), a welcome (of the other), or what a peer asks for."""
         decoded = messages.decode(message, messages.FromPeer)
         if isinstance(decoded, Claim):
             self._pending.claim(link, decoded)
@@ -282,6 +287,10 @@ class Peers:
             return
         if isinstance(decoded, Pull):
             self._on_pull(link.peer.id, decoded)
+            return
+        if isinstance(decoded, AskBase):
+            if self._intake.copies is not None:
+                self._intake.copies.asked(link.peer.id, decoded)
             return
         load = self._load
         if isinstance(decoded, BaseList):

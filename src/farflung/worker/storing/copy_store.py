@@ -1,8 +1,10 @@
 """Copies of shares on a worker's disk: safetensors files that count once they are whole, verified and synced.
 
-A file is `copies/JOB/ATTEMPT-UNIT-SHARE-SHA256.safetensors` in the folder of the worker's identity. Its
-tensors are flat bytes, named SEGMENT/NAME/SLOT. The name holds the digest of the whole file, so what is read
-back is what was written, and a holder can verify a file whose contents it does not know.
+A file is `copies/JOB/ATTEMPT-UNIT-SHARE-SHA256.safetensors` in the folder of the worker's identity. The name
+holds the digest of the whole file, so what is read back is what was written, and a holder can verify a file
+whose contents it does not know. What training does not change is in a file of its own beside it, the share's
+*base* `base-SHARE-SHA256.safetensors`, which is written once: the copies of all versions name it
+(`copy_format`). A copy counts only while the base that it names is there.
 
 Everything here blocks: call it on a thread for files.
 """
@@ -11,44 +13,36 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING
+
+import msgspec
 
 from farflung.errors import CopyError
 from farflung.files import sync
 from farflung.protocol.copies import HeldCopy, StateVersion
-from farflung.runtime.state import StateKey
+from farflung.worker.storing.copy_format import (
+    Base,
+    Pieces,
+    Place,
+    base_header,
+    copy_header,
+    read_file,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_HEADER_BYTES = 2**26
-"""Largest header of a file that is read."""
-
 _JOB = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = re.compile(r"([0-9]{1,16})-([0-9]{1,16})-([0-9]{1,16})-([0-9a-f]{64})\.safetensors")
+_BASE = re.compile(r"base-([0-9]{1,16})-([0-9a-f]{64})\.safetensors")
 _UNFINISHED = ".new"
-_CHUNK_BYTES = 2**22
-
-
-class Piece(NamedTuple):
-    """Names one piece of a share's state."""
-
-    segment: int
-    key: StateKey
-
-
-Pieces = Mapping[Piece, memoryview]
-Place = Callable[[Piece, int], memoryview | None]
-"""The memory for a piece of so many bytes, None if it is not wanted, or CopyError if it is not expected."""
 
 
 SHARE_OF_DISK = 5
@@ -65,6 +59,7 @@ class CopyStore:
         self._folder = folder / "copies"
         self._limit_bytes = limit_bytes
         self._unfinished_bytes = 0
+        self._verified: set[Path] = set()  # the bases that this process has written or verified
         for left in self._folder.glob(f"*/*{_UNFINISHED}"):
             left.unlink(missing_ok=True)
 
@@ -77,29 +72,69 @@ class CopyStore:
         return max(1, free // SHARE_OF_DISK)
 
     def held(self) -> list[HeldCopy]:
-        """All copies on the disk, by their names; their contents are verified when they are read."""
-        return [copy for path in sorted(self._folder.glob("*/*")) if (copy := _copy_at(path))]
+        """All copies whose bases are there, too, by their names; contents are verified when they are read."""
+        found = []
+        for copy in self._copies():
+            with suppress(CopyError):
+                found.append(self._with_base(copy))
+        return found
 
-    def write(self, job: str, version: StateVersion, share: int, pieces: Pieces) -> HeldCopy:
-        """Write a copy of this worker's own share.
+    def write(
+        self, job: str, version: StateVersion, share: int, pieces: Pieces, base: Base | None = None
+    ) -> HeldCopy:
+        """Write a copy of this worker's own share; all of the share that is not in `pieces` is in its base.
+
+        Raises
+        ------
+        CopyError
+            The disk or the limit is full, or the base is not on the disk.
+        """
+        if base is not None and not self.has_base(job, share, base):
+            raise CopyError("what training does not change of the share is no longer on the disk")
+        header = copy_header(job, version, share, pieces, base)
+        with self._new_file(job, _size(header, pieces)) as (file, path):
+            digest = _write(file, header, pieces)
+            copy = HeldCopy(job, version, share, digest, _size(header, pieces), *(base or ()))
+            _finish(file, path, _name_of(copy))
+        return copy
+
+    def write_base(self, job: str, share: int, pieces: Pieces) -> Base:
+        """Write a share's base, unless it is there already.
 
         Raises
         ------
         CopyError
             The disk or the limit is full.
         """
-        header = _header(job, version, share, pieces)
-        size = len(header) + sum(len(buffer) for buffer in pieces.values())
-        digest = hashlib.sha256()
-        with self._new_file(job, size) as (file, path):
-            for part in (memoryview(header), *pieces.values()):
-                file.write(part)
-                digest.update(part)
-            copy = HeldCopy(job, version, share, digest.digest(), size)
-            _finish(file, path, copy)
-        return copy
+        header, digest = base_header(pieces), hashlib.sha256()
+        for part in (memoryview(header), *pieces.values()):
+            digest.update(part)
+        base = Base(digest.digest(), _size(header, pieces))
+        if not self.has_base(job, share, base):
+            with self._new_file(job, base.bytes) as (file, path):
+                if _write(file, header, pieces) != base.sha256:
+                    raise CopyError("what training is not to change has changed while it was written")
+                _finish(file, path, self.path_of_base(job, share, base).name)
+            self._verified.add(self.path_of_base(job, share, base))
+        return base
 
-    def receive(self, copy: HeldCopy) -> IncomingCopy:
+    def has_base(self, job: str, share: int, base: Base) -> bool:
+        """Whether a share's base is on the disk; it is verified at the first look of each process."""
+        path = self.path_of_base(job, share, base)
+        try:
+            if path.stat().st_size == base.bytes and path in self._verified:
+                return True
+            self._require(path, base.sha256)
+        except (OSError, CopyError):
+            return False
+        self._verified.add(path)
+        return True
+
+    def base_of(self, copy: HeldCopy) -> Base | None:
+        """The base that a copy's file names, there or not; CopyError if the file cannot be read."""
+        return _base_in(self.path_of(copy))
+
+    def receive(self, copy: HeldCopy) -> IncomingFile:
         """Begin a copy that comes from another worker.
 
         Raises
@@ -107,27 +142,24 @@ class CopyStore:
         CopyError
             The disk or the limit is full.
         """
-        return IncomingCopy(self, copy)
+        return IncomingFile(self, copy.job, _name_of(copy), copy.sha256, copy.bytes)
+
+    def receive_base(self, job: str, share: int, base: Base) -> IncomingFile:
+        """Begin a base that comes from another worker; CopyError as in `receive`."""
+        name = self.path_of_base(job, share, base).name
+        return IncomingFile(self, job, name, base.sha256, base.bytes)
 
     def read(self, copy: HeldCopy, place: Place) -> None:
-        """Read a copy, each piece into the memory that `place` gives for it, and verify it.
+        """Read a copy and its base, each piece into the memory that `place` gives for it, and verify both.
 
         Raises
         ------
         CopyError
             The copy is missing or damaged, or it is not of the share that `place` knows.
         """
-        digest = hashlib.sha256()
-        try:
-            with self.path_of(copy).open("rb") as file:
-                for piece, size in _read_header(file, digest):
-                    _read_piece(file, digest, place(piece, size), size)
-                if file.read(1):
-                    raise CopyError("the file is too long")
-        except (OSError, CopyError) as error:
-            raise CopyError(f"the copy cannot be read: {_words(error)}") from None
-        if digest.digest() != copy.sha256:
-            raise CopyError("the copy is damaged: its SHA-256 differs")
+        base = self._read(self.path_of(copy), copy.sha256, place)
+        if base is not None:
+            self._read(self.path_of_base(copy.job, copy.share, base), base.sha256, place)
 
     def read_fitting(self, copy: HeldCopy, place: Place) -> str:
         """Read a copy as `read` does; says why an intact one is not what `place` expects, empty if it is.
@@ -145,54 +177,112 @@ class CopyStore:
         return ""
 
     def verify(self, copy: HeldCopy) -> None:
-        """Raise CopyError if the copy is missing or damaged."""
-        try:
-            with self.path_of(copy).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").digest()
-        except OSError as error:
-            raise CopyError(f"the copy cannot be read: {_words(error)}") from None
-        if found != copy.sha256:
-            raise CopyError("the copy is damaged: its SHA-256 differs")
+        """Raise CopyError if the copy or its base is missing or damaged."""
+        self._require(self.path_of(copy), copy.sha256)
+        if (base := self.base_of(copy)) is not None:
+            self._require(self.path_of_base(copy.job, copy.share, base), base.sha256)
 
-    def read_slice(self, copy: HeldCopy, offset: int, size: int) -> memoryview:
-        """Some bytes of a copy's file; CopyError if they cannot be read."""
+    def read_slice(self, path: Path, offset: int, size: int) -> memoryview:
+        """Some bytes of a file of this store; CopyError if they cannot be read."""
         try:
-            with self.path_of(copy).open("rb") as file:
+            with path.open("rb") as file:
                 file.seek(offset)
                 return memoryview(file.read(size))
         except OSError as error:
             raise CopyError(f"the copy cannot be read: {_words(error)}") from None
 
     def find(self, job: str, version: StateVersion, share: int) -> HeldCopy:
-        """The copy of a share; CopyError if there is none."""
-        for copy in self.held():
+        """The copy of a share; CopyError if it or its base is not there."""
+        for copy in self._copies():
             if (copy.job, copy.version, copy.share) == (job, version, share):
-                return copy
+                return self._with_base(copy)
         raise CopyError("the copy is no longer on the disk")
 
     def delete_share(self, job: str, version: StateVersion, share: int) -> None:
-        """Delete the copies of one share of a version."""
-        for copy in self.held():
+        """Delete the copies of one share of a version; a base that was damaged is deleted already."""
+        for copy in self._copies():
             if (copy.job, copy.version, copy.share) == (job, version, share):
                 self.delete(copy)
 
-    def retain(self, job: str, versions: Collection[StateVersion], up_to: StateVersion) -> None:
-        """Delete the copies of a job up to `up_to` that are of none of `versions`."""
-        for copy in self.held():
-            if copy.job == job and copy.version <= up_to and copy.version not in versions:
+    def retain(
+        self,
+        job: str,
+        versions: Collection[StateVersion],
+        up_to: StateVersion,
+        shares: Collection[int] = (),
+    ) -> None:
+        """Delete the copies of a job up to `up_to` that are of none of `versions`.
+
+        Of its bases those stay that a copy names, and those of `shares`, of which more copies are to come.
+        """
+        named = set()
+        for copy in self._copies():
+            if copy.job != job:
+                continue
+            if copy.version <= up_to and copy.version not in versions:
                 self.delete(copy)
+                continue
+            with suppress(CopyError):
+                if (base := self.base_of(copy)) is not None:
+                    named.add(self.path_of_base(job, copy.share, base))
+        for path in self._folder_of(job).glob("base-*"):
+            found = _BASE.fullmatch(path.name)
+            if found is not None and path not in named and int(found[1]) not in shares:
+                self._delete(path)
         with suppress(OSError):
             self._folder_of(job).rmdir()
 
     def delete(self, copy: HeldCopy) -> None:
         """Delete one copy, if it is there."""
-        self.path_of(copy).unlink(missing_ok=True)
+        self._delete(self.path_of(copy))
 
     def path_of(self, copy: HeldCopy) -> Path:
         """The file of a copy."""
-        version = copy.version
-        name = f"{version.attempt}-{version.unit}-{copy.share}-{copy.sha256.hex()}.safetensors"
-        return self._folder_of(copy.job) / name
+        return self._folder_of(copy.job) / _name_of(copy)
+
+    def path_of_base(self, job: str, share: int, base: Base) -> Path:
+        """The file of a share's base."""
+        return self._folder_of(job) / f"base-{share}-{base.sha256.hex()}.safetensors"
+
+    def _read(self, path: Path, sha256: bytes, place: Place) -> Base | None:
+        """Read and verify one file; returns the base that it names."""
+        try:
+            with path.open("rb") as file:
+                header, found = read_file(file, place)
+        except (OSError, CopyError) as error:
+            raise CopyError(f"the copy cannot be read: {_words(error)}") from None
+        if found != sha256:
+            raise CopyError("the copy is damaged: its SHA-256 differs")
+        return header.base
+
+    def _require(self, path: Path, sha256: bytes) -> None:
+        """Raise CopyError if a file is missing or damaged. A damaged base is deleted: another may come."""
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise CopyError(f"the copy cannot be read: {_words(error)}") from None
+        if found != sha256:
+            if _BASE.fullmatch(path.name):
+                self._delete(path)
+            raise CopyError("the copy is damaged: its SHA-256 differs")
+
+    def _with_base(self, copy: HeldCopy) -> HeldCopy:
+        """The copy with the base that it names; CopyError if that is not there."""
+        base = self.base_of(copy)
+        if base is None:
+            return copy
+        try:
+            size = self.path_of_base(copy.job, copy.share, base).stat().st_size
+        except OSError:
+            size = -1
+        if size != base.bytes:
+            raise CopyError("what training does not change of the share is not on the disk")
+        return msgspec.structs.replace(copy, base=base.sha256, base_bytes=base.bytes)
+
+    def _copies(self) -> list[HeldCopy]:
+        """All copies on the disk by their names alone."""
+        return [copy for path in sorted(self._folder.glob("*/*")) if (copy := _copy_at(path))]
 
     def _folder_of(self, job: str) -> Path:
         if not _JOB.fullmatch(job):
@@ -200,7 +290,11 @@ class CopyStore:
         return self._folder / job
 
     def _taken(self) -> int:
-        return sum(copy.bytes for copy in self.held()) + self._unfinished_bytes
+        return sum(map(_size_of, self._folder.glob("*/*.safetensors"))) + self._unfinished_bytes
+
+    def _delete(self, path: Path) -> None:
+        self._verified.discard(path)
+        path.unlink(missing_ok=True)
 
     @contextmanager
     def _new_file(self, job: str, size: int) -> Iterator[tuple[IO[bytes], Path]]:
@@ -229,12 +323,12 @@ class CopyStore:
             self._unfinished_bytes -= size
 
 
-class IncomingCopy:
-    """A copy that arrives in slices, in any order. Call `close` if it is not finished."""
+class IncomingFile:
+    """A copy or a base that arrives in slices, in any order. Call `close` if it is not finished."""
 
-    def __init__(self, store: CopyStore, copy: HeldCopy) -> None:
-        self._opening = store._new_file(copy.job, copy.bytes)
-        self._copy = copy
+    def __init__(self, store: CopyStore, job: str, name: str, sha256: bytes, size: int) -> None:
+        self._store, self._name, self._sha256 = store, name, sha256
+        self._opening = store._new_file(job, size)
         self._file, self._path = self._opening.__enter__()
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -245,20 +339,33 @@ class IncomingCopy:
         except OSError as error:
             raise CopyError(f"a copy cannot be written: {_words(error)}") from None
 
-    def finish(self) -> HeldCopy:
-        """Verify the whole copy and put it on disk; CopyError if it is damaged or the disk refuses."""
+    def verify(self) -> Base | None:
+        """Verify the whole file; returns the base that it names.
+
+        Raises
+        ------
+        CopyError
+            The file was damaged on its way, or it is none that a worker writes.
+        """
         try:
             self._file.flush()
             with self._path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").digest()
-            if found != self._copy.sha256:
-                raise CopyError("the copy was damaged on the way: its SHA-256 differs")
-            _finish(self._file, self._path, self._copy)
+        except OSError as error:
+            raise CopyError(f"a copy cannot be written: {_words(error)}") from None
+        if found != self._sha256:
+            raise CopyError("the copy was damaged on the way: its SHA-256 differs")
+        return _base_in(self._path)
+
+    def finish(self) -> None:
+        """Put the file, which is verified, on disk under its name; CopyError if the disk refuses."""
+        try:
+            _finish(self._file, self._path, self._name)
+            self._store._verified.add(self._path.with_name(self._name))
         except OSError as error:
             raise CopyError(f"a copy cannot be written: {_words(error)}") from None
         finally:
             self.close()
-        return self._copy
 
     def close(self) -> None:
         """Delete what is not finished."""
@@ -266,82 +373,30 @@ class IncomingCopy:
             self._opening.__exit__(None, None, None)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    piece: Piece
-    start: int
-    stop: int
+def _size(header: bytes, pieces: Pieces) -> int:
+    return len(header) + sum(len(buffer) for buffer in pieces.values())
 
 
-def _header(job: str, version: StateVersion, share: int, pieces: Pieces) -> bytes:
-    """The header of a safetensors file: its length, then JSON that pads the data to 8 bytes."""
-    about = {"job": job, "attempt": version.attempt, "unit": version.unit, "share": share}
-    header: dict[str, object] = {"__metadata__": {name: str(value) for name, value in about.items()}}
-    at = 0
-    for piece, buffer in pieces.items():
-        name = f"{piece.segment}/{piece.key.name}/{piece.key.slot}"
-        stop = at + len(buffer)
-        header[name] = {"dtype": "U8", "shape": [len(buffer)], "data_offsets": [at, stop]}
-        at = stop
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _write(file: IO[bytes], header: bytes, pieces: Pieces) -> bytes:
+    """Write a whole file; returns its SHA-256."""
+    digest = hashlib.sha256()
+    for part in (memoryview(header), *pieces.values()):
+        file.write(part)
+        digest.update(part)
+    return digest.digest()
 
 
-def _read_header(file: IO[bytes], digest: hashlib._Hash) -> list[tuple[Piece, int]]:
-    """The pieces of a file and their sizes, in the order in which they follow the header."""
-    first = file.read(8)
-    length = int.from_bytes(first, "little")
-    if length > MOST_HEADER_BYTES:
-        raise CopyError("the file does not begin with a header")
-    text = file.read(length)
-    digest.update(first + text)
-    try:
-        found = json.loads(text)
-        found.pop("__metadata__", None)
-        entries = sorted(
-            (_entry(name, value) for name, value in found.items()), key=lambda one: (one.start, one.stop)
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise CopyError("its header is damaged") from None
-    at = 0
-    for entry in entries:
-        if entry.start != at or entry.stop < at:
-            raise CopyError("its header is damaged")
-        at = entry.stop
-    return [(entry.piece, entry.stop - entry.start) for entry in entries]
-
-
-def _read_piece(file: BufferedReader, digest: hashlib._Hash, buffer: memoryview | None, size: int) -> None:
-    """Read the next bytes of a file into `buffer`, or pass over them."""
-    left = size
-    while buffer is None and left:
-        passed = file.read(min(left, _CHUNK_BYTES))
-        if not passed:
-            raise CopyError("the file is too short")
-        digest.update(passed)
-        left -= len(passed)
-    if buffer is not None:
-        if file.readinto(buffer) != size:
-            raise CopyError("the file is too short")
-        digest.update(buffer)
-
-
-def _entry(name: str, value: dict[str, list[int]]) -> _Entry:
-    segment, rest = name.split("/", 1)
-    tensor, slot = rest.rsplit("/", 1)
-    start, stop = map(int, value["data_offsets"])
-    return _Entry(Piece(int(segment), StateKey(tensor, slot)), start, stop)
-
-
-def _finish(file: IO[bytes], unfinished: Path, copy: HeldCopy) -> None:
+def _finish(file: IO[bytes], unfinished: Path, name: str) -> None:
     """Put a whole file on disk under the name by which it counts."""
     file.flush()
     os.fsync(file.fileno())
-    version = copy.version
-    name = f"{version.attempt}-{version.unit}-{copy.share}-{copy.sha256.hex()}.safetensors"
     unfinished.rename(unfinished.with_name(name))
     sync(unfinished.parent)
+
+
+def _name_of(copy: HeldCopy) -> str:
+    version = copy.version
+    return f"{version.attempt}-{version.unit}-{copy.share}-{copy.sha256.hex()}.safetensors"
 
 
 def _copy_at(path: Path) -> HeldCopy | None:
@@ -355,6 +410,22 @@ def _copy_at(path: Path) -> HeldCopy | None:
     except OSError:  # deleted since
         return None
     return HeldCopy(path.parent.name, StateVersion(attempt, unit), share, bytes.fromhex(found[4]), size)
+
+
+def _base_in(path: Path) -> Base | None:
+    """The base that a file names; CopyError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return read_header(file).base
+    except OSError as error:
+        raise CopyError(f"the copy cannot be read: {_words(error)}") from None
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # deleted since
+        return 0
 
 
 def _make_private(folder: Path) -> None:

@@ -1,8 +1,11 @@
 """The copies of an attempt: this worker's own, those that it holds for others, and those that it gives.
 
-A copy travels as the file that it is on disk, in slices, and is verified by the digest of the whole. All
-methods belong to the event loop; files are read, written and hashed on one thread. A copy that fails never
-ends the attempt: it only leaves the job less protected, and the broker hears why.
+A copy travels as the file that it is on disk, in slices, and is verified by the digest of the whole. Whoever
+gets one and lacks the base that it names asks its sender for that, and has the copy once both are verified.
+So what training does not change is sent to each holder once.
+
+All methods belong to the event loop; files are read, written and hashed on one thread. A copy that fails
+never ends the attempt: it only leaves the job less protected, and the broker hears why.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from farflung.errors import ConnectionFailed, CopyError, FarflungError, ProtocolError
-from farflung.protocol.copies import Copied, CopyLost, HeldCopy, Retain, StateVersion
+from farflung.protocol.copies import AskBase, Copied, CopyLost, HeldCopy, Retain, StateVersion
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Load, Message
 from farflung.runtime.state import StateKey
@@ -27,7 +30,8 @@ from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SLICE_BYTES, SliceHeader, slices
 from farflung.worker.computing.outcomes import StateCopied
 from farflung.worker.computing.state_receiver import StateReceiver
-from farflung.worker.storing.copy_store import CopyStore, IncomingCopy
+from farflung.worker.storing.copy_format import Base
+from farflung.worker.storing.copy_store import CopyStore, IncomingFile
 
 log = logging.getLogger("farflung.worker")
 
@@ -35,6 +39,9 @@ _Result = TypeVar("_Result")
 
 COPY = StateKey("", "copy")
 """The key of the slices of a copy's file."""
+
+BASE = StateKey("", "base")
+"""The key of the slices of a base."""
 
 MOST_UNWRITTEN_BYTES = 16 * SLICE_BYTES
 """A copy that comes faster than the disk takes it is given up, before it fills the memory."""
@@ -55,24 +62,37 @@ class Sending(Protocol):
     ) -> None:
         """Queue one piece of a segment's state for the submitter."""
 
+    def ask_base(self, peer: str, message: AskBase) -> None:
+        """Ask a peer for the base of a copy that it sent; nothing if there is no link."""
+
+
+class _Key(NamedTuple):
+    """A file that another worker sends: a copy, or the base that it names (`slot`)."""
+
+    version: StateVersion
+    share: int
+    slot: str
+
 
 @dataclass
 class _Arriving:
-    """A copy that another worker sends; `failure` says why its slices are dropped.
+    """A file of `total` bytes that another worker sends; `failure` says why its slices are dropped.
 
     Of the bytes that were `taken` so many are `written`: on disk, or dropped. `told`: the broker has heard of
-    the failure.
+    the failure. A copy that is whole `lacks` the base that it names until that has come, too.
     """
 
-    copy: HeldCopy
+    sha256: bytes
+    total: int
     sender: str
     left: int
     opened: set[int] = field(default_factory=set)
     taken: int = 0  # counted by the event loop
     written: int = 0  # counted by the thread for files
     told: bool = False
-    file: IncomingCopy | None = None
+    file: IncomingFile | None = None
     failure: str = ""
+    lacks: Base | None = None
 
 
 class Copying:
@@ -97,7 +117,10 @@ class Copying:
         self._standbys: Mapping[str, str] = {}
         self._owners: set[str] = set()
         self._linked: dict[str, asyncio.Event] = {}
-        self._arriving: dict[tuple[StateVersion, int], _Arriving] = {}
+        self._arriving: dict[_Key, _Arriving] = {}
+        self._sent: dict[tuple[str, StateVersion, int], tuple[HeldCopy, Pace]] = {}
+        self._base: Base | None = None
+        self._knows_base = False
         self._given: dict[int, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._warned = ""
@@ -112,6 +135,15 @@ class Copying:
         return 0 if self._store is None else self._store.limit_bytes
 
     # Attempts and links
+
+    @property
+    def lacks_base(self) -> bool:
+        """Whether the next version of this worker's share is to come with its base."""
+        return not self._knows_base
+
+    def forget_base(self) -> None:
+        """Another share is loaded: it has another base."""
+        self._knows_base = False
 
     def begin(self, load: Load) -> None:
         """An attempt begins: copies are made, held and given for it from now on."""
@@ -138,9 +170,8 @@ class Copying:
         for task in self._tasks:
             task.cancel()
         for arriving in self._arriving.values():
-            if arriving.file is not None:
-                self._files.submit(arriving.file.close)
-        self._load, self._given, self._arriving, self._linked = None, {}, {}, {}
+            self._files.submit(_close, arriving)
+        self._load, self._given, self._arriving, self._linked, self._sent = None, {}, {}, {}, {}
         self._standbys, self._owners = {}, set()
 
     def linked(self, peer: str) -> None:
@@ -150,9 +181,8 @@ class Copying:
     def lost(self, peer: str) -> None:
         """The link to `peer` is lost for good."""
         self._linked.pop(peer, None)
-        for key, arriving in list(self._arriving.items()):
-            if arriving.sender == peer:
-                self._drop(key, "the link was lost")
+        for key in [key for key, arriving in self._arriving.items() if arriving.sender == peer]:
+            self._drop(key, "the link was lost")
 
     async def close(self) -> None:
         """End everything, and wait for the files."""
@@ -170,20 +200,30 @@ class Copying:
 
     async def _spread(self, load: Load, copied: StateCopied) -> None:
         pieces = copied.pieces
-        for piece in sorted(copied.keep):
+        for piece in sorted(pieces) if copied.keep else ():
             digest = await self._on_files(partial(_sha256, pieces[piece]))
             self._links.send_state(piece.segment, piece.key, pieces[piece], digest, copied.unit)
         if not copied.copy:
             return
         version, share = StateVersion(load.attempt, copied.unit), self._share(load, self._worker)
         try:
-            copy = await self._on_files(partial(self._disk().write, load.job, version, share, pieces))
+            base = None if copied.base is not None else self._known_base()
+            self._knows_base = False  # until this one is on disk
+            copy, base = await self._on_files(
+                partial(_written, self._disk(), load.job, version, share, copied, base)
+            )
+            self._base, self._knows_base = base, True
             pieces.clear()  # frees the memory that is not on its way to the submitter
             self._tell(_copied(load, copy))
             holder = self._standbys.get(self._worker) or load.holders[self._worker]
             await self._send(load, holder, copy, self._pace)
         except FarflungError as error:
             self._trouble(load, version, share, str(error))
+
+    def _known_base(self) -> Base | None:
+        if not self._knows_base:
+            raise CopyError("what training does not change of the share did not come along")
+        return self._base
 
     async def _send(self, load: Load, peer: str, copy: HeldCopy, pace: Pace) -> None:
         """Send a copy's file to another worker, as soon as there is a link to it."""
@@ -192,17 +232,44 @@ class Copying:
                 await self._link_to(peer).wait()
         except TimeoutError:
             raise CopyError(f"it could not be sent to {peer}: there is no link") from None
-        for offset, size in slices(copy.bytes, pace.piece_bytes):
+        self._sent[peer, copy.version, copy.share] = copy, pace
+        await self._send_file(load, peer, copy, None, pace)
+
+    async def _send_file(self, load: Load, peer: str, copy: HeldCopy, base: Base | None, pace: Pace) -> None:
+        """Send a copy, or instead the base that it names, in slices."""
+        disk, key = self._disk(), COPY if base is None else BASE
+        path = disk.path_of(copy) if base is None else disk.path_of_base(copy.job, copy.share, base)
+        sha256, total = (copy.sha256, copy.bytes) if base is None else base
+        for offset, size in slices(total, pace.piece_bytes):
             await asyncio.sleep(pace.wait_seconds(size, time.monotonic()))
-            data = await self._on_files(partial(self._disk().read_slice, copy, offset, size))
+            data = await self._on_files(partial(disk.read_slice, path, offset, size))
             header = SliceHeader(
-                load.job, load.attempt, copy.share, COPY.name, offset, size, copy.bytes, copy.sha256,
-                COPY.slot, copy.version.unit,
+                load.job, load.attempt, copy.share, key.name, offset, size, total, sha256, key.slot,
+                copy.version.unit,
             )  # fmt: skip
             try:
                 await self._links.send_slice(peer, header, data)
             except ConnectionFailed:
                 raise CopyError(f"it could not be sent to {peer}: the link was lost") from None
+
+    def asked(self, peer: str, message: AskBase) -> None:
+        """Send a worker the base of a copy that it got from here, once."""
+        load = self._load
+        if load is None or (message.job, message.attempt) != (load.job, load.attempt):
+            return
+        if (sent := self._sent.pop((peer, message.version, message.share), None)) is not None:
+            self._spawn(self._send_base(load, peer, *sent))
+
+    async def _send_base(self, load: Load, peer: str, copy: HeldCopy, pace: Pace) -> None:
+        try:
+            base = await self._on_files(partial(self._disk().base_of, copy))
+            if base is not None:
+                await self._send_file(load, peer, copy, base, pace)
+        except CopyError as error:
+            if copy.version == load.version:  # the taker notices by its link
+                log.warning("a copy of %s did not reach %s: %s", load.job, peer, error)
+            else:
+                self._trouble(load, copy.version, copy.share, str(error))
 
     # Copies of others
 
@@ -217,14 +284,16 @@ class Copying:
         load = self._load
         if load is None or header.job != load.job or header.attempt < load.attempt:
             return None
-        copy = self._expected(load, peer, header)
-        key = (copy.version, copy.share)
+        key = self._expected(load, peer, header)
+        if key.slot == BASE.slot and not self._is_asked_for(peer, key, header):
+            return None
         arriving = self._arriving.get(key)
         if arriving is None:
-            arriving = self._arriving[key] = _Arriving(copy, peer, copy.bytes)
-            self._files.submit(self._open, arriving)
-        end = header.offset + header.bytes
-        if arriving.copy != copy or end > copy.bytes or header.offset in arriving.opened or not header.bytes:
+            arriving = self._arriving[key] = _Arriving(header.sha256, header.total, peer, header.total)
+            self._files.submit(self._open, load.job, key, arriving)
+        is_same = (arriving.sha256, arriving.total, arriving.sender) == (header.sha256, header.total, peer)
+        is_new = header.bytes and header.offset not in arriving.opened
+        if not is_same or not is_new or header.offset + header.bytes > header.total:
             raise ProtocolError(f"{peer} sent a slice that does not fit its copy")
         if arriving.taken - arriving.written + header.bytes > MOST_UNWRITTEN_BYTES:
             arriving.failure = arriving.failure or TOO_SLOW
@@ -235,62 +304,81 @@ class Copying:
         arriving.opened.add(header.offset)
         return memoryview(bytearray(header.bytes))
 
+    def _is_asked_for(self, peer: str, key: _Key, header: SliceHeader) -> bool:
+        """Whether a slice is of a base that this worker has asked for; false if its copy was given up."""
+        of = self._arriving.get(key._replace(slot=COPY.slot))
+        if of is None or of.failure:
+            return False
+        if of.lacks != (header.sha256, header.total) or of.sender != peer:
+            raise ProtocolError(f"{peer} sent a base that was not asked for")
+        return True
+
     def retract(self, peer: str, header: SliceHeader) -> None:
         """Undo `opening` for a slice that was cut off by a lost link: it will be sent again."""
         load = self._load
         if load is not None and header.attempt == load.attempt:
-            copy = self._expected(load, peer, header)
-            if arriving := self._arriving.get((copy.version, copy.share)):
+            key = self._expected(load, peer, header)
+            if arriving := self._arriving.get(key):
                 arriving.opened.discard(header.offset)
                 arriving.taken -= header.bytes
 
     def complete(self, peer: str, header: SliceHeader, buffer: memoryview) -> None:
-        """Keep a slice that was received completely; the last one completes the copy."""
+        """Keep a slice that was received completely; the last one completes the copy, or its base."""
         load = self._load
         if load is None or header.attempt != load.attempt:
             return
-        copy = self._expected(load, peer, header)
-        arriving = self._arriving.get((copy.version, copy.share))
+        key = self._expected(load, peer, header)
+        arriving = self._arriving.get(key)
         if arriving is None:
             return
         self._files.submit(_write, arriving, header.offset, buffer)
         arriving.left -= header.bytes
         if not arriving.left:
-            self._spawn(self._finish(load, arriving))
+            self._spawn(self._finish(load, key, arriving))
 
-    async def _finish(self, load: Load, arriving: _Arriving) -> None:
-        copy = arriving.copy
+    async def _finish(self, load: Load, key: _Key, arriving: _Arriving) -> None:
+        """A file is whole: put it on disk. For a copy that lacks its base, ask for that first."""
+        copy, of_base = self._arriving.get(key._replace(slot=COPY.slot)), key.slot == BASE.slot
+        if copy is None or copy.failure:
+            return
         try:
-            await self._on_files(partial(_finish, arriving))
+            base, copy.lacks = await self._on_files(
+                partial(_put, self._disk(), load.job, key, copy, arriving if of_base else None)
+            )
         except CopyError as error:
-            self._drop((copy.version, copy.share), str(error))
+            self._drop(key, str(error))
             return
-        self._arriving.pop((copy.version, copy.share), None)
-        if copy.version == load.version and copy.share in self._given:
-            if not self._given[copy.share].done():
-                self._given[copy.share].set_result(None)
+        if copy.lacks is not None:
+            self._links.ask_base(copy.sender, AskBase(load.job, load.attempt, key.version, key.share))
+            return
+        for slot in (COPY.slot, BASE.slot):
+            self._arriving.pop(key._replace(slot=slot), None)
+        if key.version == load.version and key.share in self._given:
+            if not self._given[key.share].done():
+                self._given[key.share].set_result(None)
         else:
-            self._tell(_copied(load, copy))
+            self._tell(_copied(load, _held(load.job, key, copy, base)))
 
-    def _drop(self, key: tuple[StateVersion, int], reason: str) -> None:
-        """Give up a copy that was on its way here, and say so."""
-        arriving = self._arriving.pop(key)
-        if arriving.file is not None:
-            self._files.submit(arriving.file.close)
-        self._tell_failure(key, arriving, reason)
+    def _drop(self, key: _Key, reason: str) -> None:
+        """Give up a copy that was on its way here, and its base, and say so."""
+        for slot in (BASE.slot, COPY.slot):
+            arriving = self._arriving.pop(key._replace(slot=slot), None)
+            if arriving is not None:
+                self._files.submit(_close, arriving)
+                self._tell_failure(key, arriving, reason)
 
-    def _tell_failure(self, key: tuple[StateVersion, int], arriving: _Arriving, reason: str) -> None:
+    def _tell_failure(self, key: _Key, arriving: _Arriving, reason: str) -> None:
         """Say once that a copy does not get here; what still comes of it is dropped."""
-        load = self._load
-        if load is None or arriving.told:
+        load, copy = self._load, self._arriving.get(key._replace(slot=COPY.slot), arriving)
+        if load is None or copy.told:
             return
-        arriving.told = True
-        if key[0] != load.version:
-            self._trouble(load, *key, reason)
-        elif (given := self._given.get(key[1])) is not None and not given.done():
+        copy.told, copy.failure = True, copy.failure or reason
+        if key.version != load.version:
+            self._trouble(load, key.version, key.share, reason)
+        elif (given := self._given.get(key.share)) is not None and not given.done():
             given.set_exception(CopyError(reason))
 
-    def _expected(self, load: Load, peer: str, header: SliceHeader) -> HeldCopy:
+    def _expected(self, load: Load, peer: str, header: SliceHeader) -> _Key:
         """The copy that a slice is part of, if this worker holds it for `peer` or gets it from there."""
         assert header.unit is not None
         key = StateKey(header.name, header.slot)
@@ -302,13 +390,17 @@ class Copying:
             known = StateVersion(load.attempt, header.unit)
         else:
             raise ProtocolError(f"{peer} sent a copy of its state, which the plan does not expect")
-        if key != COPY:
+        if key not in (COPY, BASE):
             raise ProtocolError(f"{peer} sent {key} with a unit, which only copies have")
-        return HeldCopy(load.job, known, header.segment, header.sha256, header.total)
+        return _Key(known, header.segment, header.slot)
 
-    def _open(self, arriving: _Arriving) -> None:
+    def _open(self, job: str, key: _Key, arriving: _Arriving) -> None:
         try:
-            arriving.file = self._disk().receive(arriving.copy)
+            if key.slot == BASE.slot:
+                base = Base(arriving.sha256, arriving.total)
+                arriving.file = self._disk().receive_base(job, key.share, base)
+            else:
+                arriving.file = self._disk().receive(_held(job, key, arriving))
         except CopyError as error:
             arriving.failure = str(error)
 
@@ -356,9 +448,23 @@ class Copying:
             self._files.submit(self._store.delete_share, load.job, load.version, share)
 
     def retain(self, message: Retain) -> None:
-        """Delete the copies that no one needs any more."""
+        """Delete the copies that no one needs any more, and take no more of those that are on their way."""
+        load, shares = self._load, set[int]()
+        if load is not None and load.job == message.job:
+            owners = {self._worker, *self._owners} & {*load.plan.workers()}
+            shares = {self._share(load, owner) for owner in owners}
+            self._give_up(message)
         if self._store is not None:
-            self._files.submit(self._store.retain, message.job, message.versions, message.up_to)
+            self._files.submit(self._store.retain, message.job, message.versions, message.up_to, shares)
+
+    def _give_up(self, message: Retain) -> None:
+        """Take and give no more of the versions that are deleted."""
+        for sent in [one for one in self._sent if _is_deleted(one[1], message)]:
+            del self._sent[sent]
+        for key, arriving in self._arriving.items():
+            if _is_deleted(key.version, message) and not arriving.told:
+                arriving.told, arriving.failure = True, "it is needed no more"
+                self._files.submit(_close, arriving)
 
     def _trouble(self, load: Load, version: StateVersion, share: int, reason: str) -> None:
         """Say that there is no copy of a share here, once in the log of this worker."""
@@ -389,11 +495,40 @@ class Copying:
 
 
 def _copied(load: Load, copy: HeldCopy) -> Copied:
-    return Copied(load.job, load.attempt, copy.version.unit, copy.share, copy.sha256, copy.bytes)
+    return Copied(
+        load.job,
+        load.attempt,
+        copy.version.unit,
+        copy.share,
+        copy.sha256,
+        copy.bytes,
+        base=copy.base,
+        base_bytes=copy.base_bytes,
+    )
+
+
+def _held(job: str, key: _Key, arriving: _Arriving, base: Base | None = None) -> HeldCopy:
+    return HeldCopy(job, key.version, key.share, arriving.sha256, arriving.total, *(base or ()))
+
+
+def _is_deleted(version: StateVersion, message: Retain) -> bool:
+    return version <= message.up_to and version not in message.versions
 
 
 def _sha256(data: memoryview) -> bytes:
     return hashlib.sha256(data).digest()
+
+
+# On the thread for files
+
+
+def _written(
+    disk: CopyStore, job: str, version: StateVersion, share: int, copied: StateCopied, base: Base | None
+) -> tuple[HeldCopy, Base | None]:
+    """Write a copy of this worker's share, and its base before it if that came along."""
+    if copied.base:
+        base = disk.write_base(job, share, copied.base)
+    return disk.write(job, version, share, copied.pieces, base), base
 
 
 def _write(arriving: _Arriving, offset: int, data: memoryview) -> None:
@@ -407,7 +542,33 @@ def _write(arriving: _Arriving, offset: int, data: memoryview) -> None:
     arriving.written += len(data)
 
 
-def _finish(arriving: _Arriving) -> None:
+def _put(
+    disk: CopyStore, job: str, key: _Key, copy: _Arriving, of_base: _Arriving | None
+) -> tuple[Base | None, Base | None]:
+    """Put a copy on disk that is whole, after its base if that is what has come.
+
+    Returns the base that it names; and again, if that is lacking here, so that the copy has to wait.
+    """
+    if of_base is not None:
+        file = _whole(of_base)
+        file.verify()
+        file.finish()
+    file = _whole(copy)
+    base = file.verify() if copy.lacks is None else copy.lacks
+    if base is None or disk.has_base(job, key.share, base):
+        file.finish()
+        return base, None
+    if of_base is not None:
+        raise CopyError("what training does not change of the share did not stay on the disk")
+    return base, base
+
+
+def _whole(arriving: _Arriving) -> IncomingFile:
     if arriving.file is None or arriving.failure:
         raise CopyError(arriving.failure)
-    arriving.file.finish()
+    return arriving.file
+
+
+def _close(arriving: _Arriving) -> None:
+    if arriving.file is not None:
+        arriving.file.close()

@@ -113,8 +113,9 @@ def _consider(turn: Transition, job: Job) -> None:
 
 
 def _figures(turn: Transition, job: Job, measured: float, expected: float) -> Figures:
-    # The version is copied and the moved shares once more; then all load, and the step in flight is dropped.
-    pause = 2 * job.versions.took + job.loading_seconds
+    # The version is copied and the moved shares once more, with their bases; then all load, and the step in
+    # flight is dropped.
+    pause = 2 * job.versions.took + job.versions.base_seconds + job.loading_seconds
     return Figures(
         measured,
         expected,

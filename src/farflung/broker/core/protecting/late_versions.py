@@ -7,17 +7,19 @@ holders take its place. Members are not to blame: only another version can be tr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from farflung.broker.core.protecting import standbys
-from farflung.broker.core.protecting.protection import copy_of, fail, shares_of
+from farflung.broker.core.protecting.protection import bytes_to_come, copy_of, fail, shares_of
 from farflung.broker.core.protecting.versions import Version
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.transition import Transition
 from farflung.text import and_more
 
 LATE = 10.0
-"""A standby may take so many times longer than the last version took, for as many shares on one disk."""
+"""A standby may take so many times longer than the last version took, for as many shares on one disk; and
+as long as it takes over a slow line to get the bases that it lacks.
+"""
 
 LEAST_SECONDS = 60.0
 
@@ -25,7 +27,7 @@ MEMBERS_SECONDS = 1800.0
 """Least time for members, and for standbys while no version has shown how long one takes."""
 
 BYTES_PER_SECOND = 125e3
-"""1 Mbit/s: the whole state may come over one such line."""
+"""1 Mbit/s: the whole state may come over one such line, and all bases that a standby lacks."""
 
 
 def on_tick(turn: Transition) -> None:
@@ -35,7 +37,7 @@ def on_tick(turn: Transition) -> None:
         if version is None or job.plan is None or turn.state.away_for(job):
             continue
         age, pairs = turn.now - version.at, _missing(turn.state, job, version)
-        if pairs and age > _standbys_seconds(job):
+        if pairs and age > _standbys_seconds(turn.state, job, version, pairs):
             silent = {by for by in pairs.values() if not _has_any(turn.state, job, version, by)}
             standbys.blame(turn, job, silent, pairs, _reason(sorted({*pairs.values()}), age))
         elif age > _members_seconds(job):
@@ -74,13 +76,25 @@ def _late_members(state: State, job: Job, version: Version) -> list[str]:
     return sorted(lacking or without)
 
 
-def _standbys_seconds(job: Job) -> float:
+def _standbys_seconds(state: State, job: Job, version: Version, pairs: Mapping[str, str]) -> float:
     stable, took = job.versions.stable, job.versions.took
     if stable is None or not took:
         return _members_seconds(job)
     then = max(Counter(stable.holders.values()).values(), default=1)
     now = max(Counter(job.standbys.values()).values(), default=1)
-    return max(LEAST_SECONDS, LATE * took * max(1.0, now / then))
+    lacking = _lacking_bytes(state, job, version, pairs)
+    return max(LEAST_SECONDS, LATE * took * max(1.0, now / then)) + lacking / BYTES_PER_SECOND
+
+
+def _lacking_bytes(state: State, job: Job, version: Version, pairs: Mapping[str, str]) -> int:
+    """The bytes of all bases that are to come to a standby, for the one that gets most; by owner."""
+    assert job.plan is not None
+    found = Counter[str]()
+    for owner, standby in pairs.items():
+        copy = copy_of(state.workers[owner], job, version, min(job.plan.segments_of(owner)))
+        if copy is not None:
+            found[standby] += bytes_to_come(state.workers[standby], copy)
+    return max(found.values(), default=0)
 
 
 def _members_seconds(job: Job) -> float:

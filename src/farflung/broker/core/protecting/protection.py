@@ -148,7 +148,15 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
             pause = job.versions.retry_seconds(is_urgent)
             fail(turn, job, version, f"{worker}: {message.trouble}", pause)
         return
-    copy = HeldCopy(job.job, name, message.share, message.sha256, message.bytes)
+    copy = HeldCopy(
+        job.job,
+        name,
+        message.share,
+        message.sha256,
+        message.bytes,
+        message.base,
+        message.base_bytes,
+    )
     others = [one for one in turn.state.workers[worker].held if not _is_same(one, copy)]
     _holds(turn, worker, [*others, copy])
     _settle(turn, job, version, plan)
@@ -164,9 +172,27 @@ def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
         for share, copy in copies.items():
             written.update({owners[share]: copy.bytes, holders[share]: copy.bytes})
         largest, most = max(copy.bytes for copy in copies.values()), max(written.values())
-        stable = facts.VersionStable(turn.now, job.job, version.name, digests, largest, holders, most)
+        part = _base_part(turn.state, holders, copies)
+        stable = facts.VersionStable(turn.now, job.job, version.name, digests, largest, holders, most, part)
         turn.emit(stable)
         retain(turn, job, [version.name], version.name)
+
+
+def _base_part(state: State, holders: Mapping[int, str], copies: Mapping[int, HeldCopy]) -> float:
+    """Which part of the bytes that came to the disk that got most were bases: those that it had not yet."""
+    alone, with_bases = Counter[str](), Counter[str]()
+    for share, copy in copies.items():
+        alone[holders[share]] += copy.bytes
+        with_bases[holders[share]] += copy.bytes + bytes_to_come(state.workers[holders[share]], copy)
+    most = max(with_bases.values())
+    return 1 - max(alone.values()) / most if most else 0.0
+
+
+def bytes_to_come(worker: Worker, copy: HeldCopy) -> int:
+    """The bytes of the base that had or has to come along to a worker with a copy; 0 if another names it."""
+    others = (one for one in worker.held if one.version != copy.version or one.share != copy.share)
+    known = any((one.job, one.share, one.base) == (copy.job, copy.share, copy.base) for one in others)
+    return 0 if known else copy.base_bytes
 
 
 def on_stale_copy(turn: Transition, worker: str, message: Copied) -> None:

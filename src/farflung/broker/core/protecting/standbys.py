@@ -28,12 +28,14 @@ from farflung.broker.core.protecting.versions import FIRST_RETRY_SECONDS
 from farflung.broker.core.records import COLLECTING, PLANNING, RUNNING, Job, State
 from farflung.broker.core.recovering import restoring
 from farflung.broker.core.transition import Transition
-from farflung.protocol.copies import StateVersion
+from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Copied, StandBy, Standbys, Stop
 
 KEPT_VERSIONS = 2
-"""Versions of a share that a disk needs room for: the stable one, and the one under way."""
+"""Versions of a share that a disk needs room for: the stable one, and the one under way. Its base is there
+once.
+"""
 
 SOON_SECONDS = 20.0
 """A standby holds several shares only if a version arrives within this time. The copies of all members come
@@ -235,8 +237,9 @@ def _having(state: State, job: Job, owner: str) -> list[str]:
 def _has_room(state: State, job: Job, worker: str, owner: str, given: ByOwner) -> bool:
     """Whether a disk holds one more share, as far as their sizes are known."""
     owners = [owner, *(one for one, by in given.items() if by == worker)]
-    sizes = [_size(state, job, one) for one in owners]
-    return KEPT_VERSIONS * sum(sizes) <= state.workers[worker].disk_bytes
+    copies = [copy for one in owners if (copy := stable_copy(state, job, one)) is not None]
+    needed = sum(KEPT_VERSIONS * copy.bytes + copy.base_bytes for copy in copies)
+    return needed <= state.workers[worker].disk_bytes
 
 
 def _arrive_soon(job: Job, owners: Collection[str]) -> bool:
@@ -250,12 +253,12 @@ def _arrive_soon(job: Job, owners: Collection[str]) -> bool:
     return took * len(owners) <= SOON_SECONDS * max(Counter(stable.holders.values()).values())
 
 
-def _size(state: State, job: Job, owner: str) -> int:
+def stable_copy(state: State, job: Job, owner: str) -> HeldCopy | None:
+    """A member's copy of its share of the stable version, if it has one of the plan that the job has."""
     version = job.versions.stable
     if version is None or version.names or job.plan is None:
-        return 0
-    own = copy_of(state.workers[owner], job, version, min(job.plan.segments_of(owner)))
-    return own.bytes if own is not None else 0
+        return None
+    return copy_of(state.workers[owner], job, version, min(job.plan.segments_of(owner)))
 
 
 def _least_protected_first(state: State, job: Job) -> list[str]:

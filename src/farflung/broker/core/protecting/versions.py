@@ -4,7 +4,8 @@ A version is taken right after a step, at most one at a time: the first one afte
 attempt, and the next one as soon as the one before is stable. Between two decisions at least `COSTS` times
 the seconds pass that the last version was on its way, which is all but `FREE_SECONDS` of what it took from
 its decision until it was stable. So copies are on their way in about a tenth of the time, however slow lines
-and disks are. And so many seconds pass that the disk that gets most of a version is not written at more than
+and disks are. A share's base, which training does not change, is sent to a disk once: the time that this took
+does not count. And so many seconds pass that the disk that gets most of a version is not written at more than
 `WEAR` bytes a second: disks wear. Only the first version that goes to a standby waits for neither: without
 it a share must be sent to a worker that takes over. After a version that could not be made, `RETRY_SECONDS`
 pass, or `FIRST_RETRY_SECONDS` as long as there is no stable one or a member that is to leave waits for one.
@@ -72,7 +73,8 @@ class Version:
 class Versions:
     """The versions of one job's state: the one under way and the newest stable one, if any.
 
-    No other is taken before `not_before` (seconds since 1970). The stable one `took` so many seconds.
+    No other is taken before `not_before` (seconds since 1970). The stable one `took` so many seconds, not
+    counting what it took to send bases with it; that took `base_seconds` when it last was to be done.
     `trouble` says why the last one failed, if anything is wrong. `wanted_from` is not 0 if one is wanted
     that is decided then or later: a member is to leave, or the stable one has lost a copy.
     """
@@ -83,6 +85,7 @@ class Versions:
     trouble: str = ""
     took: float = 0.0
     wanted_from: float = 0.0
+    base_seconds: float = 0.0
 
     def takes(self, unit: Unit, now: float, standbys: Collection[str] = ()) -> bool:
         """Whether a version is to be taken right after `unit`, if these standbys hold copies from now on."""
@@ -109,19 +112,27 @@ class Versions:
         return replace(self, under_way=replace(self.under_way, codecs=codecs))
 
     def became_stable(
-        self, digests: Mapping[int, Digest], written_bytes: int, now: float, holders: Mapping[int, str] = {}
+        self,
+        digests: Mapping[int, Digest],
+        written_bytes: int,
+        now: float,
+        holders: Mapping[int, str] = {},
+        base_part: float = 0.0,
     ) -> Versions:
         """The versions once every share of the one under way is on two disks.
 
-        So many bytes of it were written to the disk that got most.
+        So many bytes of it were written to the disk that got most, without bases. These were `base_part` of
+        what came to the disk that got most from others.
         """
         assert self.under_way is not None
         took = max(0.0, now - self.under_way.at)
+        base_seconds = took * base_part or self.base_seconds
+        took *= 1 - base_part
         pause = max(COSTS * (took - FREE_SECONDS), written_bytes / WEAR)
         stable = replace(self.under_way, digests=digests, holders=holders)
         if stable.at < self.wanted_from:
-            return Versions(None, stable, took=took, wanted_from=self.wanted_from)
-        return Versions(None, stable, stable.at + pause, took=took)
+            return Versions(None, stable, took=took, wanted_from=self.wanted_from, base_seconds=base_seconds)
+        return Versions(None, stable, stable.at + pause, took=took, base_seconds=base_seconds)
 
     def retry_seconds(self, is_urgent: bool) -> float:
         """The pause after a version that cannot be made; it `is_urgent` if a member waits for one."""
@@ -141,7 +152,8 @@ class Versions:
         """The versions once the job has another plan, with these codecs, than that of the stable one."""
         assert self.stable is not None
         stable = replace(self.stable, names=names, on=on, codecs=codecs)
-        return Versions(None, stable, took=self.took, wanted_from=self.wanted_from)
+        took, wanted, base_seconds = self.took, self.wanted_from, self.base_seconds
+        return Versions(None, stable, took=took, wanted_from=wanted, base_seconds=base_seconds)
 
     def interrupted(self) -> Versions:
         """The versions once the attempt has ended: one under way may never arrive, and the next is due."""

@@ -72,7 +72,7 @@ def replanning_changed(fact: facts.ReplanningChanged, state: State) -> State:
 def version_stable(fact: facts.VersionStable, state: State) -> State:
     job = state.jobs[fact.job]
     written = fact.written_bytes or 2 * fact.largest_bytes
-    versions = job.versions.became_stable(fact.digests, written, fact.at, fact.holders)
+    versions = job.versions.became_stable(fact.digests, written, fact.at, fact.holders, fact.base_part)
     assert versions.stable is not None
     history = job.history.since(versions.stable.next_unit)
     return state.with_job(replace(job, versions=versions, history=history))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from farflung.client.api.connect import connect
     from farflung.client.api.fleet import Fleet
     from farflung.client.api.job import Job
+    from farflung.client.api.monitors import EarlyStopping, KeepBest
     from farflung.client.api.planning import plan, simulate
     from farflung.client.api.run import Run
     from farflung.client.output.progress import Observer
@@ -45,11 +46,13 @@ __all__ = [
     "CheckReport",
     "Constant",
     "CosineAnnealingLR",
+    "EarlyStopping",
     "ExponentialLR",
     "FarflungError",
     "Fleet",
     "Group",
     "Job",
+    "KeepBest",
     "LinearLR",
     "Lion",
     "MultiStepLR",
@@ -83,11 +86,13 @@ _HOMES = {
     "CheckReport": "farflung.runtime.parity.steps",
     "Constant": "farflung.runtime.optimizers.schedules",
     "CosineAnnealingLR": "farflung.runtime.optimizers.schedules",
+    "EarlyStopping": "farflung.client.api.monitors",
     "ExponentialLR": "farflung.runtime.optimizers.schedules",
     "FarflungError": "farflung.errors",
     "Fleet": "farflung.client.api.fleet",
     "Group": "farflung.runtime.optimizers.declared",
     "Job": "farflung.client.api.job",
+    "KeepBest": "farflung.client.api.monitors",
     "LinearLR": "farflung.runtime.optimizers.schedules",
     "Lion": "farflung.runtime.optimizers.declared",
     "MultiStepLR": "farflung.runtime.optimizers.schedules",

@@ -102,7 +102,7 @@ def _history() -> Iterator[Any]:
         yield fact(facts.JobLoading, job=job, sources={}, **loading)
         yield fact(facts.JobRunning, job=job)
         for unit in range(3):
-            yield fact(facts.UnitDecided, job=job, attempt=2, unit=unit, keep=unit == 1)
+            yield fact(facts.UnitDecided, job=job, attempt=2, unit=unit, keep=unit == 1, stops=False)
         yield fact(facts.VersionStable, job=job, version=StateVersion(2, 2))
         yield fact(facts.CopyAsked, job=job)
         yield fact(facts.CopyStored, job=job, unit=1)
@@ -122,7 +122,7 @@ def _history() -> Iterator[Any]:
         yield fact(facts.JobPlanning, job=job, attempt=6, workers=others, restores=False)
         yield fact(facts.JobLoading, job=job, sources={}, **loading)
         yield fact(facts.JobRunning, job=job)
-        yield fact(facts.UnitDecided, job=job, attempt=6, unit=2, keep=False)
+        yield fact(facts.UnitDecided, job=job, attempt=6, unit=2, keep=False, stops=False)
         yield fact(facts.VersionFailed, job=job, version=StateVersion(6, 2))
         yield fact(facts.JobRegrouped, job=job, attempt=7)
         if job == "job-1":

@@ -11,11 +11,16 @@ from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
 from farflung.plans.codec_pair import CodecPairName
 from farflung.protocol.fields import Addresses, Count, Id, Message, Opset, Text
 from farflung.protocol.worker import LinkTraffic, MetricSums
+from farflung.runtime.monitoring import Monitored
 from farflung.runtime.training import Training
 
 MOST_ATTEMPTS = 10**9
 PATIENCE_SECONDS = 86_400
 """How long a job waits for its submitter, or for workers that no other can replace: a day."""
+
+
+Findings = Annotated[list[Monitored], Meta(max_length=2)]
+"""What each monitor of a job has found."""
 
 
 class Submit(Message, frozen=True):
@@ -29,6 +34,8 @@ class Submit(Message, frozen=True):
     so many did earlier runs of it have. The state is copied to the submitter after each `checkpoint_every`
     steps (0: only when it asks, see `Keep`). With `checkpoint_end` workers send the state of the optimizer
     and of the coders with the weights when the job ends (`SendState`).
+
+    `monitored` is what the monitors of `training` have found before; empty: nothing.
 
     `run` is a random name of the run (empty: none). While its job is not over, the same `Submit` again makes
     no second job: it is answered like `Return` with attempt 0. A job whose submitter is away is held for
@@ -48,8 +55,11 @@ class Submit(Message, frozen=True):
     checkpoint_end: bool = False
     run: Text = ""
     patience_seconds: Count = PATIENCE_SECONDS
+    monitored: Findings = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if len(self.monitored) not in (0, len(self.training.monitors)):
+            raise ValueError(f"expected what {len(self.training.monitors)} monitors have found")
         if self.on and (self.workers > len(self.on) or len(set(self.on)) < len(self.on)):
             raise ValueError(f"expected at most {len(self.on)} workers, all with different names")
 
@@ -142,7 +152,8 @@ class UnitDone(Message, frozen=True):
 
     `links` is the traffic between workers in this unit; `bytes_copied`, what they sent of state meanwhile, is
     counted apart. With `keep` every worker now sends a copy of its state right after this unit, which the
-    submitter answers with `Kept`. `metrics` has the sums of an evaluation's metrics over its microbatches.
+    submitter answers with `Kept`. `metrics` has the sums of an evaluation's metrics over its microbatches,
+    and `monitored` what the job's monitors have found up to this unit.
     """
 
     job: Id
@@ -155,6 +166,7 @@ class UnitDone(Message, frozen=True):
     keep: bool = False
     bytes_copied: Count = 0
     metrics: MetricSums = msgspec.field(default_factory=dict)
+    monitored: Findings = msgspec.field(default_factory=list)
 
 
 class Keep(Message, frozen=True):
@@ -242,13 +254,17 @@ class Cancel(Message, frozen=True):
 
 
 class Collecting(Message, frozen=True):
-    """Workers now send their state (of step `step`); `state` and `reason` say how the job ends."""
+    """Workers now send their state (of step `step`); `state` and `reason` say how the job ends.
+
+    `monitored` is what its monitors have found.
+    """
 
     job: Id
     attempt: Count
     step: Count
     state: Text
     reason: Text
+    monitored: Findings = msgspec.field(default_factory=list)
 
 
 class Collected(Message, frozen=True):

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from farflung.opdag.graph import Precision
 from farflung.plans.codec_pair import CODEC_FORMAT, Codebook
+from farflung.runtime.monitoring import Monitor
 from farflung.runtime.optimizers.declared import Optimizer
 from farflung.schedule import Units
 from farflung.seeds import mix
@@ -33,6 +34,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codecs do to some of the job's own tensors (`runtime.sample`). Workers have memory for `copies` whole
     copies of their state beside the current one, which checkpoints take while training goes on. A
     `deterministic` job has repeatable bits on GPUs, too, which takes longer there; on CPUs all jobs have.
+    `monitors` say what evaluations decide.
     """
 
     steps: Whole
@@ -51,6 +53,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sample_codecs: bool = False
     copies: Annotated[int, Meta(ge=0, le=2)] = 0
     deterministic: bool = False
+    monitors: Annotated[tuple[Monitor, ...], Meta(max_length=2)] = ()
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
@@ -63,6 +66,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_copies(self, copies: int) -> Training:
         """A copy whose workers have memory for at least so many copies of their state."""
         return msgspec.structs.replace(self, copies=max(self.copies, copies))
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best weights are copied to the submitter."""
+        return any(monitor.keeps for monitor in self.monitors)
 
     def units(self) -> Units:
         """Every unit of the job in order."""

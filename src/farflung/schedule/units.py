@@ -52,14 +52,16 @@ class Units:
             return Unit(number, False, step, self.validation_microbatches, plain=place == 1)
         return Unit(number, True, step, self.microbatches)
 
-    def after(self, step: int) -> int | None:
+    def after(self, step: int, evaluated: bool = True) -> int | None:
         """The number of the unit after `step` steps and their evaluation; None if no such unit is left.
 
-        That is the training unit that begins at this step, behind any pass over the validation set.
+        That is the training unit that begins at this step, behind any pass over the validation set; or the
+        first such pass if the weights of this step are not `evaluated` yet.
         """
         if not 0 <= step < self.steps:
             return None
-        return step + self._passes * (step // self._every + 1)
+        number = step + self._passes * (step // self._every + 1)
+        return number if evaluated or step % self._every else number - self._passes
 
     def since(self, first: int) -> Iterator[Unit]:
         """The units from number `first` on."""

@@ -20,6 +20,7 @@ from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.submitter import PATIENCE_SECONDS, CodecChange
 from farflung.protocol.worker import Device, HomeLine, ShareDigest
+from farflung.runtime.monitoring import Monitored
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class JobSubmitted(Decision, frozen=True):
     checkpoint_end: bool = False
     run: str = ""
     patience_seconds: int = PATIENCE_SECONDS
+    monitored: list[Monitored] = []
 
 
 class SubmitterAway(Decision, frozen=True):
@@ -190,7 +192,8 @@ class UnitDecided(Decision, frozen=True):
 
     If `keep`, a copy of the state after it is under way to the submitter from now on; if `copy`, a version is
     under way to the disks of workers.
-    `digests` are those of the shares, by segment. `metrics` are the sums of an evaluation's metrics.
+    `digests` are those of the shares, by segment. `metrics` are the sums of an evaluation's metrics. If the
+    job `stops`, because its monitors say so, no unit follows.
     """
 
     job: str
@@ -204,6 +207,7 @@ class UnitDecided(Decision, frozen=True):
     copy: bool = False
     digests: dict[int, ShareDigest] = {}
     metrics: dict[int, float] = {}
+    stops: bool = False
 
 
 class VersionStable(Decision, frozen=True):

@@ -13,6 +13,7 @@ from farflung.broker.core.protecting.unfit import Unfit
 from farflung.broker.core.protecting.versions import Versions
 from farflung.broker.core.training.commit import CommitGroup
 from farflung.broker.core.training.copies import Copies
+from farflung.broker.core.training.monitoring import Monitoring
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.copies import HeldCopy
@@ -167,7 +168,7 @@ class Job:
     and may return with their disks, nothing runs.
 
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
-    and it last moved to a better plan at `moved_at` (0: never).
+    and it last moved to a better plan at `moved_at` (0: never). `monitoring` is what its monitors have found.
 
     `standbys` maps members to idle workers that hold their copies; these come before `holders`. Those that
     may not do so until the attempt ends are `unfit_standbys`.
@@ -235,6 +236,7 @@ class Job:
     moved_at: float = 0.0
     run: str = ""
     earlier: int = 0
+    monitoring: Monitoring = field(default_factory=Monitoring)
 
     @property
     def over(self) -> bool:

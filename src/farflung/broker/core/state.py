@@ -88,6 +88,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     draining.hand_over(turn)
     moving.settle(turn)
     awaiting.resume(turn)
+    units.settle(turn)
     job_queue.start_queued(turn)
     standbys.arrange(turn)
     draining.release(turn)

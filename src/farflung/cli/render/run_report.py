@@ -53,7 +53,11 @@ def report_run(
     if not summary.emulated:
         result = "weights" if prepared.adapter is None else "adapter"
         files = f"metrics, plan, events, summary and {result}"
+    if summary.reason:
+        note(f"{summary.reason} (step {summary.steps} of {prepared.job.steps})")
     note(f"done: {count_of(summary.steps, 'step')}; {files} are in {run.path}")
+    if (best := summary.best) is not None and best.step == summary.weights_step:
+        note(f"its weights are those of step {best.step}, with the best {best.metric}: {best.value:.6g}")
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
         took = f"a step took {format_seconds(summary.step_seconds)} (the median)"
         predicted = format_seconds(summary.predicted_step_seconds)
@@ -64,7 +68,7 @@ def report_run(
             f"links carried {summary.ratio:.1f} times fewer bytes than in fp32, frames included; the least on"
             f" {least.source} -> {least.target}: {least.ratio or 0.0:.1f} times"
         )
-    if has_checkpoint:
+    if has_checkpoint and not summary.reason:
         note(f"to train on: {resume_command} --steps {2 * summary.steps}")
     if not summary.emulated:
         _print_sample(prepared, run, as_json)

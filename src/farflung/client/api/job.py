@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
+from farflung.client.api.monitors import EarlyStopping, KeepBest, require_monitors
 from farflung.data import Collate, SampleOrder, collate
 from farflung.data.loaders import (
     LoaderParts,
@@ -103,6 +104,10 @@ class Job:
         What evaluations measure beside the loss, by name: `metric(outputs, batch)` gives the mean over a
         batch as a scalar tensor, or a sum and the count that divides it; `farflung.metrics` has some. They
         are captured into the graph like the loss, and a mean is weighted by counted targets as the loss is.
+    stop_early, keep_best
+        What evaluations decide: `EarlyStopping` ends the run once they find nothing better. With `KeepBest`,
+        or with True, which goes by what `stop_early` does or else by the loss, the run's result is the
+        weights of the best evaluation. Both need `validate_every`.
     precision
         "bfloat16" trains as under `torch.autocast`: matrix products and their results are bfloat16, while
         parameters, optimizer state and the loss stay float32.
@@ -148,6 +153,8 @@ class Job:
     validate_every: int | None = None
     validation_batches: int | None = 8
     metrics: Mapping[str, Callable[[Any, dict[str, Tensor]], Any]] | None = None
+    stop_early: EarlyStopping | None = None
+    keep_best: bool | KeepBest = False
     precision: Precision = "float32"
     deterministic: bool = False
     weights: Path | str | None = None
@@ -188,6 +195,7 @@ class Job:
         _require_whole("num_workers", self.num_workers, 1, MAXIMUM_READERS)
         _require_names(self.names)
         _require_metrics(self.metrics, self.validation is not None)
+        require_monitors(self)
         self._require_even_batch()
         self._require_items("data", self.items, self.batch)
         if self._sampler is not None:

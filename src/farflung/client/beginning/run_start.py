@@ -149,6 +149,7 @@ class RunStart:
     def _resumed(self, prepared: Prepared, codecs: CodecWishes) -> tuple[Checkpoint, list[str]]:
         """The newest whole checkpoint, which is of this run, and warnings about it, which are printed."""
         from farflung.client.output.checkpoints.identity import identity_of, require_same_run
+        from farflung.client.run.start import require_going_on
         from farflung.client.run.submission import training_of
 
         current = identity_of(prepared, training_of(prepared, codecs))
@@ -162,6 +163,7 @@ class RunStart:
         if found is None:
             raise self._nothing(skipped)
         warnings = [*skipped, *require_same_run(found.record, current, self._recorded_job)]
+        require_going_on(found.record, current.training)
         for line in warnings:
             self.tell(f"warning: {line}")
         self.tell(f"going on from the checkpoint of step {found.record.step} in {store.name}")

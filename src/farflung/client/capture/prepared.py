@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from farflung.client.api.job import Job, require_patterns
+from farflung.client.api.monitors import monitors_of
 from farflung.client.capture.digests import Digests
 from farflung.client.output.adapter import Adapter, adapter_that_holds
 from farflung.client.output.progress import ProgressCallback, no_progress
@@ -54,7 +55,8 @@ class Prepared:
     @property
     def training(self) -> Training:
         """The training settings, in the form that is sent to broker and workers."""
-        return msgspec.structs.replace(self.job.training(), emulated=self.emulated)
+        monitors = () if self.emulated else monitors_of(self.job, self.graph.metrics)
+        return msgspec.structs.replace(self.job.training(), emulated=self.emulated, monitors=monitors)
 
     @cached_property
     def changed(self) -> frozenset[str]:

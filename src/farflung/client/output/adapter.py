@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.client.output.checkpoints.record import ADAPTER
 from farflung.client.output.run_folder import disk_failure
-from farflung.client.output.tensor_file import BASE, STEP, apart, read_tensors, write_tensors
+from farflung.client.output.tensor_file import BASE, BEST, STEP, apart, read_tensors, write_tensors
 from farflung.errors import CheckpointError, JobError
 from farflung.files import replace_folder, sync
 from farflung.text import first_line
@@ -129,19 +129,24 @@ def merged(module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, 
 
 
 def write_adapter(
-    folder: Path, adapter: Adapter, weights: Mapping[str, Tensor], step: int, base_sha256: str
+    folder: Path,
+    adapter: Adapter,
+    weights: Mapping[str, Tensor],
+    step: int,
+    base_sha256: str,
+    best: str = "",
 ) -> None:
     """Write the files of an adapter, trained for `step` steps, into an existing folder; all are on disk then.
 
     `weights` has every tensor by its name in the state dict of the job's module; `base_sha256` says on which
-    base it was trained.
+    base it was trained. `best`, if not empty, is put into the metadata, too.
 
     Raises
     ------
     OSError
         The disk refuses a write.
     """
-    metadata = {"format": "pt", STEP: str(step), BASE: base_sha256}
+    metadata = {"format": "pt", STEP: str(step), BASE: base_sha256} | ({BEST: best} if best else {})
     write_tensors(folder / TENSORS, dict(apart(adapter.tensors(weights))), metadata)
     _config_of(adapter).save_pretrained(str(folder))
     sync(folder / CONFIG)
@@ -162,7 +167,12 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], bytes]:
 
 
 def save_adapter(
-    folder: Path, adapter: Adapter, weights: Mapping[str, Tensor], step: int, base_sha256: str
+    folder: Path,
+    adapter: Adapter,
+    weights: Mapping[str, Tensor],
+    step: int,
+    base_sha256: str,
+    best: str = "",
 ) -> None:
     """Write an adapter's folder under a temporary name, and put it in the place of an older one.
 
@@ -173,7 +183,7 @@ def save_adapter(
     """
     try:
         with replace_folder(folder) as fresh:
-            write_adapter(fresh, adapter, weights, step, base_sha256)
+            write_adapter(fresh, adapter, weights, step, base_sha256, best)
     except OSError as error:
         raise disk_failure(folder.parent, str(error)) from error
 

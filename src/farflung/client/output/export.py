@@ -12,7 +12,15 @@ from farflung.client.output.adapter import CONFIG, TENSORS, read_adapter
 from farflung.client.output.checkpoints.record import MODEL
 from farflung.client.output.checkpoints.store import CheckpointStore
 from farflung.client.output.run_folder import ADAPTER, CHECKPOINTS, SUMMARY
-from farflung.client.output.tensor_file import BASE, STEP, apart, read_metadata, read_tensors, write_tensors
+from farflung.client.output.tensor_file import (
+    BASE,
+    BEST,
+    STEP,
+    apart,
+    read_metadata,
+    read_tensors,
+    write_tensors,
+)
 from farflung.errors import CheckpointError
 from farflung.files import replace_folder, sync, write_atomically
 
@@ -128,7 +136,8 @@ def _weights(run: str, step: int | None) -> _Weights:
         return _instead_of_final(store, step, str(error))
     if step is not None:
         return final if step == final.step else _of_checkpoint(store, step)
-    return final if final.step is None else _newer_or_final(store, final, final.step)
+    is_best = BEST in read_metadata(results[0])  # later weights are worse
+    return final if final.step is None or is_best else _newer_or_final(store, final, final.step)
 
 
 def _instead_of_final(store: CheckpointStore, step: int | None, trouble: str) -> _Weights:

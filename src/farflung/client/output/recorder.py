@@ -256,6 +256,7 @@ class Recorder:
 
     async def collecting(self, message: Collecting) -> None:
         """The workers are sending the trained weights."""
+        self.metrics.monitored = tuple(message.monitored)
         await self._record("collecting", step=message.step, state=message.state, reason=message.reason)
 
     def close(self, outcome: Outcome) -> Summary:

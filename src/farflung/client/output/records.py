@@ -82,20 +82,29 @@ class CorpusRecord(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class Best(msgspec.Struct, frozen=True):
+    """The evaluation after `step` steps, in which `metric` had the best value of the run."""
+
+    metric: str
+    value: float
+    step: int
+
+
 class Summary(msgspec.Struct, frozen=True):
     """`summary.json`: how a run ended.
 
-    `state` is done, failed or cancelled, `reason` one line (empty when done). `steps` were applied.
-    `bytes_on_wire` is over all units, `loading_bytes` what the first state took before them. `weights_step`
-    is the step that `model.safetensors` holds, None if there is no such file. A run on `emulated` devices has
-    neither losses nor weights. `step_seconds` is the median of the newest steps. Where `scheduler` planned on
-    what is known of the fleet, `predicted_step_seconds` and `predicted_bottleneck` are what it expected; they
-    are None and empty where nothing is known, as with `train --local`. Where `prediction_is_brief`, no device
-    was expected to compute for 1 ms a microbatch: what Python takes is not predicted, and steps may take far
-    longer. `links` are sums over all units, and `ratio` is that of all of them together. `validation_loss` is
-    that of the weights alone; where codecs are chosen while it runs, `validation_loss_with_codecs` is that of
-    the links as they were written, and `metrics` are those of the newest evaluation. `checkpoint_step` is
-    that of the newest checkpoint, None if there is none.
+    `state` is done, failed or cancelled, `reason` one line (empty when done, unless the run stopped early).
+    `steps` were applied. `bytes_on_wire` is over all units, `loading_bytes` what the first state took
+    before them. `weights_step` is the step that `model.safetensors` holds, None if there is no such file. A
+    run on `emulated` devices has neither losses nor weights. `step_seconds` is the median of the newest
+    steps. Where `scheduler` planned on what is known of the fleet, `predicted_step_seconds` and
+    `predicted_bottleneck` are what it expected; they are None and empty where nothing is known, as with
+    `train --local`. Where `prediction_is_brief`, no device was expected to compute for 1 ms a microbatch:
+    what Python takes is not predicted, and steps may take far longer. `links` are sums over all units, and
+    `ratio` is that of all of them together. `validation_loss` is that of the weights alone; where codecs
+    are chosen while it runs, `validation_loss_with_codecs` is that of the links as they were written, and
+    `metrics` are those of the newest evaluation. `checkpoint_step` is that of the newest checkpoint, None
+    if there is none. `best` is the best evaluation of a job with `keep_best`, None before any.
     """
 
     state: str
@@ -123,3 +132,4 @@ class Summary(msgspec.Struct, frozen=True):
     prediction_is_brief: bool = False
     checkpoint_step: int | None = None
     metrics: dict[str, float] = {}
+    best: Best | None = None

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from farflung.client.capture.prepared import Prepared
 
 
-def save_result(folder: RunFolder, prepared: Prepared, trained: Mapping[str, Tensor], step: int) -> None:
+def save_result(
+    folder: RunFolder, prepared: Prepared, trained: Mapping[str, Tensor], step: int, best: str = ""
+) -> None:
     """Write `adapter/`, or `model.safetensors`, with the tensors that `step` steps trained.
+
+    `best` says what makes them the best ones of a run that keeps those, for the file's metadata.
 
     Raises
     ------
@@ -29,10 +33,21 @@ def save_result(folder: RunFolder, prepared: Prepared, trained: Mapping[str, Ten
     """
     module, ties = prepared.job.model, prepared.graph.ties
     if prepared.adapter is None:
-        save_weights(folder.model_path, module, {**prepared.state, **trained}, ties, step)
+        save_weights(folder.model_path, module, {**prepared.state, **trained}, ties, step, best)
         return
     weights = merged(module, trained, ties)
-    save_adapter(folder.adapter_path, prepared.adapter, weights, step, prepared.base_sha256)
+    save_adapter(folder.adapter_path, prepared.adapter, weights, step, prepared.base_sha256, best)
+
+
+def step_of_result(folder: RunFolder) -> int | None:
+    """The step of the weights or the adapter that the folder holds; None if none can be read."""
+    found = result_in(folder)
+    if found is None:
+        return None
+    try:
+        return read_tensors(found / TENSORS if found.is_dir() else found)[1]
+    except CheckpointError:
+        return None
 
 
 def result_in(folder: RunFolder) -> Path | None:

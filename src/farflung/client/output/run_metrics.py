@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from farflung.client.api.job import Job
-from farflung.client.output.records import CorpusRecord, LinkRow, StepRow, Summary, ValidationRow
+from farflung.client.api.monitors import monitors_of
+from farflung.client.output.records import Best, CorpusRecord, LinkRow, StepRow, Summary, ValidationRow
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError
 from farflung.metrics import Perplexity
@@ -17,6 +18,7 @@ from farflung.protocol.messages import (
     UnitDone,
 )
 from farflung.protocol.worker import LinkTraffic
+from farflung.runtime.monitoring import Monitored, mean_of
 from farflung.runtime.optimizers.declared import learning_rate
 from farflung.schedule import Unit
 
@@ -44,6 +46,8 @@ class RunMetrics:
         self._job = job
         self._values = values or {}
         self.validation_metrics: dict[str, float] = {}
+        self.monitored: tuple[Monitored, ...] = ()
+        self._monitors = () if emulated else monitors_of(job, self._values)
         self._emulated = emulated
         self._training = job.training()
         self._units = self._training.units()
@@ -125,6 +129,7 @@ class RunMetrics:
         seconds = None if now is None or self._last is None else now - self._last
         self._last = now
         self._add(done.links)
+        self.monitored = tuple(done.monitored)
         loss = None if self._emulated else done.loss
         if self.is_looped(unit):
             self.validation_loss_with_codecs = loss
@@ -155,6 +160,18 @@ class RunMetrics:
         )
 
     @property
+    def best(self) -> Best | None:
+        """The best evaluation so far, if the job keeps the weights of it."""
+        pairs = zip(self._monitors, self.monitored, strict=False)
+        found = ((monitor.metric, one) for monitor, one in pairs if monitor.keeps)
+        return next((Best(name, one.best, one.step) for name, one in found if one.best is not None), None)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether no evaluation of the newest weights is still to come."""
+        return self.current is None or self.current.train
+
+    @property
     def has_metrics(self) -> bool:
         """Whether evaluations measure more than the loss."""
         return bool(self._job.metrics) and not self._emulated
@@ -171,10 +188,8 @@ class RunMetrics:
         for name, metric in (self._job.metrics or {}).items():
             if isinstance(metric, Perplexity):
                 found[name] = math.exp(done.loss) if done.loss < MOST_NATS else math.inf
-            elif name in self._values and {*self._values[name]} <= done.metrics.keys():
-                total, *count = (done.metrics[value] for value in self._values[name])
-                divisor = count[0] if count else unit.microbatches
-                found[name] = total / divisor if divisor else math.nan
+            elif name in self._values:
+                found[name] = mean_of(self._values[name], done.metrics, unit.microbatches)
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def is_looped(self, unit: Unit) -> bool:
@@ -216,6 +231,7 @@ class RunMetrics:
             scheduler=self.prediction.scheduler if self.prediction else "",
             links=[_row(link) for link in self._links.values()],
             ratio=self.ratio,
+            best=self.best,
         )
 
     @property

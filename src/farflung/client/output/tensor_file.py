@@ -20,6 +20,8 @@ TIE = "same as "
 STEP = "farflung:step"
 """Metadata: how many steps the weights were trained for."""
 
+BEST = "farflung:best"
+"""Metadata of the best weights of a run that keeps them: the metric and its value."""
 
 BASE = "farflung:base"
 """Metadata of an adapter: the digest of the weights that it is for, see `ModelIdentity.base_sha256`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farflung.client.output.run_folder import disk_failure
-from farflung.client.output.tensor_file import STEP, TIE, read_tensors, write_tensors
+from farflung.client.output.tensor_file import BEST, STEP, TIE, read_tensors, write_tensors
 from farflung.errors import CheckpointError, JobError
 from farflung.files import sync
 
@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 
 
 def save_weights(
-    path: Path, module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, str], step: int
+    path: Path,
+    module: nn.Module,
+    trained: Mapping[str, Tensor],
+    ties: Mapping[str, str],
+    step: int,
+    best: str = "",
 ) -> None:
     """Write the module's state by name, with its tensors replaced by those that `step` steps trained.
 
     If writing fails, the old file remains. A tied tensor is stored once; the file's metadata maps its other
-    names to that one.
+    names to that one. `best`, if not empty, is put there, too.
 
     Raises
     ------
@@ -30,7 +35,8 @@ def save_weights(
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
-        write_tensors(temporary, *named_weights(module, trained, ties, step))
+        tensors, metadata = named_weights(module, trained, ties, step)
+        write_tensors(temporary, tensors, metadata | ({BEST: best} if best else {}))
         temporary.replace(path)
         sync(path.parent)
     except OSError as error:

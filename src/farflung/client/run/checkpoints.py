@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from farflung.client.output.checkpoints.identity import identity_of, values_dige
 from farflung.client.output.checkpoints.record import CheckpointRecord, CutSegment, RunIdentity, Versions
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.run_record import SubmittedJob
-from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpointing import NEVER, Checkpointing
 from farflung.client.run.start import Start, cut_digest
 from farflung.client.run.state_collector import ReceivedState
 from farflung.errors import CheckpointError, JobError, RunFailed
 from farflung.protocol.messages import Keep, Kept, Message, Planned
+from farflung.runtime.monitoring import Monitored
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
@@ -31,11 +31,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Version:
-    """The state after `step` steps, the last of which had `loss`, in the attempt of `planned`."""
+    """The state after `step` steps, the last of which had `loss`, in the attempt of `planned`.
+
+    `monitored` and `evaluated` are as in `CheckpointRecord`.
+    """
 
     step: int
     loss: float | None
     planned: Planned
+    monitored: tuple[Monitored, ...] = ()
+    evaluated: bool = True
 
 
 class RunCheckpoints:
@@ -109,10 +114,13 @@ class RunCheckpoints:
         if self._asking is not None:
             self._asking.cancel()
 
-    async def save_copy(self, attempt: Attempt, unit: int, version: Version, recorder: Recorder) -> None:
+    async def save_copy(
+        self, state: Awaitable[ReceivedState], unit: int, version: Version, recorder: Recorder
+    ) -> None:
         """Receive the copy of the state after `unit`, save it, and let the next one be made."""
         try:
-            is_saved = await self.save(version, await attempt.copied_state(unit), recorder)
+            received = await state
+            is_saved = self.policy.saves and await self.save(version, received, recorder)
         except RunFailed as error:
             is_saved = False
             await recorder.checkpoint_failed(version.step, str(error))
@@ -193,6 +201,8 @@ class RunCheckpoints:
             versions=Versions.own(),
             cut=[CutSegment(p.segment, list(p.workers), owned[p.segment]) for p in plan.placements],
             cut_sha256=cut_digest(plan),
+            monitored=list(version.monitored),
+            evaluated=version.evaluated,
         )
         self._checkpointing.store.save(record, self._contents(state))
         self.saved = version.step

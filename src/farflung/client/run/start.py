@@ -11,11 +11,13 @@ import msgspec
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.checkpoints.contents import Checkpoint
+from farflung.client.output.checkpoints.record import CheckpointRecord
 from farflung.client.run.state_collector import with_slots
 from farflung.errors import CheckpointError
 from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
 from farflung.plans import Plan
+from farflung.runtime.monitoring import Monitored
 from farflung.runtime.state import NO_CODERS, StateKey
 from farflung.runtime.training import Training
 
@@ -29,7 +31,8 @@ class Start:
 
     `state` has every parameter and buffer of the graph and, after the first step, the optimizer slots of each
     trained parameter. `coders` is the coders' state by the first segment of each worker, for plans with the
-    cut whose digest is `cut`; on another cut, coders have learned nothing.
+    cut whose digest is `cut`; on another cut, coders have learned nothing. `monitored` is what the job's
+    monitors have found; empty: nothing.
     """
 
     training: Training
@@ -38,6 +41,7 @@ class Start:
     step: int = 0
     coders: Mapping[int, bytes] = field(default_factory=dict)
     cut: str = ""
+    monitored: tuple[Monitored, ...] = ()
 
     @classmethod
     def fresh(cls, prepared: Prepared, training: Training) -> Start:
@@ -50,7 +54,8 @@ class Start:
     ) -> Start:
         """The state of a checkpoint of the same run; see `require_same_run`.
 
-        The attempt begins at `unit`, by default at the first training unit after the checkpoint's step.
+        The attempt begins at `unit`, by default at the first training unit after the checkpoint's step, or at
+        the evaluation of its weights if monitors go by that and it has not been made.
 
         Raises
         ------
@@ -58,7 +63,8 @@ class Start:
             The run is done, or the checkpoint lacks a tensor or has one of another type or shape.
         """
         record = checkpoint.record
-        first = training.units().after(record.step) if unit is None else unit
+        evaluated = record.evaluated or not training.monitors
+        first = training.units().after(record.step, evaluated) if unit is None else unit
         if first is None:
             raise CheckpointError(
                 f"nothing is left to do: {record.step} of {training.steps} steps are done; ask for more with"
@@ -78,7 +84,9 @@ class Start:
         if (before.codecs, before.codec_format) != (training.codecs, training.codec_format):
             coders = {}
         state = StateByKey(_Over(own, prepared.state), slots)
-        return cls(training, state, first, record.step, coders, record.cut_sha256)
+        return cls(
+            training, state, first, record.step, coders, record.cut_sha256, monitored(record, training)
+        )
 
     def coders_of(self, plan: Plan, segment: int) -> bytes:
         """The state for the coders of the worker whose first segment is `segment`."""
@@ -87,6 +95,26 @@ class Start:
     def is_cut_otherwise(self, plan: Plan) -> bool:
         """Whether `plan` cuts the model otherwise than the attempt that made this state."""
         return bool(self.cut) and self.cut != cut_digest(plan)
+
+
+def monitored(record: CheckpointRecord, training: Training) -> tuple[Monitored, ...]:
+    """What the monitors of a job had found; one that goes by something else now has found nothing."""
+    before = {
+        monitor.keeps: (monitor, found)
+        for monitor, found in zip(record.identity.training.monitors, record.monitored, strict=False)
+    }
+    known = [(monitor, before.get(monitor.keeps)) for monitor in training.monitors]
+    return tuple(one[1] if one and one[0].compares_as(monitor) else Monitored() for monitor, one in known)
+
+
+def require_going_on(record: CheckpointRecord, training: Training) -> None:
+    """Raise CheckpointError if the run of a checkpoint has stopped early."""
+    for monitor, found in zip(training.monitors, monitored(record, training), strict=True):
+        if found.is_over(monitor):
+            raise CheckpointError(
+                f"nothing is left to do: the run {found.why_over(monitor)}; to train on, give EarlyStopping"
+                " more patience"
+            )
 
 
 def first_segments(plan: Plan) -> list[int]:

@@ -26,7 +26,7 @@ def training_of(prepared: Prepared, codecs: CodecWishes, policy: CheckpointPolic
     codecs = codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
     training = prepared.written_by(codecs.every).training
     training = training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))
-    return msgspec.structs.replace(training, copies=policy.copies)
+    return msgspec.structs.replace(training, copies=max(policy.copies, int(training.keeps_best)))
 
 
 def submission(
@@ -60,6 +60,7 @@ def submission(
         checkpoint_end=checkpoints.policy.end,
         run=checkpoints.run,
         patience_seconds=patience_seconds,
+        monitored=list(start.monitored),
     )
     _require_short(submit)
     return submit

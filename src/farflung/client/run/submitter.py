@@ -356,7 +356,7 @@ class Submitter:
             raise PlaceGone(f"{ended.job} is over at the broker: {ended.state}")
         self._job = ""
         if ended.state == DONE:
-            return Outcome(DONE, "")
+            return Outcome(DONE, ended.reason)
         if ended.state == CANCELLED:
             return Outcome(FAILED, self._failure) if self._failure else Outcome(CANCELLED, ended.reason)
         return Outcome(ended.state, f"{ended.reason}{self.recorder.stored_note()}")

@@ -87,6 +87,7 @@ def job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         tuning=None,
         copies=job.copies.interrupted(),
         results=tuple(result for result in job.results if result.unit < fact.unit),
+        monitoring=job.monitoring.rolled_back(fact.unit),
         recovery=_after_attempt(job, fact),
         waits_since=fact.at if job.waits_since is None else job.waits_since,
     )
@@ -156,6 +157,7 @@ def version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
         recuts=False,
         recovery=replace(job.recovery, begins=fact.unit, unfit=unfit, scattered=False),
         history=History(),
+        monitoring=job.monitoring.rolled_back(fact.unit),
     )
     return state.with_job(queued)
 
@@ -181,6 +183,7 @@ def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         group=None,
         tuning=tuning,
         copies=job.copies.interrupted(),
+        monitoring=job.monitoring.lost(job.training, job.copies.under_way),
         versions=job.versions.interrupted(),
         recovery=replace(job.recovery, over=_over_since(job)) if fact.awaited else _regrouped(job),
         pace=replace(job.pace, moved_at=fact.at),
@@ -218,6 +221,7 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
         group=None,
         tuning=None,
         copies=held.copies.interrupted(),
+        monitoring=held.monitoring.lost(held.training, held.copies.under_way),
         unprotected="",
         standbys={},
         unfit_standbys=Unfit(),

@@ -18,6 +18,7 @@ from farflung.broker.core.records import (
 )
 from farflung.broker.core.reducing import attempt_reducer, unit_reducer, worker_reducer
 from farflung.broker.core.training.copies import Copies
+from farflung.broker.core.training.monitoring import Monitoring
 from farflung.plans import NO_WISHES
 
 
@@ -95,6 +96,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         patience_seconds=fact.patience_seconds,
         run=fact.run,
         earlier=fact.attempts,
+        monitoring=Monitoring.of(fact.training, fact.unit, fact.monitored),
         since=fact.at,
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
@@ -166,6 +168,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         results=(),
         held_since=None,
         waits_since=None,
+        monitoring=Monitoring(),
     )
     return attempt_reducer.assign_workers(state, job, ()).with_job(ended)
 

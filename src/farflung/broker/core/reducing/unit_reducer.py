@@ -19,6 +19,7 @@ from farflung.broker.core.records import (
 from farflung.broker.core.training.commit import CommitGroup, add_traffic
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.worker import Decide, PastUnit
+from farflung.runtime.monitoring import Monitored
 
 MOST_RESULTS = 1000
 """The results of a job that are kept for a submitter that returns."""
@@ -35,12 +36,13 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
         pace=_next_pace(job, fact.at),
         step=job.step + trained,
         loss=fact.loss if trained else job.loss,
-        unit=job.training.units().at(job.unit.number + 1),
+        unit=None if fact.stops else job.training.units().at(job.unit.number + 1),
         group=None,
         decisions=decisions,
         copies=job.copies.decided(job.unit, fact.keep),
         results=(*job.results, _result_of(fact))[-MOST_RESULTS:],
         replanning=_measured(job, fact),
+        monitoring=job.monitoring.decided(fact.unit, _found(job, fact), job.copies.stable),
     )
     if job.holders:
         past = PastUnit(fact.scale, digests=fact.digests)
@@ -50,6 +52,11 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
         version = Version(name, fact.at, moved.step, job.codecs)
         moved = replace(moved, versions=job.versions.decided(version))
     return state.with_job(moved)
+
+
+def _found(job: Job, fact: facts.UnitDecided) -> tuple[Monitored, ...]:
+    assert job.unit is not None
+    return job.monitoring.after(job.training, job.unit, fact.loss, fact.metrics)
 
 
 def _measured(job: Job, fact: facts.UnitDecided) -> Replanning:

@@ -22,9 +22,9 @@ class Copies:
     under_way: int | None = None
     stable: int = 0
 
-    def takes(self, unit: Unit) -> bool:
-        """Whether the state right after `unit` is to be copied."""
-        return unit.train and self.under_way is None and self._is_due_after(unit)
+    def takes(self, unit: Unit, is_best: bool = False) -> bool:
+        """Whether the state right after `unit` is to be copied, as it is due or the best one found."""
+        return self.under_way is None and (is_best or (unit.train and self._is_due_after(unit)))
 
     def decided(self, unit: Unit, keep: bool) -> Copies:
         """The copies once `unit` is decided; `keep` says that its copy is under way."""

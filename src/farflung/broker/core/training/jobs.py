@@ -15,6 +15,7 @@ from farflung.broker.core.records import (
     RUNNING,
     Job,
 )
+from farflung.broker.core.training.monitoring import is_over
 from farflung.broker.core.transition import Transition
 from farflung.errors import ProtocolError
 from farflung.protocol.fields import one_line
@@ -45,7 +46,7 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
     if training.units().at(message.unit) is None:
         turn.do(Reply(Denied(_no_unit(training, message.unit))))
         return
-    if message.checkpoint_every and not training.copies:
+    if (message.checkpoint_every or training.keeps_best) and not training.copies:
         turn.do(Reply(Denied("the job asks for copies of its state, for which its workers have no memory")))
         return
     number = turn.state.submitted + 1
@@ -68,6 +69,7 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
             checkpoint_end=message.checkpoint_end,
             run=message.run,
             patience_seconds=message.patience_seconds,
+            monitored=list(message.monitored),
         )
     )
 
@@ -85,7 +87,12 @@ def worker_loaded(
     if not job.loaded >= set(job.members):
         return
     if job.ending or job.unit is None:
-        collect(turn, job, job.ending or DONE, job.reason if job.ending else "")
+        collect(
+            turn,
+            job,
+            job.ending or DONE,
+            job.reason if job.ending else is_over(job.training, job.monitoring.states),
+        )
         return
     turn.emit(facts.JobRunning(turn.now, job.job))
     turn.send_members(job, Begin(job.job, job.attempt))
@@ -97,7 +104,13 @@ def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
     reason = one_line(reason)
     turn.emit(facts.JobCollecting(turn.now, job.job, state, reason))
     turn.send_members(job, SendState(job.job, job.attempt, job.checkpoint_end))
-    turn.tell(job.job, Collecting(job.job, job.attempt, job.step, state, reason))
+    turn.tell(job.job, collecting_of(turn.state.jobs[job.job]))
+
+
+def collecting_of(job: Job) -> Collecting:
+    """What the submitter hears of a job that is collected."""
+    found = list(job.monitoring.states)
+    return Collecting(job.job, job.attempt, job.step, job.ending, job.reason, found)
 
 
 def on_collected(turn: Transition, job: Job, message: Collected) -> None:
@@ -168,7 +181,7 @@ def cancel(turn: Transition, job: Job, message: Cancel) -> None:
         if not job.ending:
             turn.emit(facts.JobEnding(turn.now, job.job, CANCELLED, one_line(message.reason)))
     elif job.state == COLLECTING:
-        turn.do(Reply(Collecting(job.job, job.attempt, job.step, job.ending, job.reason)))
+        turn.do(Reply(collecting_of(job)))
     else:
         end(turn, job, CANCELLED, message.reason)
 

@@ -29,7 +29,6 @@ from farflung.protocol.fields import one_line
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
-    Collecting,
     Denied,
     Message,
     Return,
@@ -157,7 +156,7 @@ def _missed(state: State, job: Job, message: Return) -> list[Message]:
     elif message.attempt == job.attempt and job.state == RUNNING:
         said.append(Running(job.job, job.attempt))
     elif message.attempt == job.attempt and job.state == COLLECTING:
-        said.append(Collecting(job.job, job.attempt, job.step, job.ending, job.reason))
+        said.append(jobs.collecting_of(job))
     return said
 
 
@@ -174,6 +173,7 @@ def _done(job: Job, results: list[Result], attempt: int = 0) -> list[Message]:
             one.bytes_sent,
             keep=one.unit == under_way,
             metrics=dict(one.metrics),
+            monitored=list(job.monitoring.as_of(one.unit)),
         )
         for one in results
     ]

@@ -7,7 +7,7 @@ from farflung.broker.core import facts
 from farflung.broker.core.events import Send
 from farflung.broker.core.protecting import protection
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
-from farflung.broker.core.training import jobs
+from farflung.broker.core.training import jobs, monitoring
 from farflung.broker.core.training.commit import CommitGroup
 from farflung.broker.core.transition import Transition
 from farflung.errors import ProtocolError
@@ -50,9 +50,15 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
         jobs.collect(turn, job, FAILED, _trouble(job, verdict.trouble))
         return
     unit = job.unit.number
-    is_last = job.training.units().at(unit + 1) is None
+    found = job.monitoring.after(job.training, job.unit, verdict.loss, verdict.metrics)
+    is_best = monitoring.is_best(job.training, job.monitoring.states, found)
+    stopped = monitoring.is_over(job.training, found)
+    is_last = bool(stopped) or job.training.units().at(unit + 1) is None
+    is_free = protection.memory_is_free(turn.state, job)
+    if job.training.keeps_best and (is_best or is_last) and not (is_free and job.copies.under_way is None):
+        return  # an earlier copy must be through; see `settle`
     # After the last one the state is sent anyway.
-    keep = not is_last and job.copies.takes(job.unit) and protection.memory_is_free(turn.state, job)
+    keep = not is_last and job.copies.takes(job.unit, is_best) and is_free
     copy = not is_last and (protection.takes_version(turn, job, job.unit) or _is_last_of_its_plan(job))
     turn.emit(
         facts.UnitDecided(
@@ -68,6 +74,7 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             copy,
             {segment: share.digest for segment, share in sorted(group.shares.items())} if job.holders else {},
             dict(verdict.metrics),
+            bool(stopped),
         )
     )
     tuning.on_unit_decided(turn, job, group, verdict)
@@ -87,11 +94,21 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             keep,
             verdict.bytes_copied,
             dict(verdict.metrics),
+            list(found),
         ),
     )
     job = turn.state.jobs[job.job]
     if job.unit is None:
-        jobs.collect(turn, job, DONE, "")
+        jobs.collect(turn, job, DONE, stopped)
+
+
+def settle(turn: Transition) -> None:
+    """Decide units that waited because the best weights could not be copied."""
+    for job in list(turn.state.jobs.values()):
+        is_complete = job.state == RUNNING and job.group is not None and job.group.complete
+        if job.training.keeps_best and is_complete and not job.replanning.is_moving:
+            assert job.group is not None
+            decide_unit(turn, job, job.group)
 
 
 def _is_last_of_its_plan(job: Job) -> bool:

@@ -38,7 +38,15 @@ SAMPLED_ITEMS = 8
 SAMPLED_TENSORS = 16
 
 MAY_CHANGE = frozenset(
-    ("steps", "validate_every", "validation_microbatches", "validate_twice", "sample_codecs", "copies")
+    (
+        "steps",
+        "validate_every",
+        "validation_microbatches",
+        "validate_twice",
+        "sample_codecs",
+        "copies",
+        "monitors",
+    )
 )
 """Training settings that change nothing in the steps that a checkpoint holds, or in how they go on."""
 

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 import farflung
 from farflung.errors import CheckpointError
+from farflung.runtime.monitoring import Monitored
 from farflung.runtime.training import Training
 from farflung.text import printable
 
@@ -97,7 +98,9 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `run` is a random name that a run keeps when it is resumed, `job` the job's name. The checkpoint holds the
     state after `step` steps, the last of which was applied in `attempt` and had `loss`. The state of
-    coders fits plans whose cut has the digest `cut_sha256`. `files` gives sizes and digests.
+    coders fits plans whose cut has the digest `cut_sha256`. `files` gives sizes and digests. `monitored` is
+    what the monitors of the training settings have found; unless the weights are `evaluated`, the evaluation
+    that is due after this step is still to come.
     """
 
     format: int = FORMAT
@@ -111,6 +114,8 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     cut: list[CutSegment] = []
     cut_sha256: str = ""
     files: dict[str, StoredFile] = {}
+    monitored: list[Monitored] = []
+    evaluated: bool = True
 
 
 class _Format(msgspec.Struct):

@@ -4,6 +4,8 @@
 * Widths and attention heads are divided by the same number, so that two heads are left and heads keep their
   width. Rules between them (hidden size = heads x width of a head) stay true.
 * A vocabulary of 256, four experts of which two are chosen, one expert group.
+* No layer drop and no SpecAugment, which `farflung check` refuses: what runs would depend on random numbers in
+  Python.
 * Images of 64 x 64 where the configuration has a size, which must be a multiple of four patches.
 
 If the model does not run like this, it is tried with full widths, and last also with images of full size.
@@ -76,6 +78,11 @@ def _shrink_one(config: Any, widths: bool, images: bool) -> None:
         elif name == "image_size" and images and value > IMAGE:
             patch = numbers.get("patch_size", 16)
             _put(config, name, IMAGE if IMAGE % patch == 0 else 4 * patch)
+    for name in fields:
+        if name.endswith("layerdrop"):
+            _put(config, name, 0.0)
+        elif name == "apply_spec_augment":
+            _put(config, name, False)
     for name in _STAGES:
         if isinstance(fields.get(name), list | tuple):
             _put(config, name, [1] * len(fields[name]))

@@ -252,6 +252,33 @@ def test_mixtures_of_experts_of_hugging_face_name_the_setting() -> None:
     assert "set experts_implementation='batched_mm' in the model's configuration" in refused
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("layerdrop", 0.1, "to turn layer drop off, make the model with layerdrop=0 in its config"),
+        ("apply_spec_augment", True, "to turn SpecAugment off, make the model with apply_spec_augment=False"),
+    ],
+)
+def test_what_speech_models_of_hugging_face_draw_in_python_names_the_setting(
+    setting: str, value: object, words: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    convolutions = {
+        "conv_dim": (16,),
+        "conv_stride": (40,),
+        "conv_kernel": (40,),
+        "num_feat_extract_layers": 1,
+    }
+    positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
+    off = {"layerdrop": 0.0, "apply_spec_augment": False}
+    config = transformers.WavLMConfig(**sizes, **convolutions, **positions, **{**off, setting: value})
+    model = transformers.WavLMForSequenceClassification(config)
+    batch = {"input_values": torch.randn(2, 4000), "labels": torch.tensor([0, 1])}
+    assert words in str(refusal(model, batch))
+
+
 def test_samples_are_at_least_two() -> None:
     assert refusal(Base(plain), pairs(1)).lint == "batch-size"
 

@@ -22,7 +22,7 @@ from farflung.opdag.capture import python_state
 from farflung.opdag.capture.call_recorder import Watch
 from farflung.opdag.capture.decompose import functional, is_functional
 from farflung.opdag.capture.draft import Origin
-from farflung.opdag.capture.failures import explain_failure, quiet
+from farflung.opdag.capture.failures import explain_failure, quiet, with_switch
 from farflung.opdag.capture.lint_results import Remarks, Verdict
 from farflung.opdag.capture.lints import (
     check_batch,
@@ -94,7 +94,7 @@ def capture(
             found = _trace(module, batch, loss, precision, remarks, metrics or {})
         except CaptureError as error:
             trace = partial(_trace, module, batch, loss, precision, Remarks())
-            raise _of_its_metric(error, trace, metrics or {}) from None
+            raise with_switch(_of_its_metric(error, trace, metrics or {}), module) from None
         if changed := python_state.changed(before, found.left):
             words = ", ".join(changed[:4])
             python_state.put(module, found.left)

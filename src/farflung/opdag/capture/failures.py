@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from farflung.errors import CaptureError
 from farflung.opdag.capture.loss import CALLED
@@ -125,3 +126,23 @@ def explain_failure(error: Exception, dependent: str | None = None) -> CaptureEr
     notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
     called = next((f"; {note}" for note in notes if note.startswith(CALLED)), "")
     return CaptureError(message + called, "opset")
+
+
+_SWITCHES = {
+    "control-flow": ("layerdrop", "layer drop", "0"),
+    "random-numbers": ("apply_spec_augment", "SpecAugment", "False"),
+}
+
+
+def with_switch(error: CaptureError, module: nn.Module) -> CaptureError:
+    """The error and, if a setting of transformers may be its cause, how to turn that off."""
+    if error.lint not in _SWITCHES:
+        return error
+    name, what, off = _SWITCHES[error.lint]
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        for setting in vars(config) if hasattr(config, "model_type") else ():
+            if setting.endswith(name) and getattr(config, setting):
+                advice = f"to turn {what} off, make the model with {setting}={off} in its config"
+                return CaptureError(f"{error}; {advice}", error.lint)
+    return error

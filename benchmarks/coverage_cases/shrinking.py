@@ -4,8 +4,9 @@
 * Widths and attention heads are divided by the same number, so that two heads are left and heads keep their
   width. Rules between them (hidden size = heads x width of a head) stay true.
 * A vocabulary of 256, four experts of which two are chosen, one expert group.
-* No layer drop and no SpecAugment, which `farflung check` refuses: what runs would depend on random numbers in
-  Python.
+* A vocabulary and a first token of the decoder where the library leaves them to the user.
+* No layer drop and no SpecAugment, which `farflung check` refuses: what runs would depend on random numbers
+  in Python.
 * Images of 64 x 64 where the configuration has a size, which must be a multiple of four patches.
 
 If the model does not run like this, it is tried with full widths, and last also with images of full size.
@@ -109,6 +110,10 @@ def _shrink_layers(config: Any, fields: dict[str, Any], numbers: dict[str, int])
 
 def _shrink_tokens(config: Any, fields: dict[str, Any]) -> None:
     """Ids of special tokens at the end of the vocabulary, those that are too large."""
+    if "vocab_size" in fields and fields["vocab_size"] is None:
+        _put(config, "vocab_size", VOCABULARY)
+    if fields.get("is_encoder_decoder") and getattr(config, "decoder_start_token_id", None) is None:
+        _put(config, "decoder_start_token_id", getattr(config, "pad_token_id", None) or 0)
     vocabulary = getattr(config, "vocab_size", VOCABULARY) or VOCABULARY
     free = min(VOCABULARY, vocabulary if isinstance(vocabulary, int) else VOCABULARY) - 1
     for name, value in fields.items():

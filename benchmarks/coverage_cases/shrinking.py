@@ -82,8 +82,8 @@ def _shrink_one(config: Any, widths: bool, images: bool) -> None:
     for name in fields:
         if name.endswith("layerdrop"):
             _put(config, name, 0.0)
-        elif name == "apply_spec_augment":
-            _put(config, name, False)
+        elif name == "mask_time_prob":
+            _put(config, "apply_spec_augment", False)
     for name in _STAGES:
         if isinstance(fields.get(name), list | tuple):
             _put(config, name, [1] * len(fields[name]))

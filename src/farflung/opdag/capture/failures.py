@@ -129,20 +129,21 @@ def explain_failure(error: Exception, dependent: str | None = None) -> CaptureEr
 
 
 _SWITCHES = {
-    "control-flow": ("layerdrop", "layer drop", "0"),
-    "random-numbers": ("apply_spec_augment", "SpecAugment", "False"),
+    "control-flow": (r"\w*layerdrop", "layer drop", "{}=0"),
+    "random-numbers": ("mask_time_prob|mask_feature_prob", "SpecAugment", "apply_spec_augment=False"),
 }
+"""What a setting of transformers turns on, and the setting that turns it off."""
 
 
 def with_switch(error: CaptureError, module: nn.Module) -> CaptureError:
     """The error and, if a setting of transformers may be its cause, how to turn that off."""
     if error.lint not in _SWITCHES:
         return error
-    name, what, off = _SWITCHES[error.lint]
+    known, what, off = _SWITCHES[error.lint]
     for part in module.modules():
         config = getattr(part, "config", None)
-        for setting in vars(config) if hasattr(config, "model_type") else ():
-            if setting.endswith(name) and getattr(config, setting):
-                advice = f"to turn {what} off, make the model with {setting}={off} in its config"
+        for setting, value in vars(config).items() if hasattr(config, "model_type") else ():
+            if re.fullmatch(known, setting) and value:
+                advice = f"to turn {what} off, make the model with {off.format(setting)} in its config"
                 return CaptureError(f"{error}; {advice}", error.lint)
     return error

@@ -101,6 +101,12 @@ class CheckpointError(FarflungError):
     """A checkpoint cannot be written or read, is damaged, or is of another run."""
 
 
+class NotHandedOver(FarflungError):
+    """A worker left with a share, or a copy, that others needed."""
+
+    exit_code = 1
+
+
 class LabError(FarflungError):
     """An emulated network cannot be as it was asked for, or this machine cannot carry it."""
 

@@ -340,3 +340,43 @@ def test_an_operator_lets_a_worker_leave(place: Place) -> None:
     left = {one["worker"]: one for one in place.on.status()["workers"]}["b"]
     assert (left["state"], left["is_lost"], left["connected"]) == ("left", False, False)
     rejoin(place, "b")
+
+
+def drained(place: Place, name: str, token: str, *arguments: str) -> Command:
+    where = ["--broker", place.on.address, "--token", token]
+    command = place.on.start("desk", "drain", name, *arguments, *where)
+    command.code()
+    return command
+
+
+def test_the_only_worker_of_a_run_leaves_once_its_state_has_come_home_and_no_step_is_lost(
+    place: Place, undisturbed: Run
+) -> None:
+    token = place.on.token("operator")
+    run = place.train("lone-worker", "--on", "c", workers="0")
+    drain = drained(place, "c", token)
+    assert drain.process.poll() == 0, drain.err
+    assert "c has left: it left in good order: operator " in drain.out
+    assert place.workers["c"].code() == 0
+    stopped = len(run.rows)
+    assert [one["step"] for one in run.events("checkpoint")] == [stopped]
+    rejoin(place, "c")
+    run.reaches(max(STEPS, stopped + 3))
+    run.stops()
+    assert [row["loss"] for row in run.rows][:STEPS] == [row["loss"] for row in undisturbed.rows]
+    assert [row["step"] for row in run.rows] == list(range(1, len(run.rows) + 1))  # each once
+    place.on.idle(*WORKERS)
+
+
+def test_drain_says_by_its_code_that_a_worker_left_with_its_share(place: Place) -> None:
+    token = place.on.token("operator")
+    run = place.train("lone-worker-at-once", "--on", "c", workers="0")
+    drain = drained(place, "c", token, "--within", "0")
+    assert drain.process.poll() == 1
+    (line,) = drain.errors
+    assert line.startswith("error: c has left, but not in good order: it left with its share of job-")
+    assert place.workers["c"].code() == 1
+    rejoin(place, "c")
+    run.reaches(len(run.rows) + 3)
+    run.stops()
+    place.on.idle(*WORKERS)

@@ -93,6 +93,7 @@ def _worker_status(
         gone_seconds=gone_seconds,
         tflops=worker.device.tflops,
         rates=worker.device.rates,
+        in_order=worker.in_order,
     )
 
 

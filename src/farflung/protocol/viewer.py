@@ -37,8 +37,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     Its `state` is joining while its links are measured, then ready, standby if it holds copies of a job's
     state, training if it has a share of a job, draining if it is to leave, suspect if three heartbeats are
     missing or it is expected back, or left. `reason` says more, such as what one that drains waits for, or
-    why one has left, `gone_seconds` ago; it `is_lost` if it left unasked. It is `connected` if it has a
-    session.
+    why one has left, `gone_seconds` ago; it `is_lost` if it left unasked, and left not `in_order` if it had a
+    share or a copy that others needed. It is `connected` if it has a session.
 
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
     that it knows, `lacks` the ops and element types that its backend refuses, `kernels` the digest of what
@@ -63,6 +63,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     gone_seconds: float = 0.0
     tflops: float = 0.0
     rates: Rates | None = None
+    in_order: bool = True
 
     @property
     def is_away(self) -> bool:

@@ -247,7 +247,7 @@ def _copied(state: State, decide: Decide) -> list[Command]:
     """The copy that a decision asks for, or why there is none."""
     load = state.load
     assert load is not None
-    keep, copy = decide.keep and load.training.copies > 0, decide.copy and not state.unprotected
+    keep, copy = (wish and not state.unprotected for wish in (decide.keep, decide.copy))
     commands: list[Command] = [CopyState(decide.unit, keep, copy)] if keep or copy else []
     if decide.copy and not copy:
         share = min(load.plan.segments_of(state.worker))

@@ -13,9 +13,10 @@ from tests.broker.scenario import DEVICE, Scenario, sent, told
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import Reply
 from farflung.broker.core.fleet.draining import waits_for
+from farflung.broker.core.protecting.homecoming import MOST_REFUSED
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.protocol.membership import Draining, Released
-from farflung.protocol.messages import Denied, Planned, Stop
+from farflung.protocol.messages import Decide, Denied, Kept, Planned, Stop
 
 
 def spread(story: Scenario, unit: int) -> None:
@@ -115,8 +116,8 @@ def test_a_share_goes_to_an_idle_worker_between_two_units_and_nobody_runs_a_unit
 
 
 def test_a_worker_that_nobody_can_replace_stays_and_says_so_until_its_deadline() -> None:
-    story = Scenario("a", "b")  # without disks
-    story.running(2, steps=20)
+    story = Scenario("a", "b")  # without disks, and no checkpoint is saved
+    story.running(2, steps=20, copies=0)
     leave(story, "b", within=120)
     decide_unit(story)
     assert words(story, "b") == "for a worker that can take its share of job-1"
@@ -318,15 +319,96 @@ def test_a_replay_is_awaited() -> None:
     assert job_of(story).members == ("a", "e", "d")
 
 
-def test_the_only_worker_of_a_job_stays_until_its_deadline() -> None:
+def only_worker(**changes: object) -> Scenario:
+    """Worker a alone has run two steps of job-1, which saves a checkpoint at its end."""
     story = Scenario("a")
-    story.running(1)
+    story.running(1, **{"steps": 20, "copies": 0, "checkpoint_end": True, **changes})
+    decide_unit(story)
+    decide_unit(story)
+    return story
+
+
+def in_order(story: Scenario, worker: str) -> bool:
+    (answer,) = [one for one in sent(story.commands, worker) if isinstance(one, Released)]
+    assert story.state.workers[worker].in_order == answer.in_order
+    return answer.in_order
+
+
+def decided(story: Scenario) -> list[int]:
+    return [fact.unit for fact in story.facts if isinstance(fact, facts.UnitDecided)]
+
+
+def test_the_state_of_a_job_on_one_worker_comes_to_its_submitter_before_that_leaves() -> None:
+    story = only_worker()
     leave(story, "a")
-    story.all_ready(0)
-    assert job_of(story).state == "running" and not released(story, "a")
+    assert words(story, "a") == "until the state of job-1 has come to its submitter"
+    unit = decide_unit(story)
+    assert [one for one in sent(story.commands, "a") if isinstance(one, Decide)][-1].keep
+    story.all_ready(unit + 1)
+    assert decided(story) == list(range(unit + 1)) and not released(story, "a")  # it waits for the copy
+    story.say(Kept("job-1", 1, unit))
+    assert in_order(story, "a") and is_whole(story)
+    (back,) = rollbacks(story)
+    assert (back.unit, back.in_order, job_of(story).state) == (unit + 1, True, "queued")
+    story.join("b")
+    story.planned()
+    story.loaded("b", attempt=job_of(story).attempt)
+    while job_of(story).state == "running":
+        decide_unit(story)
+    assert decided(story) == list(range(20))  # none runs again
+
+
+def test_the_wish_of_the_only_worker_outlives_a_restart_of_the_broker() -> None:
+    story = only_worker()
+    leave(story, "a")
+    unit = decide_unit(story)
+    story.restart()
+    story.join("a", standing=msgspec_standing(story))
+    story.say(return_of(story))
+    story.all_ready(unit + 1)
+    assert decided(story)[-1] == unit
+    story.say(Kept("job-1", 1, unit))
+    assert in_order(story, "a") and [one.unit for one in rollbacks(story)] == [unit + 1]
+
+
+def test_a_submitter_that_has_the_newest_state_already_is_not_sent_it_again() -> None:
+    story = only_worker(copies=1, checkpoint_every=1)
+    story.say(Kept("job-1", 1, 0))
+    story.say(Kept("job-1", 1, decide_unit(story)))
+    leave(story, "a")
+    assert in_order(story, "a") and [one.unit for one in rollbacks(story)] == [3]
+
+
+def test_a_copy_that_the_submitter_cannot_save_is_sent_three_times_and_the_job_goes_on_meanwhile() -> None:
+    story = only_worker()
+    leave(story, "a")
+    for _ in range(MOST_REFUSED):
+        unit = decide_unit(story)
+        story.all_ready(unit + 1)
+        assert decided(story)[-1] == unit
+        story.say(Kept("job-1", 1, unit, stored=False))
+        assert decided(story)[-1] == unit + 1  # it was held up no longer
+    assert words(story, "a") == "for a worker that can take its share of job-1"
+    decide_unit(story)
+    assert job_of(story).copies.under_way is None
     story.tick(600)
-    (answer,) = [one for one in sent(story.commands, "a") if isinstance(one, Released)]
-    assert not answer.in_order and job_of(story).state == "queued"
+    assert not in_order(story, "a") and rollbacks(story)[-1].unit == 0
+
+
+@pytest.mark.parametrize("lack", ["no checkpoints", "no memory", "no submitter"])
+def test_the_only_worker_of_a_job_whose_state_cannot_come_home_stays_until_its_deadline(lack: str) -> None:
+    story = only_worker(checkpoint_end=lack != "no checkpoints")
+    if lack == "no memory":
+        story.take(facts.WorkerLoaded("job-1", "a", "with room for a copy it needs more"))
+    if lack == "no submitter":
+        story.feed(events.SubmitterLeaves(story.now, "job-1", "gone"))
+    leave(story, "a", within=100)
+    if lack != "no submitter":
+        decide_unit(story)
+    assert job_of(story).copies.under_way is None and not job_of(story).copies.due
+    assert not released(story, "a")
+    story.tick(100)
+    assert not in_order(story, "a")
 
 
 def test_one_that_holds_copies_for_others_waits_until_they_lie_elsewhere() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from farflung.cli.commands import drain
 from farflung.cli.main import run
+from farflung.protocol.viewer import WorkerStatus
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,33 @@ def test_ctrl_c_says_whether_the_worker_leaves(
     assert run(["drain", "w"]) == 130
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
+
+
+LEFT = WorkerStatus("w", "left", "cpu", "", "", 0.0, "", 0.0, reason="it left", connected=False)
+
+
+@pytest.mark.parametrize(
+    ("left", "code"),
+    [
+        (LEFT, 0),
+        (msgspec.structs.replace(LEFT, in_order=False), 1),
+        (msgspec.structs.replace(LEFT, is_lost=True), 1),
+    ],
+)
+def test_the_code_says_whether_the_worker_left_in_good_order(
+    left: WorkerStatus, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def drained(*given: Any) -> WorkerStatus:
+        return left
+
+    monkeypatch.setattr(drain, "_drain", drained)
+    assert run(["drain", "w"]) == code
+    said = capsys.readouterr()
+    ok, not_ok = "w has left: it left\n", "error: w has left, but not in good order: it left\n"
+    assert (said.out, said.err) == (("", not_ok) if code else (ok, ""))
+    assert run(["drain", "w", "--json"]) == code
+    found = json.loads(capsys.readouterr().out)
+    assert (found["in_order"], found["is_lost"]) == (left.in_order, left.is_lost)
 
 
 def test_a_wish_needs_an_identity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

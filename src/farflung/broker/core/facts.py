@@ -85,10 +85,14 @@ class WorkerLeaving(Decision, frozen=True):
 
 
 class WorkerReleased(Decision, frozen=True):
-    """The worker's process may end. The worker stays known under its id."""
+    """The worker's process may end. The worker stays known under its id.
+
+    It leaves not `in_order` if it has a share or a copy that others need; older logs do not say so.
+    """
 
     worker: str
     reason: str
+    in_order: bool = True
 
 
 class JobSubmitted(Decision, frozen=True):

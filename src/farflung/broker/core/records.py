@@ -48,7 +48,7 @@ class Leave:
 class Worker:
     """A worker that the broker knows. `job` is its current job, `trouble` says why it is not connected. It is
     expected to return if it is away, since `away_since` (seconds since 1970). Else it has gone, at `gone_at`;
-    its process was `released` if the broker let it end.
+    its process was `released` if the broker let it end, `in_order` if it had nothing that others needed.
 
     `relay_mbps` is the rate at which it relays links of others, `line` its access line as its owner describes
     it. `held` are the copies of jobs' state on its disk, as it last said, which may take `disk_bytes` there;
@@ -71,6 +71,7 @@ class Worker:
     leaving: Leave | None = None
     gone_at: float | None = None
     released: bool = False
+    in_order: bool = True
 
     @property
     def away(self) -> bool:

@@ -319,6 +319,7 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
         jobs.on_keep(turn, job, message)
     elif isinstance(message, Kept):
         jobs.on_kept(turn, job, message)
+        units.decide_if_complete(turn, turn.state.jobs[job.job])
     elif message.attempt == job.attempt:
         seen = reachability.submitter_addresses(message, event.remote)
         reachability.ask(turn, job, event.submitter, message, seen)

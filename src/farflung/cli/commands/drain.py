@@ -19,7 +19,7 @@ from farflung.cli.process.identity import (
     obtain_identity,
 )
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
-from farflung.errors import ConnectionFailed, IdentityError
+from farflung.errors import ConnectionFailed, IdentityError, NotHandedOver
 from farflung.protocol.membership import MOST_WITHIN_SECONDS, WITHIN_SECONDS
 from farflung.text import duration_words
 from farflung.transport.security.identity_folder import folder_of, home_folder
@@ -52,7 +52,8 @@ def drain(
 ) -> None:
     """Let a worker leave in good order: its share of a job goes to others first.
 
-    It waits until the worker has left, and says what that waits for. Ctrl-C ends only this command.
+    It waits until the worker has left, and says what that waits for. It ends with code 1 if the worker left
+    with a share that no other took, or with the only copies of a job's state. Ctrl-C ends only this command.
     """
     asked = Asked()
     try:
@@ -63,10 +64,13 @@ def drain(
         else:
             note(f"{worker} leaves all the same, within {duration_words(within)}: `farflung status` shows it")
         raise typer.Exit(INTERRUPTED) from None
+    in_order = left.in_order and not left.is_lost
     if as_json:
         print_json(left)
-    else:
-        print_text(f"{worker} has left: {left.reason}")
+        raise typer.Exit(0 if in_order else NotHandedOver.exit_code)
+    if not in_order:
+        raise NotHandedOver(f"{worker} has left, but not in good order: {left.reason}")
+    print_text(f"{worker} has left: {left.reason}")
 
 
 @dataclass

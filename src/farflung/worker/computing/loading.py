@@ -53,9 +53,9 @@ def load_segments(
 
 
 def no_room_for_copy(worker: str, load: Load, segments: Collection[Segment], memory_bytes: int) -> str:
-    """Why this worker can make no copies of its state; empty if it can, or if the job wants none."""
-    if not load.holders or load.training.copies:
-        return ""
+    """Why this worker can make no copies of its state; empty if it can."""
+    if load.training.copies:
+        return ""  # they are part of what the job needs
     needed = needed_bytes(worker, load, segments, load.training.with_copies(1))
     if needed <= memory_bytes:
         return ""

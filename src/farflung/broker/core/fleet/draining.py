@@ -4,14 +4,15 @@ A worker that is to leave takes no job. Its share of a job that runs goes to an 
 would (`replaying`), but from a copy that is made for it, and between two units: so the other members lose
 nothing, not even the unit in flight. It may go once each copy on its disk that a job needs lies on two
 others. If no worker can take its share it stays, and at its deadline it leaves all the same. Until then the
-job goes back only to a version that was decided after it asked: no step before that is lost.
+job goes back only to a version that was decided after it asked: no step before that is lost. Where there are
+no versions, such as with one worker alone, the state comes to the submitter first (`homecoming`).
 """
 
 from __future__ import annotations
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import Reply, Send
-from farflung.broker.core.protecting import protection
+from farflung.broker.core.protecting import homecoming, protection
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, RUNNING, Job, State, Worker
 from farflung.broker.core.recovering import recovery, replaying
 from farflung.broker.core.recovering.replaying import Takeover
@@ -92,6 +93,8 @@ def waits_for(state: State, worker: Worker) -> str:
         return f"for the submitter of {job.job}"
     if (job.state == LOADING and job.keeps) or state.away_for(job):
         return f"until {job.job} runs"
+    if homecoming.comes_home(job):
+        return f"until the state of {job.job} has come to its submitter"
     if _awaits_version(job, worker.leaving.since):
         return f"for copies of {job.job}'s state"
     can_restore = _can_restore_without(state, job)
@@ -118,6 +121,11 @@ def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
     elif job.state == LOADING and not job.keeps:
         if _can_begin_without(turn.state, job):
             _begin_without(turn, job, why)
+    elif homecoming.comes_home(job):
+        if homecoming.is_home(job):
+            _begin_without(turn, job, why)
+        else:
+            homecoming.ask(turn, job)
     elif job.state == RUNNING and not job.held and _is_between_units(turn, job):
         if _awaits_version(job, worker.leaving.since):
             return
@@ -214,5 +222,5 @@ def _leave_at_last(turn: Transition, worker: Worker) -> None:
 
 
 def _release(turn: Transition, name: str, reason: str, in_order: bool = True) -> None:
-    turn.emit(facts.WorkerReleased(turn.now, name, one_line(reason)))
+    turn.emit(facts.WorkerReleased(turn.now, name, one_line(reason), in_order))
     turn.do(Send(name, Released(one_line(reason), in_order)))

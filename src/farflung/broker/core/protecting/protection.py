@@ -50,7 +50,7 @@ def protection(state: State, job: Job) -> str:
         return ""
     stable, trouble = job.versions.stable, job.unprotected or job.versions.trouble
     if stable is None:
-        why = trouble or hindrance(state, job, job.plan) or "the first copy is not complete"
+        why = hindrance(state, job, job.plan) or trouble or "the first copy is not complete"
         return one_line(f"not protected: {why}")
     if alone := _alone(state, job, stable, job.plan):
         why = trouble or "the next copy is not complete"

@@ -74,7 +74,7 @@ def worker_leaving(fact: facts.WorkerLeaving, state: State) -> State:
 
 def worker_released(fact: facts.WorkerReleased, state: State) -> State:
     worker = _gone(state.workers[fact.worker], fact)
-    return state.with_worker(replace(worker, leaving=None, released=True))
+    return state.with_worker(replace(worker, leaving=None, released=True, in_order=fact.in_order))
 
 
 def worker_away(fact: facts.WorkerAway, state: State) -> State:

@@ -14,13 +14,14 @@ class Copies:
     The state is to be copied after each `every` steps (0: never), and after the next step if `due`: the
     submitter asked for it, or an earlier copy was under way when it was its turn. `under_way` is the unit
     whose copy the submitter has not stored yet. `stable` is the newest unit at which the job can begin with a
-    state that the submitter has.
+    state that the submitter has. It could not store the last `refused` ones.
     """
 
     every: int = 0
     due: bool = False
     under_way: int | None = None
     stable: int = 0
+    refused: int = 0
 
     def takes(self, unit: Unit, is_best: bool = False) -> bool:
         """Whether the state right after `unit` is to be copied, as it is due or the best one found."""
@@ -38,11 +39,11 @@ class Copies:
 
     def stored(self, unit: int) -> Copies:
         """The copies once the submitter has stored the one under way, after `unit`."""
-        return replace(self, under_way=None, stable=unit + 1)
+        return replace(self, under_way=None, stable=unit + 1, refused=0)
 
     def failed(self) -> Copies:
         """The copies once the submitter could not store the one under way."""
-        return replace(self, under_way=None)
+        return replace(self, under_way=None, refused=self.refused + 1)
 
     def interrupted(self) -> Copies:
         """The copies once the attempt has ended: one under way may never arrive, so another is due."""

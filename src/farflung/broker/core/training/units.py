@@ -5,7 +5,7 @@ from __future__ import annotations
 from farflung.broker.codecs import tuning
 from farflung.broker.core import facts
 from farflung.broker.core.events import Send
-from farflung.broker.core.protecting import protection
+from farflung.broker.core.protecting import homecoming, protection
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
 from farflung.broker.core.training import jobs, monitoring
 from farflung.broker.core.training.commit import CommitGroup
@@ -36,9 +36,14 @@ def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> N
     if message.unit < job.unit.number or (job.group is not None and job.group.holds(worker, message)):
         return
     turn.emit(facts.WorkerReady(job.job, worker, message))
-    job = turn.state.jobs[job.job]
-    assert job.group is not None
-    if job.group.complete and not job.replanning.is_moving:
+    decide_if_complete(turn, turn.state.jobs[job.job])
+
+
+def decide_if_complete(turn: Transition, job: Job) -> None:
+    """Decide the current unit if all shares of it have arrived, unless it is to wait for copies."""
+    is_complete = job.group is not None and job.group.complete
+    if is_complete and not job.replanning.is_moving and not homecoming.holds(turn.state, job):
+        assert job.group is not None
         decide_unit(turn, job, job.group)
 
 

@@ -57,6 +57,14 @@ class ProfileError(FarflungError):
     """A device profile cannot be read or made, or is not of this model."""
 
 
+class WeightsError(FarflungError):
+    """Stored weights cannot be read, or may not be read from there."""
+
+
+class StoreUnknown(FarflungError):
+    """No file system for a URL is installed or known."""
+
+
 class CopyError(FarflungError):
     """A copy of a share of a job's state cannot be written to this worker's disk, or not be used."""
 

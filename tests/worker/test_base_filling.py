@@ -12,8 +12,9 @@ from tests.worker.loads import fresh, load
 
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import Message
-from farflung.protocol.sessions import BaseLacking, BaseList, BasePiece
+from farflung.protocol.sessions import BaseLacking, BaseList, BasePiece, StoredAt
 from farflung.transport.wire.headers import SliceHeader
+from farflung.weights.allowed import Allowed
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.weights.cache import WeightCache
 from farflung.worker.weights.filling import BaseFilling
@@ -35,7 +36,7 @@ class Scene:
         self.receiver = StateReceiver(load(), [1], 10**6, fresh)
         self.said: list[Message] = []
         self.arrived = 0
-        self.filling = BaseFilling(cache, self.said.append, self._filled)
+        self.filling = BaseFilling(cache, Allowed(), self.said.append, self._filled)
 
     def _filled(self) -> None:
         self.arrived += self.receiver.full
@@ -130,19 +131,23 @@ def test_what_came_damaged_is_not_kept(tmp_path: Path) -> None:
     assert cache(tmp_path).taken_bytes == len(WEIGHT)
 
 
+UNEXPECTED = r"listed .* which the plan does not expect"
+
+
 @pytest.mark.parametrize(
-    ("peer", "piece"),
+    ("peer", "piece", "words"),
     [
-        ("a", LISTED.pieces[0]),
-        ("desk", BasePiece(0, "weight", bytes(32))),
-        ("desk", BasePiece(1, "other", bytes(32))),
+        ("a", LISTED.pieces[0], UNEXPECTED),
+        ("desk", BasePiece(0, "weight", bytes(32)), UNEXPECTED),
+        ("desk", BasePiece(1, "other", bytes(32)), UNEXPECTED),
+        ("desk", BasePiece(1, "weight", bytes(32), StoredAt(0, 0)), "in a file that it did not list"),
     ],
 )
-def test_pieces_that_the_plan_does_not_expect_are_refused(peer: str, piece: BasePiece) -> None:
+def test_pieces_that_the_plan_does_not_expect_are_refused(peer: str, piece: BasePiece, words: str) -> None:
     async def work() -> None:
         receiver = StateReceiver(load(), [1], 10**6, fresh)
-        filling = BaseFilling(None, lambda message: None, lambda: None)
-        with pytest.raises(ProtocolError, match=r"listed .* which the plan does not expect"):
+        filling = BaseFilling(None, Allowed(), lambda message: None, lambda: None)
+        with pytest.raises(ProtocolError, match=words):
             filling.begin(peer, load(), receiver, BaseList("job-1", 5, [piece]))
         await filling.close()
 

@@ -6,12 +6,12 @@ Between members of a plan these are `Claim` and `Welcome`, with the broker `Atta
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from farflung.protocol.fields import Count, Id, Message, Name
+from farflung.protocol.fields import Count, Id, Message, Name, Text
 from farflung.transport.wire.headers import Digest, Receipt
 
 
@@ -71,6 +71,23 @@ class Welcome(Message, frozen=True):
 
 
 MOST_PIECES = 100_000
+MOST_TROUBLES = 8
+
+
+MOST_FILES = 10_000
+Widened = Literal["", "bfloat16", "float16"]
+Url = Annotated[str, Meta(max_length=2048)]
+
+
+class StoredAt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a piece's bytes are also to be had: in which of the list's files, and from which byte on.
+
+    Values that are stored as `widened` are widened to float32; empty: the bytes are those of the piece.
+    """
+
+    file: Annotated[int, Meta(ge=0, lt=MOST_FILES)]
+    offset: Count
+    widened: Widened = ""
 
 
 class BasePiece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -79,26 +96,32 @@ class BasePiece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     segment: Count
     name: Name
     sha256: Digest
+    at: StoredAt | None = None
 
 
 class BaseList(Message, frozen=True):
     """From the submitter: take these pieces of your state from where you have them, and ask me for the rest.
 
-    `BaseLacking` answers. The submitter sends no slices of a piece before it is asked for.
+    `BaseLacking` answers. The submitter sends no slices of a piece before it is asked for. `files` are URLs
+    at which pieces are stored, which a worker fetches from only as far as its owner allows.
     """
 
     job: Id
     attempt: Count
     pieces: Annotated[list[BasePiece], Meta(max_length=MOST_PIECES)]
+    files: Annotated[list[Url], Meta(max_length=MOST_FILES)] = msgspec.field(default_factory=list)
 
 
 class BaseLacking(Message, frozen=True):
     """From a worker: send me these pieces of the base list, by segment and name, which I do not have.
 
-    More such messages may follow, until one that is the `last`.
+    More such messages may follow, until one that is the `last`. That says how many bytes of the state were
+    fetched from the list's files, and in `troubles` why some were not, in one line each.
     """
 
     job: Id
     attempt: Count
     pieces: Annotated[list[tuple[Count, Name]], Meta(max_length=MOST_PIECES)]
     last: bool = True
+    fetched_bytes: Count = 0
+    troubles: Annotated[list[Text], Meta(max_length=MOST_TROUBLES)] = msgspec.field(default_factory=list)

@@ -27,6 +27,7 @@ from farflung.transport.link.governor import Pace
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import boot
+from farflung.weights.allowed import Allowed
 from farflung.worker import events
 from farflung.worker import state as machine
 from farflung.worker.broker_line import BrokerLine
@@ -58,7 +59,7 @@ class WorkerOptions:
     identity's folder (0: none are kept; None: a fifth of what is free there). Copies leave for other workers
     at `standby_mbps` at most, in Mbit/s (0: any rate). A device with memory of its own may also use
     `host_memory_bytes` of the machine's, for what is copied and logged; None: `memory_bytes` are the
-    machine's.
+    machine's. Base weights are fetched from the URLs that are allowed as `base`.
     """
 
     identity: Identity
@@ -72,6 +73,7 @@ class WorkerOptions:
     disk_bytes: int | None = 0
     standby_mbps: float = 0.0
     host_memory_bytes: int | None = None
+    base: Allowed = field(default_factory=Allowed)
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -154,7 +156,9 @@ class WorkerService:
             options.identity.id, store, self._peers, self._send, lambda: self._timeouts, pace
         )
         self._peers.copies_to(self._copying)
-        self._base = BaseFilling(self._cache_beside(store), self._peers.tell_submitter, self._base_filled)
+        self._base = BaseFilling(
+            self._cache_beside(store), options.base, self._peers.tell_submitter, self._base_filled
+        )
         client_context = self._identity.client_context()
         self._server_context = self._identity.server_context(admit_newcomers=False)
         self._line = BrokerLine(self._identity, client_context, self._server_context, self)
@@ -496,11 +500,8 @@ class WorkerService:
         """Where base weights are kept; None if nothing is to be kept on this disk."""
         if store is None:
             return None
-        return WeightCache(
-            self._identity.folder,
-            self._options.disk_bytes,
-            lambda: sum(copy.bytes for copy in store.held()),
-        )
+        limit_bytes = self._options.disk_bytes
+        return WeightCache(self._identity.folder, limit_bytes, lambda: store.taken_bytes)
 
     def base_listed(self, peer: str, base: BaseList) -> None:
         load, receiver = self._state.load, self._state_receiver

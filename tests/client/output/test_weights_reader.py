@@ -128,7 +128,7 @@ def test_without_weights_only_emulated_runs_and_pictures() -> None:
 def test_weights_are_for_models_without_values(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="this one has its own"):
         job_of(case("chain"), weights=tmp_path)
-    with pytest.raises(JobError, match="must be the path"):
+    with pytest.raises(JobError, match="must be the path or URL"):
         Job(
             model=on_meta("chain"), data=Items(case("chain")), optimizer=job_of(case("chain")).optimizer,
             batch=8, microbatches=4, steps=3, weights=3,  # type: ignore[arg-type]

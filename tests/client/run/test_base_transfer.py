@@ -10,7 +10,7 @@ from farflung.client.run.base_transfer import NO_BASE, BaseBytes, BaseRequests, 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.sessions import BaseLacking
 
-LISTED = base_list("j", 1, {1: ["b"], 0: ["a", "c"]}, {name: name.encode() * 32 for name in "abc"})
+LISTED = base_list("j", 1, {1: ["b"], 0: ["a", "c"]}, {name: name.encode() * 32 for name in "abc"}, {}, [])
 SIZES = {"a": 1, "b": 10, "c": 100}
 
 
@@ -33,7 +33,7 @@ def test_what_is_not_asked_for_was_there() -> None:
         asked.answered(BaseLacking("j", 1, [(0, "a")]))
         assert [(await asked.next()).pieces for _ in range(2)] == [[(1, "b")], [(0, "a")]]
         assert asked.bytes == BaseBytes(cached=100, sent=11)
-        assert NO_BASE + asked.bytes + asked.bytes == BaseBytes(200, 22)
+        assert NO_BASE + asked.bytes + asked.bytes == BaseBytes(200, 22, 0)
 
     asyncio.run(scenario())
 

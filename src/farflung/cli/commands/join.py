@@ -62,6 +62,14 @@ DiskOption = Annotated[
         " 0: none. [default: a fifth of what is free]"
     ),
 ]
+BaseOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL-PREFIX|none",
+        help="From where this worker may fetch base weights that a job names by URL; may be repeated."
+        " [default: https, from public addresses]",
+    ),
+]
 StandbyOption = Annotated[
     float | None,
     typer.Option(
@@ -109,6 +117,7 @@ def join(
     ] = None,
     memory: MemoryOption = None,
     disk: DiskOption = None,
+    base: BaseOption = None,
     standby_mbps: StandbyOption = None,
     backend: BackendOption = "auto",
     device: DeviceOption = "auto",
@@ -128,6 +137,9 @@ def join(
     if memory is not None and not memory > 0:
         raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
     _check_line(up, down, standby_mbps)
+    from farflung.weights.allowed import Allowed
+
+    allowed = Allowed.parse(base or [])
     from farflung.runtime.frameworks import checked
 
     framework = checked(backend, tflops, device)
@@ -152,6 +164,7 @@ def join(
         line=HomeLine(up, down, probe),
         disk_bytes=_disk_bytes(disk),
         standby_mbps=standby_mbps or 0.0,
+        base=allowed,
     )
     departure = Departure()
     # The workers of a local fleet end with it: no worker is left that could take their shares.

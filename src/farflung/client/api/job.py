@@ -114,8 +114,9 @@ class Job:
     deterministic
         On GPUs, compute with repeatable bits and without TF32, which is slower. CPUs always do.
     weights
-        Values for a model on the meta device: a safetensors file, or a folder with shards and their index.
-        They are read one tensor at a time.
+        Values for a model on the meta device: a safetensors file, or a folder with shards and their index, by
+        path or URL. They are read one tensor at a time. Workers fetch what they can of a URL themselves,
+        also for a model that has values.
     collate
         Turns a list of items into a batch, a dict of tensors. By default tensors are stacked.
     names
@@ -335,9 +336,14 @@ def _require_weights(weights: object, model: nn.Module) -> None:
     if weights is None:
         return
     if not isinstance(weights, str | Path):
-        raise JobError(f"weights must be the path of a safetensors file or folder, found {_kind(weights)}")
-    if _has_values(model):
-        raise JobError("weights are for a model on the meta device, this one has its own: load them into it")
+        raise JobError(
+            f"weights must be the path or URL of a safetensors file or folder, found {_kind(weights)}"
+        )
+    if _has_values(model) and "://" not in str(weights):
+        raise JobError(
+            "weights are for a model on the meta device, this one has its own: load them into it, or give the"
+            " URL from which workers can fetch them, too"
+        )
 
 
 def _require_optimizer(optimizer: Any, model: nn.Module) -> None:

@@ -33,6 +33,7 @@ from farflung.workload import Workload, workload_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from farflung.client.capture.stored_base import StoredBase
     from farflung.opdag.capture import Capture
 
 
@@ -42,7 +43,7 @@ class Prepared:
 
     `state` holds the tensors of the job's own module, or reads them from its stored weights. `program` is the
     serialized graph, `remarks` are notes on the capture for the user. An `emulated` job runs on emulated
-    devices and has no state.
+    devices and has no state. `stored` are the weights that the job names.
     """
 
     job: Job
@@ -51,6 +52,7 @@ class Prepared:
     state: Mapping[str, Tensor]
     remarks: tuple[str, ...]
     emulated: bool = False
+    stored: StoredBase | None = None
 
     @property
     def training(self) -> Training:
@@ -95,7 +97,7 @@ class Prepared:
     @cached_property
     def digests(self) -> Digests:
         """The digests of the parameters and buffers that no step changes."""
-        return Digests(self.state)
+        return Digests(self.state, self.stored)
 
     def _form(self, name: str) -> Form:
         entry = next(entry for entry in self.graph.inputs if entry.name == name)
@@ -131,7 +133,7 @@ def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) ->
     graph = captured.graph
     # A tied parameter has several names in the model and one of them in the graph.
     require_patterns(job.optimizer, [entry.name for entry in graph.inputs_of("parameter") if entry.trainable])
-    return Prepared(job, graph, wire.dump(graph), _state(job, graph), _remarks(captured))
+    return _with_state(job, graph, wire.dump(graph), _remarks(captured))
 
 
 def _require_values(job: Job) -> None:
@@ -143,17 +145,25 @@ def _require_values(job: Job) -> None:
         )
 
 
-def _state(job: Job, graph: Graph) -> Mapping[str, Tensor]:
-    if job.has_values:
-        from farflung.runtime.parity.steps import named_state
+def _with_state(job: Job, graph: Graph, program: bytes, remarks: tuple[str, ...]) -> Prepared:
+    """The prepared job with its module's tensors, or those of its stored weights."""
+    from farflung.client.output.weights_reader import WeightsReader, open_weights
+    from farflung.runtime.parity.steps import named_state
 
-        return named_state(job.model, graph)
-    from farflung.client.output.weights_reader import WeightsReader
+    files = None if job.weights is None else open_weights(str(job.weights))
+    state: Mapping[str, Tensor]
+    if job.has_values or files is None:
+        state = named_state(job.model, graph)
+    else:
+        tensors = dict(job.model.named_buffers()) | dict(job.model.named_parameters())
+        own = {name: tensor.detach() for name, tensor in tensors.items() if not tensor.is_meta}
+        state = WeightsReader(files, graph, own)
+    if files is None:
+        return Prepared(job, graph, program, state, remarks)
+    from farflung.client.capture.stored_base import StoredBase
 
-    assert job.weights is not None
-    tensors = dict(job.model.named_buffers()) | dict(job.model.named_parameters())
-    own = {name: tensor.detach() for name, tensor in tensors.items() if not tensor.is_meta}
-    return WeightsReader(Path(job.weights), graph, own)
+    stored = StoredBase(files, graph, job.microbatch_size, state)
+    return Prepared(job, graph, program, state, remarks, stored=stored)
 
 
 def _remarks(captured: Capture) -> tuple[str, ...]:

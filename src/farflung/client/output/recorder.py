@@ -122,6 +122,8 @@ class Recorder:
         self.metrics.running(time.monotonic(), sent_bytes)
         if base.cached:
             self.observer.noted(f"{format_bytes(base.cached)} of base weights were in the workers' caches")
+        if base.fetched:
+            self.observer.noted(f"the workers fetched {format_bytes(base.fetched)} of base weights")
         self.observer.running()
         self._begin()
         await self._record(
@@ -129,6 +131,7 @@ class Recorder:
             loading_seconds=self.metrics.loading_seconds,
             base_cached_bytes=base.cached,
             base_sent_bytes=base.sent,
+            base_fetched_bytes=base.fetched,
         )
 
     async def unit_done(self, message: UnitDone, sent_bytes: int | None, is_repeated: bool = False) -> None:

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from farflung.errors import JobError
+from farflung.errors import JobError, WeightsError
+from farflung.opdag.form import Form
 from farflung.opdag.graph import FLOATING, Graph, Input
+from farflung.weights.files import KINDS, StoredTensor, WeightFiles, is_url
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-INDEX = "model.safetensors.index.json"
+_WRAPPERS = ("base_model.model.", "base_model.", "module.", "_orig_mod.")
+_INSIDE = (".base_layer.", ".original_module.")
 
 
-class _Index(msgspec.Struct):
-    """The index that Hugging Face writes beside a model's shards: tensor name -> file name."""
+def open_weights(place: str) -> WeightFiles:
+    """The files of weights at a path or URL; JobError if they cannot be read."""
+    try:
+        return WeightFiles(place)
+    except WeightsError as error:
+        raise JobError(_line(place, error)) from None
 
-    weight_map: dict[str, str]
+
+def stored_names(name: str, aliases: Sequence[str] = ()) -> Iterator[str]:
+    """Names under which a file may have a model's parameter: its own, those it is tied to, and a base's.
+
+    PEFT puts a model and the layers that it adapts into modules of its own, and so do torch's wrappers.
+    """
+    for one in (name, *aliases):
+        yield one
+    for one in (name, *aliases):
+        for inside in _INSIDE:
+            one = one.replace(inside, ".")
+        yield one
+        for wrapper in _WRAPPERS:
+            if one.startswith(wrapper):
+                yield one.removeprefix(wrapper)
 
 
 class WeightsReader(Mapping[str, "Tensor"]):
@@ -29,8 +46,8 @@ class WeightsReader(Mapping[str, "Tensor"]):
 
     Parameters
     ----------
-    path
-        A safetensors file, or a folder with `model.safetensors.index.json` or one or more such files.
+    files
+        The safetensors files.
     graph
         Gives the needed names, shapes and element types; floating point types are converted.
     own
@@ -42,21 +59,35 @@ class WeightsReader(Mapping[str, "Tensor"]):
         A file cannot be read, or a tensor is missing or of another shape.
     """
 
-    def __init__(self, path: Path, graph: Graph, own: Mapping[str, Tensor]) -> None:
+    def __init__(self, files: WeightFiles, graph: Graph, own: Mapping[str, Tensor]) -> None:
         self._entries = {entry.name: entry for entry in graph.inputs if entry.kind in ("parameter", "buffer")}
         self._graph = graph
         self._own = own
-        self._files = _files_by_name(path)
-        self._stored = {name: self._stored_name(path, entry) for name, entry in self._entries.items()}
+        self.files = files
+        self.stored = {
+            name: stored for name, entry in self._entries.items() if (stored := self._stored_name(entry))
+        }
+        """The name in the files of each tensor that they have."""
 
     def __getitem__(self, name: str) -> Tensor:
-        from farflung.runtime.torch_backend.tensors import DTYPES
+        from farflung.runtime.torch_backend.tensors import DTYPES, allocate, over
 
-        stored = self._stored[name]
+        stored = self.stored.get(name)
         if stored is None:
             return self._own[name]
-        with _opened(self._files[stored]) as file:
-            tensor: Tensor = file.get_tensor(stored)
+        found = self.files.tensors[stored]
+        buffer, at = allocate(found.bytes), 0
+
+        def take(part: memoryview) -> None:
+            nonlocal at
+            buffer[at : at + len(part)] = part
+            at += len(part)
+
+        try:
+            self.files.read(stored, take)
+        except WeightsError as error:
+            raise JobError(_line(self.files.name, error)) from None
+        tensor = over(buffer, Form(KINDS[found.kind], found.shape))  # type: ignore[arg-type]
         return tensor.to(DTYPES[self._graph.values[self._entries[name].value].dtype])
 
     def __iter__(self) -> Iterator[str]:
@@ -65,60 +96,32 @@ class WeightsReader(Mapping[str, "Tensor"]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _stored_name(self, path: Path, entry: Input) -> str | None:
+    def _stored_name(self, entry: Input) -> str | None:
         """The tensor's name in the files; None if the module's own tensor is used."""
         aliases = [alias for alias, name in self._graph.ties.items() if name == entry.name]
-        for name in (entry.name, *aliases):
-            if name in self._files:
-                self._require_fit(name, entry)
+        for name in stored_names(entry.name, aliases):
+            if name in self.files.tensors:
+                self._require_fit(name, entry, self.files.tensors[name])
                 return name
         if entry.name not in self._own:
-            raise JobError(f"{path} has no {entry.name!r}, which the model needs: give all its weights")
+            raise JobError(
+                f"{self.files.name} has no {entry.name!r}, which the model needs: give all its weights"
+            )
         return None
 
-    def _require_fit(self, stored: str, entry: Input) -> None:
+    def _require_fit(self, stored: str, entry: Input, found: StoredTensor) -> None:
         wanted = self._graph.values[entry.value]
-        with _opened(self._files[stored]) as file:
-            view = file.get_slice(stored)
-            shape, kind = list(view.get_shape()), str(view.get_dtype())
-        if shape != list(wanted.shape):
+        file = self.files.files[found.file]
+        if list(found.shape) != list(wanted.shape):
             raise JobError(
-                f"{self._files[stored]} has {stored!r} in shape {shape}, the model has {list(wanted.shape)}"
+                f"{file} has {stored!r} in shape {list(found.shape)}, the model has {list(wanted.shape)}"
             )
-        if kind.startswith(("F", "BF")) != (wanted.dtype in FLOATING):
-            raise JobError(f"{self._files[stored]} has {stored!r} as {kind}, the model has {wanted.dtype}")
+        kind = KINDS.get(found.kind)
+        if kind is None or (kind in FLOATING) != (wanted.dtype in FLOATING):
+            raise JobError(f"{file} has {stored!r} as {found.kind}, the model has {wanted.dtype}")
 
 
-def _files_by_name(path: Path) -> dict[str, Path]:
-    if not path.is_dir():
-        return dict.fromkeys(_names_in(path), path)
-    index = path / INDEX
-    if not index.is_file():
-        files = sorted(path.glob("*.safetensors"))
-        if not files:
-            raise JobError(f"expected safetensors files in {path}, found none")
-        return {name: file for file in files for name in _names_in(file)}
-    try:
-        listed = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (OSError, msgspec.MsgspecError) as error:
-        raise JobError(f"{index} cannot be read: {error}") from None
-    if outside := [file for file in listed.values() if Path(file).name != file]:
-        raise JobError(f"{index} names a file that is not beside it: {outside[0][:80]!r}")
-    return {name: path / file for name, file in listed.items()}
-
-
-def _names_in(path: Path) -> list[str]:
-    with _opened(path) as file:
-        return list(file.keys())
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (OSError, SafetensorError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise JobError(f"the weights in {path} cannot be read: {line}") from None
+def _line(place: str, error: WeightsError) -> str:
+    """The error in one line that names the place."""
+    line = " ".join(str(error).split())[:300]
+    return line if is_url(place) else f"the weights in {place} cannot be read: {line}"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
-from farflung.client.run.base_transfer import LEAST_BYTES, NO_BASE, BaseRequests, base_list
+from farflung.client.run.base_transfer import BaseBytes
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.feeder import Feeder
 from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
 from farflung.client.run.start import Start, first_segments
 from farflung.client.run.state_collector import ReceivedState, StateCollector, StateCollectors, with_slots
-from farflung.client.run.state_transfer import send_coders, send_state
+from farflung.client.run.state_sender import StateSender
 from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError, RunFailed
 from farflung.opdag.analysis import changed_by_training
@@ -48,9 +48,7 @@ class Attempt:
         self._connected: set[str] = set()
         self._loading_again: set[asyncio.Task[None]] = set()
         self._linked = asyncio.Event()
-        self._forms = _forms_of(prepared, start)
-        self.base_bytes = NO_BASE
-        """Where the workers' base weights came from so far."""
+        self._sender = StateSender(prepared, planned, start, observer)
         self.is_fed = False
         self._feeder = Feeder(
             planned.job, planned.attempt, planned.plan, prepared.graph, self._sessions, observer.working
@@ -68,6 +66,11 @@ class Attempt:
         """Bytes sent over data links so far, including framing."""
         return sum(session.bytes_sent for session in self._sessions.values())
 
+    @property
+    def base_bytes(self) -> BaseBytes:
+        """Where the base weights of the workers came from that have them all."""
+        return self._sender.base_bytes
+
     async def load(self, routes: WorkerRoutes) -> None:
         """Dial every worker, and send each one the parameters and buffers that its segments own.
 
@@ -78,10 +81,9 @@ class Attempt:
         ConnectionFailed
             A worker cannot be reached. A worker that is lost later is reported to `hear`.
         """
-        progress = _Progress(self._observer, self._total_bytes())
         async with asyncio.TaskGroup() as group:
             for worker in self.planned.plan.workers():
-                group.create_task(self._load_worker(worker, routes, progress))
+                group.create_task(self._load_worker(worker, routes))
 
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""
@@ -152,7 +154,7 @@ class Attempt:
             task.cancel()
         await asyncio.gather(*(session.close(reason) for session in self._sessions.values()))
 
-    async def _load_worker(self, worker: str, routes: WorkerRoutes, progress: _Progress) -> None:
+    async def _load_worker(self, worker: str, routes: WorkerRoutes) -> None:
         planned = self.planned
         welcome = Welcome(planned.job, planned.attempt)
         session = WorkerSession(worker, welcome, self._feeder, self._collectors, self._hear, self._feed_again)
@@ -164,46 +166,7 @@ class Attempt:
         if planned.keeps:
             return
         with suppress(ConnectionFailed):  # the lost link has been reported
-            await self._send_state(worker, session, progress)
-
-    async def _send_state(self, worker: str, session: WorkerSession, progress: _Progress) -> None:
-        """Send a worker its state: the base weights that it does not have, and all the rest."""
-        planned, state = self.planned, self._start.state
-        owned = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
-        base = {segment: [name for name in names if self._is_base(name)] for segment, names in owned.items()}
-        requests = await self._list_base(session, base)
-        rest = {segment: [*{*names} - {*base[segment]}] for segment, names in owned.items()}
-        await send_state(planned.job, planned.attempt, rest, state, session, progress.add)
-        if self._has_coders and self._start.unit:
-            coders = self._start.coders_of(planned.plan, min(owned))
-            await send_coders(planned.job, planned.attempt, min(owned), coders, session)
-        if requests is None:
-            return
-        is_last = False
-        while not is_last:
-            lacking = await requests.next()
-            asked: dict[int, list[str]] = {}
-            for segment, name in lacking.pieces:
-                asked.setdefault(segment, []).append(name)
-            is_last = lacking.last
-            if is_last:
-                progress.add(requests.bytes.cached)
-                self.base_bytes += requests.bytes
-            await send_state(planned.job, planned.attempt, asked, state, session, progress.add)
-
-    async def _list_base(
-        self, session: WorkerSession, names: Mapping[int, Sequence[str]]
-    ) -> BaseRequests | None:
-        """Tell a worker of the base weights that it owns; None if there are none."""
-        wanted = [name for of_segment in names.values() for name in of_segment]
-        if not wanted:
-            return None
-        digests = await asyncio.to_thread(self._prepared.digests.of, wanted)
-        listed = base_list(self.planned.job, self.planned.attempt, names, digests)
-        return session.list_base(listed, {name: self._forms[name].nbytes for name in wanted})
-
-    def _is_base(self, name: str) -> bool:
-        return name not in self._prepared.changed and self._forms[name].nbytes >= LEAST_BYTES
+            await self._sender.send(worker, session)
 
     @property
     def _has_coders(self) -> bool:
@@ -239,39 +202,3 @@ class Attempt:
             if key not in received.tensors
         }
         return ReceivedState(kept | received.tensors, received.coders)
-
-    def _total_bytes(self) -> int:
-        keys = _by_name(self._start.state)
-        return sum(
-            self._forms[name].nbytes if not key.slot else self._start.state[key].nbytes
-            for owned in self.planned.owned
-            for name in owned
-            for key in keys.get(name, ())
-        )
-
-
-def _forms_of(prepared: Prepared, start: Start) -> dict[str, Form]:
-    """The element types and shapes of the graph's parameters and buffers; no tensor is read for them."""
-    graph, batch = prepared.graph, start.training.microbatch_size
-    entries = [entry for entry in graph.inputs if entry.kind in ("parameter", "buffer")]
-    return {entry.name: Form.of(graph.values[entry.value], batch) for entry in entries}
-
-
-def _by_name(state: Iterable[StateKey]) -> dict[str, list[StateKey]]:
-    found: dict[str, list[StateKey]] = {}
-    for key in state:
-        found.setdefault(key.name, []).append(key)
-    return found
-
-
-class _Progress:
-    """Adds up the bytes that were sent to all workers."""
-
-    def __init__(self, observer: Observer, total: int) -> None:
-        self._observer = observer
-        self._total = total
-        self._sent = 0
-
-    def add(self, size: int) -> None:
-        self._sent += size
-        self._observer.loading(self._sent, self._total)

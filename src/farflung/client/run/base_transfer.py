@@ -10,18 +10,24 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.protocol.sessions import BaseLacking, BaseList, BasePiece
+from farflung.protocol.sessions import BaseLacking, BaseList, BasePiece, StoredAt
 
 LEAST_BYTES = 1024
 """Smaller tensors are sent: that takes no longer than to name them."""
 
 
 class BaseBytes(NamedTuple):
-    """Bytes of the base weights that workers had on their disks, and bytes that were sent to them."""
+    """Bytes of base weights that workers had on their disks, that were sent to them, and that they fetched.
+
+    They are those of the tensors in memory: a file of bfloat16 may hold half as many.
+    """
 
     cached: int = 0
     sent: int = 0
+    fetched: int = 0
 
     def __add__(self, other: object) -> BaseBytes:
         assert isinstance(other, BaseBytes)
@@ -39,6 +45,7 @@ class BaseRequests:
         self._left = {(piece.segment, piece.name): sizes[piece.name] for piece in listed.pieces}
         self._asked: asyncio.Queue[BaseLacking | None] = asyncio.Queue()
         self._total = sum(self._left.values())
+        self._fetched = 0
         self._is_answered = False
 
     def answered(self, lacking: BaseLacking) -> None:
@@ -58,6 +65,7 @@ class BaseRequests:
         for piece in lacking.pieces:
             del self._left[piece]
         self._is_answered = lacking.last
+        self._fetched = lacking.fetched_bytes
         self._asked.put_nowait(lacking)
 
     def lost(self) -> None:
@@ -74,13 +82,29 @@ class BaseRequests:
     @property
     def bytes(self) -> BaseBytes:
         """Where the worker's base weights came from, after its last answer."""
-        cached = sum(self._left.values())
-        return BaseBytes(cached, self._total - cached)
+        here = sum(self._left.values())
+        fetched = min(here, self._fetched)
+        return BaseBytes(here - fetched, self._total - here, fetched)
 
 
 def base_list(
-    job: str, attempt: int, names: Mapping[int, Sequence[str]], digests: Mapping[str, bytes]
+    job: str,
+    attempt: int,
+    names: Mapping[int, Sequence[str]],
+    digests: Mapping[str, bytes],
+    places: Mapping[str, StoredAt],
+    files: Sequence[str],
 ) -> BaseList:
-    """The list for a worker whose segments own `names` of the base."""
-    pieces = [BasePiece(segment, name, digests[name]) for segment in sorted(names) for name in names[segment]]
-    return BaseList(job, attempt, pieces)
+    """The list for a worker whose segments own `names` of the base; some are also at `places` in `files`."""
+    used = sorted({places[name].file for of_one in names.values() for name in of_one if name in places})
+    renumbered = {
+        name: msgspec.structs.replace(at, file=used.index(at.file))
+        for name, at in places.items()
+        if at.file in used
+    }
+    pieces = [
+        BasePiece(segment, name, digests[name], renumbered.get(name))
+        for segment in sorted(names)
+        for name in names[segment]
+    ]
+    return BaseList(job, attempt, pieces, [files[number] for number in used])

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from farflung.errors import RunFailed
 from farflung.runtime.state import CODERS, StateKey
 from farflung.transport.wire.headers import DataHeader, SliceHeader, slices
 
@@ -32,17 +33,26 @@ async def send_state(
     state: Mapping[StateKey, Tensor],
     link: Outgoing,
     sent: Callable[[int], None],
+    digests: Mapping[str, bytes] | None = None,
 ) -> None:
     """Send what the given segments of one worker own, in ascending order of segments and keys.
 
     `segments` maps segment numbers to the names that they own, of which everything in `state` is sent;
-    `sent` is called with the bytes of each slice.
+    `sent` is called with the bytes of each slice. `digests`, if given, are the SHA-256 that the tensors had.
+
+    Raises
+    ------
+    RunFailed
+        One has another digest now.
     """
     for segment in sorted(segments):
         for key in _keys_of(segments[segment], state):
             # Reading a tensor may take as long as sending it does.
             buffer = await asyncio.to_thread(bytes_of, state, key)
-            await _send_piece(job, attempt, segment, key, buffer, link, sent)
+            digest = await asyncio.to_thread(_sha256, buffer)
+            if digests is not None and digests[key.name] != digest:
+                raise RunFailed(f"{key} is not what it was when the job began: its weights have changed")
+            await _send_piece(job, attempt, segment, key, buffer, digest, link, sent)
 
 
 def bytes_of(state: Mapping[StateKey, Tensor], key: StateKey) -> memoryview:
@@ -54,7 +64,12 @@ def bytes_of(state: Mapping[StateKey, Tensor], key: StateKey) -> memoryview:
 
 async def send_coders(job: str, attempt: int, segment: int, coders: bytes, link: Outgoing) -> None:
     """Send the state of the coders of a worker, whose first segment is `segment`."""
-    await _send_piece(job, attempt, segment, CODERS, memoryview(coders), link, lambda size: None)
+    buffer = memoryview(coders)
+    await _send_piece(job, attempt, segment, CODERS, buffer, _sha256(buffer), link, lambda size: None)
+
+
+def _sha256(buffer: memoryview) -> bytes:
+    return hashlib.sha256(buffer).digest()
 
 
 async def _send_piece(
@@ -63,10 +78,10 @@ async def _send_piece(
     segment: int,
     key: StateKey,
     buffer: memoryview,
+    digest: bytes,
     link: Outgoing,
     sent: Callable[[int], None],
 ) -> None:
-    digest = await asyncio.to_thread(lambda: hashlib.sha256(buffer).digest())
     for offset, size in slices(len(buffer)):
         header = SliceHeader(job, attempt, segment, key.name, offset, size, len(buffer), digest, key.slot)
         await link.send(header, buffer[offset : offset + size])

@@ -68,7 +68,7 @@ class CopyStore:
         """What copies may take now, at least 1: a disk that is full today may have room tomorrow."""
         if self._limit_bytes is not None:
             return self._limit_bytes
-        free = shutil.disk_usage(self._folder.parent).free + self._taken()
+        free = shutil.disk_usage(self._folder.parent).free + self.taken_bytes
         return max(1, free // SHARE_OF_DISK)
 
     def held(self) -> list[HeldCopy]:
@@ -289,7 +289,9 @@ class CopyStore:
             raise CopyError(f"no folder can be named after the job {job[:64]!r}")
         return self._folder / job
 
-    def _taken(self) -> int:
+    @property
+    def taken_bytes(self) -> int:
+        """What copies take on the disk, those that arrive included."""
         return sum(map(_size_of, self._folder.glob("*/*.safetensors"))) + self._unfinished_bytes
 
     def _delete(self, path: Path) -> None:
@@ -299,7 +301,7 @@ class CopyStore:
     @contextmanager
     def _new_file(self, job: str, size: int) -> Iterator[tuple[IO[bytes], Path]]:
         """A new file of a job under an unfinished name; deleted unless it is renamed."""
-        taken, most = self._taken(), self.limit_bytes
+        taken, most = self.taken_bytes, self.limit_bytes
         if taken + size > most:
             limit = f"the {most / 1e9:.2f} GB that they may use on this disk"
             raise CopyError(

@@ -1,21 +1,26 @@
-"""Take base weights of a job from this worker's disk, and ask the submitter for what is not there."""
+"""Take base weights of a job from this worker's disk or from where they lie, and ask for the rest."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
 
 from farflung.errors import ProtocolError
+from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Load, Message
 from farflung.protocol.sessions import BaseLacking, BaseList, BasePiece
+from farflung.text import format_bytes
+from farflung.weights.allowed import Allowed
 from farflung.worker.computing.state_receiver import StateReceiver
-from farflung.worker.weights.cache import WeightCache
+from farflung.worker.weights.cache import WeightCache, log
+from farflung.worker.weights.fetching import Fetching, Wanted
 
 
-@dataclass(frozen=True)
-class _Reserved:
+class _Reserved(NamedTuple):
     """A piece of the base with the memory that it goes to."""
 
     piece: BasePiece
@@ -26,19 +31,25 @@ class BaseFilling:
     """Fills a `StateReceiver` with what the submitter's `BaseList` names.
 
     `tell` sends a message to the submitter; `filled` is called each time that pieces were filled. Without a
-    `cache` this worker asks for everything.
+    `cache` nothing is kept. What is in neither is fetched from the list's files, as far as that is `allowed`.
     """
 
     def __init__(
-        self, cache: WeightCache | None, tell: Callable[[Message], None], filled: Callable[[], None]
+        self,
+        cache: WeightCache | None,
+        allowed: Allowed,
+        tell: Callable[[Message], None],
+        filled: Callable[[], None],
     ) -> None:
-        self._cache, self._tell, self._filled = cache, tell, filled
+        self._cache, self._allowed, self._tell, self._filled = cache, allowed, tell, filled
         self._files = ThreadPoolExecutor(1, thread_name_prefix="farflung-weights")
+        self._network = ThreadPoolExecutor(1, thread_name_prefix="farflung-fetching")
         self._came: list[_Reserved] = []
+        self._fetching: Fetching | None = None
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, peer: str, load: Load, receiver: StateReceiver, base: BaseList) -> None:
-        """Fill `receiver` with the pieces of the base that are here.
+        """Fill `receiver` with the pieces of the base that are here or can be fetched.
 
         Raises
         ------
@@ -47,14 +58,16 @@ class BaseFilling:
         """
         if self._task is not None:
             raise ProtocolError(f"{peer} listed base weights twice")
+        if any(piece.at is not None and piece.at.file >= len(base.files) for piece in base.pieces):
+            raise ProtocolError(f"{peer} listed base weights in a file that it did not list")
         reserved = [
             _Reserved(piece, receiver.reserve(peer, piece.segment, piece.name, piece.sha256))
             for piece in base.pieces
         ]
-        self._task = asyncio.create_task(self._fill(load, receiver, reserved))
+        self._task = asyncio.create_task(self._fill(load, receiver, base, reserved))
 
     def keep(self) -> None:
-        """Keep on disk what the submitter sent of the base: the whole state has come, and was verified."""
+        """Keep on disk what came of the base: the whole state is here, and was verified."""
         if self._cache is not None:
             for came in self._came:
                 self._files.submit(self._cache.keep, came.piece.sha256, came.memory)
@@ -69,26 +82,72 @@ class BaseFilling:
         """The attempt is over."""
         if self._task is not None:
             self._task.cancel()
-        self._task, self._came = None, []
+        if self._fetching is not None:
+            self._fetching.stop()
+        self._task, self._fetching, self._came = None, None, []
 
     async def close(self) -> None:
-        """End everything, and wait for the files."""
+        """End everything, and wait for the files; what is being fetched is left to its thread."""
         task = self._task
         self.end()
         await asyncio.gather(*([task] if task else []), return_exceptions=True)
+        self._network.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._files.shutdown)
 
-    async def _fill(self, load: Load, receiver: StateReceiver, reserved: Sequence[_Reserved]) -> None:
+    async def _fill(
+        self, load: Load, receiver: StateReceiver, base: BaseList, reserved: Sequence[_Reserved]
+    ) -> None:
+        lacking: list[_Reserved] = []
+        wanted: list[Wanted] = []
         for one in reserved:
             if await self._is_cached(one):
                 receiver.fill(one.piece.segment, one.piece.name)
+                continue
+            self._came.append(one)
+            if one.piece.at is not None:
+                wanted.append(Wanted(one.piece, one.piece.at, one.memory))
             else:
-                receiver.ask(one.piece.segment, one.piece.name)
-                self._came.append(one)
-        lacking = [(one.piece.segment, one.piece.name) for one in self._came]
-        self._tell(BaseLacking(load.job, load.attempt, lacking))
-        if len(lacking) < len(reserved):
+                lacking.append(one)
+        self._ask(load, receiver, [one.piece for one in lacking], last=not wanted)
+        if len(self._came) < len(reserved):
             self._filled()
+        if wanted:
+            await self._fetch(load, receiver, base, wanted)
+
+    async def _fetch(
+        self, load: Load, receiver: StateReceiver, base: BaseList, wanted: Sequence[Wanted]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def came(one: Wanted) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the worker is shutting down
+                loop.call_soon_threadsafe(receiver.fill, one.piece.segment, one.piece.name)
+
+        fetching = self._fetching = Fetching(self._allowed, base.files, came)
+        left = await loop.run_in_executor(self._network, partial(fetching.fetch, wanted))
+        if fetched := fetching.fetched_bytes:
+            log.info("job %s: fetched %s of base weights", load.job, format_bytes(fetched))
+        for trouble in fetching.troubles:
+            log.warning("job %s: base weights are not fetched: %s", load.job, trouble)
+        self._ask(load, receiver, [one.piece for one in left], True, fetching)
+        if len(left) < len(wanted):
+            self._filled()
+
+    def _ask(
+        self,
+        load: Load,
+        receiver: StateReceiver,
+        pieces: Sequence[BasePiece],
+        last: bool,
+        fetching: Fetching | None = None,
+    ) -> None:
+        """Ask the submitter for pieces, and say whether that was all."""
+        for piece in pieces:
+            receiver.ask(piece.segment, piece.name)
+        troubles = [] if fetching is None else [one_line(trouble) for trouble in fetching.troubles]
+        fetched = 0 if fetching is None else fetching.fetched_bytes
+        asked = [(piece.segment, piece.name) for piece in pieces]
+        self._tell(BaseLacking(load.job, load.attempt, asked, last, fetched, troubles))
 
     async def _is_cached(self, one: _Reserved) -> bool:
         if self._cache is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,18 +22,12 @@ from farflung.client.output.checkpoints.places import (
     steps_in,
 )
 from farflung.client.output.checkpoints.record import FILES, RECORD, CheckpointRecord, StoredFile
-from farflung.errors import CheckpointError
+from farflung.errors import CheckpointError, StoreUnknown
+from farflung.file_systems import credentials_in, file_system, without_credentials
 from farflung.text import first_line
 
 if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
-
-OBSTORE = frozenset(("s3", "s3a", "gs", "az", "abfs", "abfss"))
-"""Protocols that obstore serves where fsspec's own package for them (s3fs, gcsfs, adlfs) is not installed."""
-
-REQUEST_TIMEOUT = "10 minutes"
-"""Of one request. obstore sends twelve parts of 5 MB at once, which share a home's access line: one can take
-minutes. With its default of 30 seconds, no part arrived over 1.2 Mbit/s, and the upload failed."""
+    pass
 
 PIECE_BYTES = 2**20
 TEMPORARY = ".farflung-checkpoint-"
@@ -61,7 +55,10 @@ class ObjectStore(CheckpointPlace):
         self._url = url
         self._scratch = scratch
         with self._guarded():
-            self._files, root = _file_system(url)
+            try:
+                self._files, root = file_system(url)
+            except StoreUnknown as error:
+                raise CheckpointError(str(error)) from None
         self._root = root.rstrip("/")
 
     def steps(self) -> list[int]:
@@ -170,48 +167,3 @@ class ObjectStore(CheckpointPlace):
             secret = credentials_in(self._url)
             line = first_line(error).replace(secret, "***") if secret else first_line(error)
             raise OSError(f"{type(error).__name__}: {line[:300]}") from error
-
-
-def credentials_in(url: str) -> str:
-    """What a URL has between `://` and `@`, such as `user:password`; empty if there is no password.
-
-    `abfs://container@account/path` has none.
-    """
-    before, at, _ = url.partition("://")[2].partition("/")[0].rpartition("@")
-    return before if at and ":" in before else ""
-
-
-def without_credentials(url: str) -> str:
-    """The URL for messages, without the user and the password in it."""
-    secret = credentials_in(url)
-    return url.replace(f"{secret}@", "", 1) if secret else url
-
-
-def _file_system(url: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a URL, and the path in it."""
-    protocol, _, path = url.partition("://")
-    missing = f"{protocol}:// needs packages that are not installed: pip install 'farflung[remote]'"
-    try:
-        from fsspec import get_filesystem_class
-        from fsspec.core import url_to_fs
-    except ImportError:
-        raise CheckpointError(missing) from None
-    try:
-        get_filesystem_class(protocol)
-    except ValueError:
-        raise CheckpointError(
-            f"{without_credentials(url)}: there is no file system called {protocol!r}"
-        ) from None
-    except ImportError as error:
-        if protocol not in OBSTORE:
-            raise CheckpointError(f"{protocol}:// needs another package: {first_line(error)}") from None
-    else:
-        files, root = url_to_fs(url, skip_instance_cache=True)
-        return files, str(root)
-    try:
-        from obstore.fsspec import FsspecStore
-    except ImportError:
-        raise CheckpointError(missing) from None
-    opened: Callable[..., AbstractFileSystem] = FsspecStore
-    options = {"timeout": REQUEST_TIMEOUT, "allow_http": True}  # the user's environment names the address
-    return opened(protocol, client_options=options, skip_instance_cache=True), path

@@ -1,0 +1,98 @@
+"""Which tensors of a job workers can fetch from a URL themselves, and their digests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from farflung.client.output.weights_reader import WeightsReader, stored_names
+from farflung.opdag.form import Form
+from farflung.opdag.graph import Graph
+from farflung.protocol.sessions import StoredAt, Widened
+from farflung.weights.digest_store import StoredDigests
+from farflung.weights.files import KINDS, StoredTensor, WeightFiles, is_url, widens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StoredBase:
+    """The weights that a job names by URL, beside the tensors that its model needs.
+
+    A model on the meta device takes its tensors from the files by name. One that has values has its own
+    names, and its tensors are found in the files by name and form, or else by their bytes.
+    """
+
+    def __init__(self, files: WeightFiles, graph: Graph, batch: int, state: Mapping[str, Tensor]) -> None:
+        self._stored = files
+        self._state = state
+        entries = [entry for entry in graph.inputs if entry.kind in ("parameter", "buffer")]
+        self._forms = {entry.name: Form.of(graph.values[entry.value], batch) for entry in entries}
+        self._aliases: dict[str, list[str]] = {}
+        for alias, name in graph.ties.items():
+            self._aliases.setdefault(name, []).append(alias)
+        self._digests = StoredDigests(files)
+        self._reading = threading.Lock()
+        self._places: dict[str, StoredAt | None] = {}
+
+    @property
+    def files(self) -> list[str]:
+        """The URLs of the files; empty if they are paths of this machine, which no worker can reach."""
+        return self._stored.files if all(map(is_url, self._stored.files)) else []
+
+    def digests(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The digests of those tensors that the model takes from the files as they are, or widened.
+
+        Reads through each once, without keeping it in memory.
+        """
+        reader = self._state
+        if not isinstance(reader, WeightsReader):
+            return {}
+        with self._reading:
+            found = {}
+            for name in names:
+                stored = reader.stored.get(name)
+                if stored is not None and (how := self._how(name, self._stored.tensors[stored])) is not None:
+                    found[name] = self._digests.sha256(stored, bool(how))
+            self._digests.save()
+        return found
+
+    def places(self, digests: Mapping[str, bytes]) -> dict[str, StoredAt]:
+        """Where workers find the tensors with these digests. Blocks while files are read."""
+        if not self.files:
+            return {}
+        with self._reading:
+            self._find_by_name([name for name in digests if name not in self._places])
+            self._find_by_digest([name for name in digests if name not in self._places], digests)
+        found = {name: self._places[name] for name in digests}
+        return {name: place for name, place in found.items() if place is not None}
+
+    def _find_by_name(self, names: Sequence[str]) -> None:
+        for name in names:
+            for candidate in stored_names(name, self._aliases.get(name, ())):
+                stored = self._stored.tensors.get(candidate)
+                if stored is not None and (how := self._how(name, stored)) is not None:
+                    self._places[name] = StoredAt(stored.file, stored.offset, how)
+                    break
+
+    def _find_by_digest(self, names: Sequence[str], digests: Mapping[str, bytes]) -> None:
+        """Find tensors that the files call otherwise, among those of their form."""
+        for name in names:
+            self._places[name] = None
+            for stored_name, stored in self._stored.tensors.items():
+                how = self._how(name, stored)
+                if how is not None and self._digests.sha256(stored_name, bool(how)) == digests[name]:
+                    self._places[name] = StoredAt(stored.file, stored.offset, how)
+                    break
+        if names:
+            self._digests.save()
+
+    def _how(self, name: str, stored: StoredTensor) -> Widened | None:
+        """Whether stored bytes are a tensor's own (empty), or from which type they are widened; else None."""
+        dtype, shape = self._forms[name]
+        if stored.shape != shape:
+            return None
+        if KINDS.get(stored.kind) == dtype:
+            return ""
+        return widens(stored.kind, dtype)

@@ -66,12 +66,12 @@ class Maker:
             Plan: self._plan,
             Placement: lambda given: given | {"workers": ["w-1"]},
             CodecWishes: self._wishes,
-            AdamW: lambda given: given | {"betas": (0.875, 0.9375)},
+            AdamW: lambda given: given | {"betas": (0.875, 0.9375), "ema": 0.75},
             SGD: self._sgd,
-            Lion: lambda given: given | {"betas": (0.875, 0.9375)},
-            Adafactor: lambda given: given | {"beta2_decay": -0.5},
+            Lion: lambda given: given | {"betas": (0.875, 0.9375), "ema": 0.75},
+            Adafactor: lambda given: given | {"beta2_decay": -0.5, "ema": 0.75},
             Muon: lambda given: (
-                given | {"momentum": 0.875, "ns_coefficients": (1.5, -0.5, 0.25), "ns_steps": 3}
+                given | {"momentum": 0.875, "ns_coefficients": (1.5, -0.5, 0.25), "ns_steps": 3, "ema": 0.75}
             ),
             WarmupCosine: self._cosine,
             WSD: lambda given: given | {"minimum_ratio": 0.125},
@@ -195,7 +195,7 @@ class Maker:
         return given | {"every": "int8/eden2", "links": links}
 
     def _sgd(self, given: dict[str, Any]) -> dict[str, Any]:
-        return given | {"momentum": 0.875, "dampening": 0.0625, "nesterov": False}
+        return given | {"momentum": 0.875, "dampening": 0.0625, "nesterov": False, "ema": 0.75}
 
     def _lab(self, given: dict[str, Any]) -> dict[str, Any]:
         nodes = (Node("oslo", 5.0, 6.0, True, None, 40.0), Node("bern", 7.0, 8.0, False, None, 50.0))

@@ -16,7 +16,7 @@ from farflung.runtime.jax_backend.backend import JaxBackend
 from farflung.runtime.jax_backend.optimizer import Stepper
 from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Optimizer
 from farflung.runtime.optimizers.schedules import Constant
-from farflung.runtime.optimizers.slots import STEP
+from farflung.runtime.optimizers.slots import EMA, STEP
 from farflung.runtime.parity.steps import parameter_difference
 from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.backend import TorchBackend
@@ -32,6 +32,8 @@ DECLARED: dict[str, Optimizer] = {
     "nesterov": SGD(lr=0.05, momentum=0.9, weight_decay=0.1, nesterov=True),
     "lion": Lion(lr=0.001, weight_decay=0.1, groups=(Group("*bias", lr_scale=0.5),)),
     "adafactor": Adafactor(lr=0.05, weight_decay=0.1, no_decay="auto"),
+    "averaged": AdamW(lr=0.01, weight_decay=0.1, ema=0.75),
+    "averaged-sgd": SGD(lr=0.05, ema=0.25),
 }
 each_optimizer = pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
 both_kinds_of_slots = pytest.mark.parametrize(
@@ -154,10 +156,14 @@ def test_slots_of_any_parameter_mean_the_same_to_both(declared: Optimizer, befor
         gradients = [_array(p if p.grad is None else p.grad, dtype) for p in theirs]
         update.step(step)
         ours = list(stepper.step(ours, gradients, has, step, 1.0))
-    for made, expected in zip(ours, theirs, strict=True):
+    for at, (made, expected) in enumerate(zip(ours, theirs, strict=True)):
         reference = expected.detach().double().numpy()
         found = np.asarray(made).astype(np.float64)
         assert np.allclose(found, reference, rtol=0, atol=2e-2 if dtype == "bfloat16" else 2e-6)
+        averages = [one[EMA] for one in (stepper.slots(at), update.slots(at)) if EMA in one]
+        kinds = (np.frombuffer(data, DTYPES[dtype]).astype(np.float64) for data in averages)  # type: ignore[index]
+        if declared.ema is not None:
+            assert np.allclose(*kinds, rtol=0, atol=3e-2 if dtype == "bfloat16" else 2e-6)
 
 
 def _array(tensor: torch.Tensor, dtype: str) -> np.ndarray:

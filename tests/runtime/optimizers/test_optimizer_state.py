@@ -13,11 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.by_hand import ByHand
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from farflung.errors import GraphError
 from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Muon, Optimizer
 from farflung.runtime.optimizers.schedules import Constant
-from farflung.runtime.optimizers.slots import STEP, slot_bytes, slot_shapes, step_count, step_slot
+from farflung.runtime.optimizers.slots import EMA, STEP, slot_bytes, slot_shapes, step_count, step_slot
 from farflung.runtime.parity.optimizers import build, set_learning_rate
 from farflung.runtime.state import StateKey, part_of
 from farflung.runtime.torch_backend.backend import TorchBackend
@@ -36,6 +37,9 @@ DECLARED: dict[str, Optimizer] = {
     "lion": Lion(lr=0.01, weight_decay=0.1, groups=(Group("*.bias", lr_scale=0.5),)),
     "adafactor": Adafactor(lr=0.05, weight_decay=0.1, no_decay="auto"),
     "muon": Muon(lr=0.02, others=AdamW(lr=0.01, no_decay="auto"), excluded=("head.*", "*embed*")),
+    "averaged": AdamW(lr=0.01, weight_decay=0.1, ema=0.9),
+    "averaged-sgd": SGD(lr=0.1, ema=0.25),
+    "averaged-muon": Muon(lr=0.02, others=AdamW(lr=0.01), excluded=("head.*", "*embed*"), ema=0.75),
 }
 each_optimizer = pytest.mark.parametrize("declared", DECLARED.values(), ids=DECLARED)
 BEFORE, AFTER = 2, 5
@@ -117,6 +121,7 @@ def _by_torch(declared: Optimizer) -> dict[StateKey, bytes]:
     run = _gpt()
     module = copy.deepcopy(case("gpt").build())
     optimizer = build(declared, module.named_parameters())
+    averaged = None if declared.ema is None else average_of(module, declared.ema)
     from benchmarks.zoo.side_by_side import microbatches
 
     for step in range(3):
@@ -125,12 +130,20 @@ def _by_torch(declared: Optimizer) -> dict[StateKey, bytes]:
         set_learning_rate(optimizer, step)
         optimizer.step()
         optimizer.zero_grad()
+        if averaged:
+            averaged.update_parameters(module)
     names = {parameter: name for name, parameter in module.named_parameters()}
     found = {StateKey(n): bytes(copied(t)) for n, t in module.state_dict().items() if n in run.tensors}
+    for name, average in averaged.module.named_parameters() if averaged else ():
+        found[StateKey(name, EMA)] = bytes(copied(average))
     for parameter, kept in optimizer.state.items():
         for slot, value in kept.items():
             found[StateKey(names[parameter], slot)] = bytes(_slot(slot, value))
     return found
+
+
+def average_of(module: nn.Module, decay: float) -> AveragedModel:
+    return AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(decay))
 
 
 def _slot(slot: str, value: Tensor) -> memoryview:
@@ -170,6 +183,7 @@ def test_slots_of_any_parameter_are_torchs_and_go_on_with_the_same_bits(
     if isinstance(declared, Adafactor):  # torch divides by the size of the empty one
         ours, theirs = ours[:-1], theirs[:-1]
     update, reference = Update(declared, ours), build(declared, theirs)
+    averages: dict[int, AveragedModel] = {}  # each from its parameter's first update on
 
     def train(step: int) -> None:
         for held in (ours, theirs):
@@ -177,10 +191,20 @@ def test_slots_of_any_parameter_are_torchs_and_go_on_with_the_same_bits(
         update.step(step)
         set_learning_rate(reference, step)
         reference.step()
+        for number, parameter in enumerate(theirs):
+            if declared.ema is not None and (parameter.grad is not None or number in averages):
+                one = nn.ParameterList([parameter])
+                averages.setdefault(number, average_of(one, declared.ema)).update_parameters(one)
+
+    def expected_average(number: int) -> dict[str, bytes]:
+        return {EMA: bytes(copied(averages[number].module[0]))} if number in averages else {}  # type: ignore[index]
 
     for step in range(before):
         train(step)
-    expected = [{slot: bytes(_slot(slot, t)) for slot, t in reference.state[p].items()} for p in theirs]
+    expected = [
+        {slot: bytes(_slot(slot, t)) for slot, t in reference.state[p].items()} | expected_average(number)
+        for number, p in enumerate(theirs)
+    ]
     taken = [update.slots(number) for number in range(len(ours))]
     assert [{slot: bytes(data) for slot, data in one.items()} for one in taken] == expected
     update = Update(declared, ours)
@@ -188,6 +212,8 @@ def test_slots_of_any_parameter_are_torchs_and_go_on_with_the_same_bits(
     for step in range(before, before + 4):
         train(step)
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)), step
+    for number in averages:
+        assert bytes(update.slots(number)[EMA]) == expected_average(number)[EMA]
 
 
 def test_slots_of_a_large_parameter_stay_in_the_memory_that_they_came_in() -> None:

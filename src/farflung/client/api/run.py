@@ -179,11 +179,12 @@ class Run:
         self._following.is_left = True
         self._loop.post(lambda: self._execution.leave(reason))
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, ema: bool = False) -> dict[str, Tensor]:
         """The trained parameters and buffers by name, as `torch.nn.Module.state_dict` names them.
 
         Of a run that trains a PEFT adapter alone, they are the adapter's, for `set_peft_model_state_dict`.
-        Tied tensors share memory. They are on the CPU, with the dtypes and shapes of the job's model.
+        Tied tensors share memory. They are on the CPU, with the dtypes and shapes of the job's model. With
+        `ema` they are the moving averages that the job's optimizer keeps.
 
         Raises
         ------
@@ -194,10 +195,12 @@ class Run:
         """
         from farflung.client.output.result import read_result
 
-        return read_result(self._weights())
+        return read_result(self._weights(ema))
 
-    def load_into(self, model: nn.Module) -> None:
+    def load_into(self, model: nn.Module, ema: bool = False) -> None:
         """Load the trained parameters and buffers into a module like the job's, such as the job's own.
+
+        With `ema`, their moving averages.
 
         Raises
         ------
@@ -208,7 +211,7 @@ class Run:
         """
         from farflung.client.output.result import load_result
 
-        load_result(self._weights(), model)
+        load_result(self._weights(ema), model)
 
     def require_can_wait(self) -> None:
         """Raise JobError on the threads of callbacks and observer, on which no end of this run can come."""
@@ -263,12 +266,14 @@ class Run:
         self.require_can_wait()
         futures.wait([self._over], timeout)
 
-    def _weights(self) -> Path:
+    def _weights(self, ema: bool) -> Path:
         if not self._over.done():
             raise NoWeights(f"the run has no trained weights yet ({self.status}): call run.wait() first")
         from farflung.client.output.result import result_in
 
-        if (found := result_in(self._begun.folder)) is None:
+        if (found := result_in(self._begun.folder, ema)) is None:
+            if ema and self._begun.prepared.job.optimizer.ema is None:
+                raise NoWeights("the job keeps no moving averages: give its optimizer ema=0.999")
             raise NoWeights(f"the run left no weights in {self.folder}: it ended before they were collected")
         return found
 

@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 
 
 def save_result(
-    folder: RunFolder, prepared: Prepared, trained: Mapping[str, Tensor], step: int, best: str = ""
+    folder: RunFolder,
+    prepared: Prepared,
+    trained: Mapping[str, Tensor],
+    step: int,
+    best: str = "",
+    averages: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write `adapter/`, or `model.safetensors`, with the tensors that `step` steps trained.
 
-    `best` says what makes them the best ones of a run that keeps those, for the file's metadata.
+    `best` says what makes them the best ones of a run that keeps those, for the files' metadata. With
+    `averages` of parameters, `ema_adapter/` or `ema.safetensors` gets those in place of the parameters.
 
     Raises
     ------
@@ -32,11 +38,16 @@ def save_result(
         The disk refuses the write.
     """
     module, ties = prepared.job.model, prepared.graph.ties
-    if prepared.adapter is None:
-        save_weights(folder.model_path, module, {**prepared.state, **trained}, ties, step, best)
-        return
-    weights = merged(module, trained, ties)
-    save_adapter(folder.adapter_path, prepared.adapter, weights, step, prepared.base_sha256, best)
+    kinds = [(folder.model_path, folder.adapter_path, trained)]
+    if averages:
+        averaged = {**trained, **averages}
+        kinds.insert(0, (folder.average_path, folder.average_adapter_path, averaged))
+    for file, adapter, tensors in kinds:
+        if prepared.adapter is None:
+            save_weights(file, module, {**prepared.state, **tensors}, ties, step, best)
+        else:
+            weights = merged(module, tensors, ties)
+            save_adapter(adapter, prepared.adapter, weights, step, prepared.base_sha256, best)
 
 
 def step_of_result(folder: RunFolder) -> int | None:
@@ -50,11 +61,16 @@ def step_of_result(folder: RunFolder) -> int | None:
         return None
 
 
-def result_in(folder: RunFolder) -> Path | None:
-    """The file of weights or the folder of an adapter that a run has left; None if there is neither."""
-    if (folder.adapter_path / TENSORS).is_file():
-        return folder.adapter_path
-    return folder.model_path if folder.model_path.is_file() else None
+def result_in(folder: RunFolder, ema: bool = False) -> Path | None:
+    """The file of weights or the folder of an adapter that a run has left; None if there is neither.
+
+    With `ema` that of their moving averages.
+    """
+    adapter = folder.average_adapter_path if ema else folder.adapter_path
+    file = folder.average_path if ema else folder.model_path
+    if (adapter / TENSORS).is_file():
+        return adapter
+    return file if file.is_file() else None
 
 
 def read_result(path: Path) -> dict[str, Tensor]:
@@ -97,5 +113,6 @@ def lacking_room(path: Path, prepared: Prepared) -> tuple[int, int] | None:
     tensors = prepared.job.model.state_dict(keep_vars=True)
     names = tensors if prepared.adapter is None else prepared.changed & tensors.keys()
     sizes = {id(one): one.nbytes for name in names if isinstance(one := tensors[name], Tensor)}
-    needed, free = sum(sizes.values()), shutil.disk_usage(path).free
+    files = 1 if prepared.job.optimizer.ema is None else 2
+    needed, free = files * sum(sizes.values()), shutil.disk_usage(path).free
     return (needed, free) if needed > free else None

@@ -71,6 +71,7 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 MODEL = "model.safetensors"
+EMA_MODEL, EMA_ADAPTER = "ema.safetensors", "ema_adapter"
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
 ADAPTER = "adapter"
@@ -162,6 +163,16 @@ class RunFolder:
     def adapter_path(self) -> Path:
         """The folder of the trained adapter."""
         return self.path / ADAPTER
+
+    @property
+    def average_path(self) -> Path:
+        """The file of the weights' moving averages."""
+        return self.path / EMA_MODEL
+
+    @property
+    def average_adapter_path(self) -> Path:
+        """The folder of the adapter of moving averages."""
+        return self.path / EMA_ADAPTER
 
     @property
     def logs(self) -> Path:

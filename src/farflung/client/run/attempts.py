@@ -103,7 +103,7 @@ class Attempts:
             self._prepared,
             planned,
             self.start,
-            self._checkpoints.policy.end,
+            self._checkpoints.wants_slots_at_end,
             self._recorder.observer,
             lambda lost: self._lost(planned, f"worker {lost.peer} was lost: {lost.reason}", lost.peer),
         )

@@ -98,6 +98,11 @@ class RunCheckpoints:
         checkpoint = await loop.run_in_executor(self._thread, self._checkpointing.store.load, step)
         return Start.of(self._prepared, self._training, checkpoint, unit)
 
+    @property
+    def wants_slots_at_end(self) -> bool:
+        """Whether workers send what the optimizer keeps, too: for a checkpoint, or for its averages."""
+        return self.policy.end or self._training.optimizer.ema is not None
+
     def attempt_ended(self, attempt: int) -> None:
         """Save no version of this attempt, or of an earlier one, any more."""
         self._ended = attempt

@@ -12,6 +12,7 @@ from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpoints import RunCheckpoints, Version
 from farflung.client.run.events import WeightsSaved
 from farflung.client.run.state_collector import ReceivedState
+from farflung.runtime.optimizers.slots import EMA
 
 
 class StateSaver:
@@ -79,5 +80,7 @@ class StateSaver:
         weights = {key.name: tensor for key, tensor in state.tensors.items() if not key.slot}
         best = self._recorder.metrics.best
         note = "" if best is None or best.step != step else f"{best.metric} {best.value!r}"
-        await asyncio.to_thread(save_result, self._recorder.folder, self._prepared, weights, step, note)
+        averages = {key.name: tensor for key, tensor in state.tensors.items() if key.slot == EMA}
+        folder, prepared = self._recorder.folder, self._prepared
+        await asyncio.to_thread(save_result, folder, prepared, weights, step, note, averages)
         self._recorder.metrics.weights_step = step

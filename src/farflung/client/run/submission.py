@@ -57,7 +57,7 @@ def submission(
         unit=start.unit,
         attempts=checkpoints.attempts,
         checkpoint_every=checkpoints.policy.steps,
-        checkpoint_end=checkpoints.policy.end,
+        checkpoint_end=checkpoints.wants_slots_at_end,
         run=checkpoints.run,
         patience_seconds=patience_seconds,
         monitored=list(start.monitored),

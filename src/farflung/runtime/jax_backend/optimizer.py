@@ -14,8 +14,8 @@ from farflung.runtime.jax_backend.arrays import sendable
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild, CancelToken
 from farflung.runtime.jax_backend.memory import ProgramMemory, program_memory
 from farflung.runtime.jax_backend.rules import NUMBERS, Array, Rule, Slots, numbers_of, update_rule
-from farflung.runtime.optimizers.declared import Optimizer, recipe_of
-from farflung.runtime.optimizers.slots import STEP, slots_of, step_count, step_slot
+from farflung.runtime.optimizers.declared import Optimizer, Recipe, recipe_of
+from farflung.runtime.optimizers.slots import STEP, kept_of, step_count, step_slot
 from farflung.runtime.optimizers.slots import Slots as SlotBytes
 
 
@@ -38,16 +38,17 @@ class Stepper:
         self._steps = [0] * len(shapes)
         self._slots = [self._arrays(at, {}) for at in range(len(shapes))]
         rules = [update_rule(recipe) for recipe in self._recipes]
+        averages = [recipe.declared.ema is not None for recipe in self._recipes]
 
         def update(
             parameters: list[Array], gradients: list[Array], slots: list[Slots], moves: Array, numbers: Array
         ) -> tuple[list[Array], list[Slots]]:
-            given = zip(rules, parameters, gradients, slots, moves, numbers, strict=True)
+            given = zip(rules, averages, parameters, gradients, slots, moves, numbers, strict=True)
             made = [_updated(*one) for one in given]
             return [parameter for parameter, _ in made], [slots for _, slots in made]
 
         count = len(shapes)
-        numbers = jax.ShapeDtypeStruct((count, 1 + NUMBERS), np.float64)
+        numbers = jax.ShapeDtypeStruct((count, 2 + NUMBERS), np.float64)
         kept = [tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays) for arrays in self._slots]
         arguments = list(shapes), list(shapes), kept
         moves = jax.ShapeDtypeStruct((count,), np.bool_)
@@ -79,7 +80,7 @@ class Stepper:
         self._steps = [count + has for count, has in zip(self._steps, has_gradient, strict=True)]
         numbers = np.array(
             [
-                [scale, *numbers_of(recipe, shape.shape, step, max(1, count))]
+                [scale, _weight(recipe, count), *numbers_of(recipe, shape.shape, step, max(1, count))]
                 for recipe, shape, count in zip(self._recipes, self._shapes, self._steps, strict=True)
             ]
         )
@@ -96,7 +97,7 @@ class Stepper:
         arrays = iter(self._slots[number])
         return {
             slot: step_slot(count) if slot == STEP else sendable(next(arrays), live)
-            for slot in slots_of(self._recipes[number].declared, self._shapes[number].shape)
+            for slot in kept_of(self._recipes[number].declared, self._shapes[number].shape)
         }
 
     def restore(self, slots: Sequence[SlotBytes]) -> None:
@@ -109,16 +110,36 @@ class Stepper:
         kind = self._shapes[number]
         return tuple(
             np.frombuffer(slots[slot], kind.dtype).reshape(shape) if slots else np.zeros(shape, kind.dtype)
-            for slot, shape in slots_of(self._recipes[number].declared, kind.shape).items()
+            for slot, shape in kept_of(self._recipes[number].declared, kind.shape).items()
             if slot != STEP
         )
 
 
+def _weight(recipe: Recipe, count: int) -> float:
+    """How much the parameter counts in its moving average after its update number `count`."""
+    return 1.0 if recipe.declared.ema is None or count <= 1 else 1 - recipe.declared.ema
+
+
 def _updated(
-    rule: Rule, parameter: Array, gradient: Array, slots: Slots, moves: Array, numbers: Array
+    rule: Rule,
+    averages: bool,
+    parameter: Array,
+    gradient: Array,
+    slots: Slots,
+    moves: Array,
+    numbers: Array,
 ) -> tuple[Array, Slots]:
-    typed = numbers.astype(parameter.dtype)
-    made, new_slots = rule(parameter, gradient * typed[0], slots, typed[1:])
-    return jnp.where(moves, made, parameter), tuple(
-        jnp.where(moves, new, old) for new, old in zip(new_slots, slots, strict=True)
-    )
+    """A parameter and its slots after a step; the last slot is its moving average if it has one.
+
+    `numbers` are the gradient's scale, the parameter's weight in its average, and those of the rule.
+    """
+    scale, weight, *_ = typed = numbers.astype(parameter.dtype)
+    own = slots[:-1] if averages else slots
+    made, new_slots = rule(parameter, gradient * scale, own, typed[2:])
+    made = jnp.where(moves, made, parameter)
+    kept = tuple(jnp.where(moves, new, old) for new, old in zip(new_slots, own, strict=True))
+    if not averages:
+        return made, kept
+    change = made - slots[-1]  # from the nearer end, as `torch.lerp`
+    near, far = slots[-1] + weight * change, made - (1 - weight) * change
+    return made, (*kept, jnp.where(weight < 0.5, near, far))

@@ -53,9 +53,12 @@ class _Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     schedule: Schedule = msgspec.field(default_factory=Constant)
     no_decay: Literal["auto"] | Patterns = ()
     groups: tuple[Group, ...] = ()
+    ema: float | None = None
 
     def _check(self) -> None:
         require_schedule(self.schedule)
+        if self.ema is not None:
+            require_number("ema", self.ema, 0.0, 1.0, below=True)
         if self.no_decay != "auto":
             make_patterns(self, "no_decay")
         if not isinstance(self.groups, tuple | list) or len(self.groups) > MOST_PATTERNS:
@@ -64,6 +67,11 @@ class _Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             if not isinstance(group, Group):
                 raise ValueError(f"groups must be farflung.Group(...), found {group!r:.60}")
         msgspec.structs.force_setattr(self, "groups", tuple(self.groups))
+
+    @property
+    def _averages(self) -> int:
+        """Averages kept of each trained number."""
+        return 0 if self.ema is None else 1
 
 
 class AdamW(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -82,6 +90,10 @@ class AdamW(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     groups
         Parameters with their own `lr_scale` or `weight_decay`, each a `Group`. The first that matches counts.
         A tied parameter goes by one of its names, the one in `farflung capture`'s graph.
+    ema
+        Keep an exponential moving average of each parameter with this decay, as
+        `torch.optim.swa_utils.AveragedModel` does with `get_ema_multi_avg_fn(ema)` if it is updated after
+        each step: the first average is the parameter after the first step.
 
     Raises
     ------
@@ -104,11 +116,11 @@ class AdamW(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     @property
     def moments(self) -> int:
         """Numbers kept for each trained number, at most."""
-        return 2
+        return 2 + self._averages
 
 
 class SGD(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Hyperparameters of `torch.optim.SGD`; `schedule`, `no_decay` and `groups` as in `AdamW`.
+    """Hyperparameters of `torch.optim.SGD`; `schedule`, `no_decay`, `groups` and `ema` as in `AdamW`.
 
     Raises
     ------
@@ -134,15 +146,15 @@ class SGD(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     @property
     def moments(self) -> int:
         """Numbers kept for each trained number, at most."""
-        return 1 if self.momentum else 0
+        return (1 if self.momentum else 0) + self._averages
 
 
 class Lion(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     """Lion, the sign of an interpolated momentum (arXiv 2302.06675, algorithm 2).
 
     It keeps one number for each trained one, half of AdamW's two. The paper advises a third to a tenth of
-    AdamW's rate, and a weight decay larger by the same factor. `schedule`, `no_decay` and `groups` are as in
-    `AdamW`.
+    AdamW's rate, and a weight decay larger by the same factor. `schedule`, `no_decay`, `groups` and `ema` are
+    as in `AdamW`.
 
     Raises
     ------
@@ -163,7 +175,7 @@ class Lion(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     @property
     def moments(self) -> int:
         """Numbers kept for each trained number, at most."""
-        return 1
+        return 1 + self._averages
 
 
 class Adafactor(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -171,7 +183,7 @@ class Adafactor(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
 
     Of a parameter with two or more dimensions it keeps one number for each row and column, of any other one
     for each number. `eps` is torch's `(eps1, eps2)`: None is the element type's machine epsilon. The rate
-    `lr` bounds the relative step, as in torch. `schedule`, `no_decay` and `groups` are as in `AdamW`.
+    `lr` bounds the relative step, as in torch. `schedule`, `no_decay`, `groups` and `ema` are as in `AdamW`.
 
     Raises
     ------
@@ -199,7 +211,7 @@ class Adafactor(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     @property
     def moments(self) -> int:
         """Numbers kept for each trained number, at most (unless a dimension is 1)."""
-        return 1
+        return 1 + self._averages
 
 
 class Muon(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -256,6 +268,13 @@ class Muon(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
             )
         make_patterns(self, "excluded")
         self._check()
+        if self.others.ema is None and self.ema is not None:
+            given = msgspec.structs.replace(self.others, ema=self.ema)
+            msgspec.structs.force_setattr(self, "others", given)
+        if self.others.ema != self.ema:
+            raise ValueError(
+                f"ema of others is that of Muon, {self.ema}: leave it out, found {self.others.ema}"
+            )
 
     @property
     def moments(self) -> int:

@@ -5,7 +5,8 @@
 - Lion: `exp_avg`;
 - Adafactor: `step`, and `row_var` and `col_var` of a parameter with two or more dimensions, whose last and
   last but one dimension are 1, or `variance` of another;
-- Muon: `momentum_buffer` of a matrix that it updates, else the slots of its `others`.
+- Muon: `momentum_buffer` of a matrix that it updates, else the slots of its `others`;
+- each of them with `ema`: `ema`, the moving average of the parameter after each of its updates.
 
 All others have the parameter's shape, and all but `step` its element type. As bytes, slots are little endian
 and row-major. A parameter that was never updated has no slots, which is not the same as slots of zeros: SGD's
@@ -21,6 +22,7 @@ from farflung.errors import GraphError
 from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Muon, Optimizer, recipe_of
 
 STEP = "step"
+EMA = "ema"
 STEP_BYTES = 8
 Shape = tuple[int, ...]
 
@@ -30,11 +32,16 @@ Slots = Mapping[str, memoryview]
 
 def slot_shapes(optimizer: Optimizer, name: str, shape: Sequence[int]) -> dict[str, Shape]:
     """The shape of each slot of the parameter `name` of `shape`, once it has been updated."""
-    return slots_of(recipe_of(optimizer, name, shape).declared, shape)
+    return kept_of(recipe_of(optimizer, name, shape).declared, shape)
+
+
+def kept_of(rule: Optimizer, shape: Sequence[int]) -> dict[str, Shape]:
+    """The shape of each slot of a parameter of `shape` that `rule` itself updates, its average included."""
+    return slots_of(rule, shape) | ({} if rule.ema is None else {EMA: tuple(shape)})
 
 
 def slots_of(rule: Optimizer, shape: Sequence[int]) -> dict[str, Shape]:
-    """The shape of each slot of a parameter of `shape` that `rule` itself updates."""
+    """The shape of each slot that the update of a parameter of `shape` by `rule` itself reads."""
     whole = tuple(shape)
     if isinstance(rule, AdamW):
         return {STEP: (), "exp_avg": whole, "exp_avg_sq": whole}
@@ -95,8 +102,10 @@ def update_rule_of(optimizer: Optimizer, name: str, shape: Sequence[int]) -> str
     """What an update's duration depends on beside element type and number: the rule, for some the shape."""
     recipe = recipe_of(optimizer, name, shape)
     rule = recipe.declared
+    averaged = "" if rule.ema is None else " averaged"
     if isinstance(rule, SGD):
-        return f"SGD{' with momentum' * bool(rule.momentum)}{' decaying' * bool(recipe.weight_decay)}"
+        decaying = " decaying" * bool(recipe.weight_decay)
+        return f"SGD{' with momentum' * bool(rule.momentum)}{decaying}{averaged}"
     if isinstance(rule, Adafactor | Muon) and len(shape) > 1:
-        return f"{type(rule).__name__} {'x'.join(map(str, shape))}"
-    return type(rule).__name__
+        return f"{type(rule).__name__} {'x'.join(map(str, shape))}{averaged}"
+    return f"{type(rule).__name__}{averaged}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer, Recipe, recipe_of
-from farflung.runtime.optimizers.slots import STEP, Slots, slots_of, step_count, step_slot
+from farflung.runtime.optimizers.slots import EMA, STEP, Slots, kept_of, step_count, step_slot
 from farflung.runtime.torch_backend.device import read, widest
 from farflung.runtime.torch_backend.optimizers.fused import Due, update
 from farflung.runtime.torch_backend.optimizers.rules import Kept, parts, step_of
@@ -44,6 +44,7 @@ class Update:
         with torch.no_grad():
             for recipe, due in groups.items():
                 self._update(recipe, due, recipe.rate(step))
+            self._average()
 
     def _update(self, recipe: Recipe, due: list[tuple[Tensor, Kept]], rate: float) -> None:
         if due[0][0].device.type != "cpu" and isinstance(recipe.declared, AdamW | SGD):
@@ -56,14 +57,31 @@ class Update:
         for _, kept in due:
             kept.updates += 1
 
+    def _average(self) -> None:
+        """Take the parameters into their moving averages, with torch's own function."""
+        groups: dict[float, list[tuple[Tensor, Tensor]]] = {}
+        for recipe, parameter, kept in zip(self._recipes, self._parameters, self._kept, strict=True):
+            if (decay := recipe.declared.ema) is None or not kept.updates:
+                continue
+            if kept.average is None:
+                kept.average = parameter.detach().clone()
+            else:
+                groups.setdefault(decay, []).append((kept.average, parameter.detach()))
+        for decay, pairs in groups.items():
+            for kind in {average.dtype for average, _ in pairs}:
+                of_kind = [pair for pair in pairs if pair[0].dtype == kind]
+                averages, parameters = map(list, zip(*of_kind, strict=True))
+                torch._foreach_lerp_(averages, parameters, 1 - decay)
+
     def slots(self, number: int, live: bool = False) -> dict[str, memoryview]:
         """The slots of the `number`th parameter, copied unless `live`; none if it was never updated."""
         kept = self._kept[number]
         if not kept.updates:
             return {}
+        tensors = kept.slots if kept.average is None else {**kept.slots, EMA: kept.average}
         return {
-            slot: step_slot(kept.updates) if slot == STEP else sendable(kept.slots[slot], live)
-            for slot in slots_of(self._recipes[number].declared, self._parameters[number].shape)
+            slot: step_slot(kept.updates) if slot == STEP else sendable(tensors[slot], live)
+            for slot in kept_of(self._recipes[number].declared, self._parameters[number].shape)
         }
 
     def restore(self, slots: Sequence[Slots]) -> None:
@@ -85,7 +103,7 @@ def _restored(recipe: Recipe, parameter: Tensor, slots: Slots) -> Kept:
         return Kept()
     made = {
         slot: shaped(slots[slot], parameter.dtype, shape).to(parameter.device)
-        for slot, shape in slots_of(recipe.declared, parameter.shape).items()
+        for slot, shape in kept_of(recipe.declared, parameter.shape).items()
         if slot != STEP
     }
     if not parameter.is_contiguous():
@@ -94,7 +112,8 @@ def _restored(recipe: Recipe, parameter: Tensor, slots: Slots) -> Kept:
             slot: empty.clone().copy_(tensor) if tensor.shape == empty.shape else tensor
             for slot, tensor in made.items()
         }
-    return Kept(step_count(slots) if STEP in slots else 1, made)
+    average = made.pop(EMA, None)
+    return Kept(step_count(slots) if STEP in slots else 1, made, average)
 
 
 def square_sums(gradients: Iterable[Tensor]) -> list[float]:

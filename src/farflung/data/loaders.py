@@ -43,8 +43,6 @@ def parts_of(name: str, loader: DataLoader[Any], batch: int) -> LoaderParts:
     """
     from torch.utils.data import BatchSampler, IterableDataset, RandomSampler
 
-    if isinstance(loader.dataset, IterableDataset):
-        raise JobError(f"{name} reads {_STREAM}")
     if type(loader.batch_sampler) is not BatchSampler:
         raise JobError(f"{name} is a DataLoader without batch_size: give it batch_size={batch} and a sampler")
     if loader.batch_size != batch:
@@ -53,7 +51,7 @@ def parts_of(name: str, loader: DataLoader[Any], batch: int) -> LoaderParts:
         )
     if loader.worker_init_fn is not None:
         raise JobError(f"{name} is a DataLoader with worker_init_fn; threads read its items: leave it out")
-    sampler = loader.sampler
+    sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
     shuffles = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     collate = cast("Collate", loader.collate_fn)
     return LoaderParts(loader.dataset, collate, None if shuffles else sampler, max(1, loader.num_workers))
@@ -82,17 +80,10 @@ def sampled_items(parts: LoaderParts, seed: int) -> Any:
     return Subset(parts.dataset, draw(parts.sampler, seed, 0))
 
 
-_STREAM = (
-    "an iterable data set, whose items have no numbers; a run that goes on after a fault reads items again by"
-    " number: pass a map-style one, such as list(dataset) if it fits into memory"
-)
-
-
 def require_numbered(name: str, data: object, kind: str) -> None:
     """Raise JobError unless items can be read by their numbers."""
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return
-    stream = f", {_STREAM}" if hasattr(data, "__iter__") else ""
     raise JobError(
-        f"{name} must be a map-style data set (with __len__ and __getitem__), found {kind}{stream}"
+        f"{name} must be a data set with __len__ and __getitem__, or one with __iter__, found {kind}"
     )

@@ -101,8 +101,8 @@ def test_a_pattern_that_fits_no_parameter_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["data", "validation"])
 def test_data_that_cannot_be_addressed_or_is_too_short_is_refused(name: str) -> None:
-    with pytest.raises(JobError, match=f"^{name} must be a map-style data set .* found generator"):
-        make(**{name: (item for item in items(20))})
+    with pytest.raises(JobError, match=f"^{name} must be a data set with __len__ .* found int"):
+        make(**{name: 20})
     with pytest.raises(JobError, match=f"^{name} has 1 items, one batch needs {8 if name == 'data' else 2}"):
         make(**{name: items(1)})
     with pytest.raises(JobError, match=f"^{name} is unfit: an item of the data is a tuple"):
@@ -171,6 +171,11 @@ class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
         return iter(items(20))
 
 
+class Broken(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        raise ValueError("no line")
+
+
 class Global:
     """A sampler without a generator of its own."""
 
@@ -188,14 +193,11 @@ def loader(**options: Any) -> DataLoader[Any]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"data": Stream()},
-            r"data must be a map-style .* items have no numbers.* list\(dataset\)",
-        ),
-        (
-            {"data": DataLoader(Stream(), batch_size=8)},
-            "data reads an iterable data set, whose items",
-        ),
+        ({"data": iter(items(20))}, "data is an iterator, which can be read only once"),
+        ({"data": Stream(), "sampler": range(20)}, "data is a stream, which has its own order"),
+        ({"data": DataLoader(Stream(), batch_size=2)}, "a DataLoader of batches of 2, the job has 8"),
+        ({"validation": Stream(), "validation_batches": None}, "a stream: give Job.validation_batches="),
+        ({"data": Broken()}, r"data\[0\] raised ValueError: no line"),
         ({"data": loader(batch_size=2)}, "a DataLoader of batches of 2, the job has 8: make them equal"),
         ({"data": loader(batch_size=None)}, "a DataLoader without batch_size: give it batch_size=8"),
         ({"data": loader(worker_init_fn=print)}, "with worker_init_fn; threads read its items: leave it out"),

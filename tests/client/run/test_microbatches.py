@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from farflung.client.api.job import Job
+from farflung.client.output.checkpoints.identity import data_identity
 from farflung.client.run import microbatches
 from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
 from farflung.data import SampleOrder, spread_indices
@@ -41,7 +43,7 @@ class Numbers:
 GRAPH = Graph(1, "x", [ValueType("float32", [BatchSize(1), 1])], [Input(0, "input", "x")], [], 0, {}, {}, {})
 
 
-def job(data: Numbers, **changes: Any) -> Job:
+def job(data: Any, **changes: Any) -> Job:
     fields: dict[str, Any] = {
         "model": nn.Linear(1, 1),
         "data": data,
@@ -229,3 +231,32 @@ def test_a_loader_that_shuffles_has_the_jobs_own_order() -> None:
     found = [int(x) for entry in stream(made) for x in entry.tensors["x"].flatten()]
     order = SampleOrder(20, 4, 5)
     assert found == [index for step in range(3) for index in order.indices(step)]
+
+
+class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    """Gives 0, 1, 2 and so on, 30 in an epoch; with noise, other items whenever it is read."""
+
+    def __init__(self, noise: bool = False) -> None:
+        self.noise = noise
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for number in range(30):
+            yield {"x": torch.tensor([number + (random.random() if self.noise else 0.0)])}
+
+
+@pytest.mark.parametrize("readers", [1, 5])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_stream_keeps_its_order_and_begins_at_any_unit(readers: int, loaded: bool) -> None:
+    data = torch.utils.data.DataLoader(Endless(), batch_size=4) if loaded else Endless()
+    fields: dict[str, Any] = {"batch": 4, "steps": 12, "num_workers": readers, "validation": None}
+    whole = stream(job(data, **fields))
+    values = [int(x) for entry in whole for x in entry.tensors["x"].flatten()]
+    assert values == [number % 30 for number in range(48)]
+    late = stream(job(data, **fields), first=9)
+    assert [int(x) for entry in late for x in entry.tensors["x"].flatten()] == values[36:]
+
+
+def test_a_stream_that_cannot_be_read_again_is_noticed() -> None:
+    assert data_identity(job(Endless(), batch=4, validation=None)).is_repeatable
+    found = data_identity(job(Endless(noise=True), batch=4, validation=None))
+    assert not found.is_repeatable and (found.items, found.order) == (0, "stream")

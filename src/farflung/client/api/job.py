@@ -21,6 +21,7 @@ from farflung.data.loaders import (
     sampled_items,
 )
 from farflung.data.sampling import require_own_generator
+from farflung.data.streams import StreamItems, StreamOrder, first_items, is_stream
 from farflung.errors import CodecError, JobError
 from farflung.metrics import Perplexity
 from farflung.opdag.graph import MOST_METRICS, Precision
@@ -61,10 +62,11 @@ class Job:
         dict with `loss`, unless `loss` computes it. A model on the meta device can be captured, planned and
         emulated; to train it, give `weights`.
     data, validation
-        Map-style data sets whose items are dicts of tensors of equal shapes. Or a torch `DataLoader` over
-        one, whose `batch_size` is the job's batch: its data set, sampler, collate and `num_workers` are used;
-        plain shuffling becomes the job's own, by its seed. For `validation`, the items that its sampler gives
-        when drawn once, by the job's seed.
+        Map-style data sets whose items are dicts of tensors of equal shapes, or streams of them, such as a
+        torch `IterableDataset`, which keep their own order. Or a torch `DataLoader` over one, whose
+        `batch_size` is the job's batch: its data set, sampler, collate and `num_workers` are used; plain
+        shuffling becomes the job's own, by its seed. For `validation`, the items that its sampler gives when
+        drawn once, by the job's seed; of a stream the first ones, which stay in memory.
     optimizer
         `farflung.AdamW`, `SGD`, `Lion`, `Adafactor` or `Muon`.
     batch
@@ -139,14 +141,14 @@ class Job:
     """
 
     model: nn.Module
-    data: Dataset | DataLoader[Any]
+    data: Dataset | Iterable[Any] | DataLoader[Any]
     optimizer: Optimizer
     batch: int
     microbatches: int
     steps: int
     loss: Callable[[Any, dict[str, Tensor]], Tensor] | None = None
     counted: str | Callable[[dict[str, Tensor]], Tensor | int] | None = None
-    validation: Dataset | DataLoader[Any] | None = None
+    validation: Dataset | Iterable[Any] | DataLoader[Any] | None = None
     seed: int = 0
     clip: float | None = None
     codec: str = DENSE
@@ -219,19 +221,33 @@ class Job:
         return whole if self.validation_batches is None else min(self.validation_batches, whole)
 
     @cached_property
-    def items(self) -> Dataset:
+    def items(self) -> Dataset | StreamItems:
         """The training items by number."""
-        return self.data if self._loader is None else self._loader.dataset  # type: ignore[return-value]
+        data: Any = self.data if self._loader is None else self._loader.dataset
+        if not is_stream(data):
+            return data
+        if self.sampler is not None:
+            raise JobError("data is a stream, which has its own order: leave Job(sampler=) out")
+        return StreamItems("data", data, self._read_at_once * self.microbatch_size)
 
     @cached_property
     def held_out(self) -> Dataset | None:
         """The validation items by number."""
+        source: Any = self.validation.dataset if is_loader(self.validation) else self.validation  # type: ignore[union-attr]
+        if is_stream(source):
+            return self._held_out_of(source)
         if self.validation is None or not is_loader(self.validation):
             return self.validation  # type: ignore[return-value]
         parts = parts_of("validation", self.validation, self.validation.batch_size or 1)  # type: ignore[union-attr, arg-type]
         if not is_same_collate(parts.collate, self._collate):
             raise JobError("validation is a DataLoader with another collate_fn than data: give both the same")
         return sampled_items(parts, self.seed)
+
+    def _held_out_of(self, stream: Any) -> Dataset:
+        """The items that an evaluation needs of a stream, which stay in memory."""
+        if (count := self.validation_batches) is None:
+            raise JobError("validation is a stream: give Job(validation_batches=), how many of its batches")
+        return first_items("validation", stream, count * self.microbatch_size)
 
     @property
     def captured_metrics(self) -> dict[str, Callable[[Any, dict[str, Tensor]], Any]]:
@@ -244,8 +260,15 @@ class Job:
         """Threads that read items."""
         return self.num_workers if self._loader is None else max(self.num_workers, self._loader.num_workers)
 
-    def order(self) -> SampleOrder:
+    @property
+    def _read_at_once(self) -> int:
+        """More microbatches than are read at one time, in whichever order."""
+        return 2 * self.readers + 2 * self.microbatches + 8
+
+    def order(self) -> SampleOrder | StreamOrder:
         """Which items each step has."""
+        if isinstance(self.items, StreamItems):
+            return StreamOrder(self.batch)
         return SampleOrder(len(self.items), self.batch, self.seed, self._sampler)
 
     def collated(self, items: Sequence[Any]) -> dict[str, Tensor]:
@@ -304,12 +327,19 @@ class Job:
                 f" microbatches={self.microbatches}: try batch={nearest}"
             )
 
-    def _require_items(self, name: str, data: Dataset, least: int) -> None:
-        require_numbered(name, data, _kind(data))
-        if len(data) < least:
-            raise JobError(f"{name} has {len(data)} items, one batch needs {least}")
+    def _require_items(self, name: str, data: Dataset | StreamItems, least: int) -> None:
+        if not isinstance(data, StreamItems):
+            require_numbered(name, data, _kind(data))
+            if len(data) < least:
+                raise JobError(f"{name} has {len(data)} items, one batch needs {least}")
         try:
-            self.collated([data[0]])
+            first = data[0]
+        except JobError:
+            raise
+        except Exception as error:
+            raise JobError(f"{name}[0] raised {type(error).__name__}: {error}") from error
+        try:
+            self.collated([first])
         except JobError as error:
             raise JobError(f"{name} is unfit: {error}") from None
 

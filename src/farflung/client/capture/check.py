@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from farflung.client.api.job import Job
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.client.run.microbatches import Microbatches, read_batch, weighted
+from farflung.data.streams import StreamItems
 from farflung.errors import CaptureError, GraphError, JobError, PlanError, TooFewCuts
 from farflung.opdag.capture import Capture, LossModule, Verdict, capture
 from farflung.opdag.capture.lint_results import decided
@@ -284,6 +285,7 @@ def _names(count: int) -> list[str]:
 def _microbatches(job: Job, step: int, size: int) -> list[Batch]:
     indices = job.order().indices(step)
     if len(indices) < size:
-        indices = [n % len(job.items) for n in range(size)]
+        length = size if isinstance(job.items, StreamItems) else len(job.items)
+        indices = [n % length for n in range(size)]
     parts = [indices[at : at + size] for at in range(0, len(indices) - size + 1, size)]
     return weighted(job, [read_batch(job.items, "data", part, job) for part in parts])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from farflung.client.api.job import Dataset, Job
 from farflung.data import spread_indices
+from farflung.data.streams import StreamItems
 from farflung.errors import FarflungError, JobError
 from farflung.opdag.graph import LOSS_WEIGHT, Graph
 from farflung.runtime.indices import IGNORED
@@ -240,7 +241,7 @@ def _count(counted: str | Callable[[dict[str, Tensor]], Tensor | int], batch: di
     return found
 
 
-def read_batch(data: Dataset, name: str, indices: Sequence[int], job: Job) -> dict[str, Tensor]:
+def read_batch(data: Dataset | StreamItems, name: str, indices: Sequence[int], job: Job) -> dict[str, Tensor]:
     """Collate the items `indices` of a data set; a `JobError` names an item that cannot be read."""
     items = []
     for index in indices:

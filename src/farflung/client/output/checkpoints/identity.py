@@ -21,6 +21,7 @@ from farflung.client.output.checkpoints.record import (
 )
 from farflung.client.run.microbatches import read_batch
 from farflung.data import spread_indices
+from farflung.data.streams import StreamItems
 from farflung.errors import CheckpointError
 from farflung.opdag.graph import Graph
 from farflung.plans.codec_pair import DENSE
@@ -70,6 +71,8 @@ def identity_of(prepared: Prepared, training: Training) -> RunIdentity:
 def data_identity(job: Job) -> DataIdentity:
     """The number of training items, what orders them, digests of some, and whether these can be read again.
 
+    A stream has no number (0), and its first items are read, which may be those of several epochs.
+
     The random states of Python, NumPy and PyTorch stay as they are.
 
     Raises
@@ -77,10 +80,13 @@ def data_identity(job: Job) -> DataIdentity:
     JobError
         An item cannot be read.
     """
-    length = len(job.items)
-    indices = spread_indices(length, min(length, SAMPLED_ITEMS))
+    items = job.items
+    length = 0 if isinstance(items, StreamItems) else len(items)
+    indices = spread_indices(length, min(length, SAMPLED_ITEMS)) or list(range(SAMPLED_ITEMS))
     with _random_states_kept():
         digests = _digests(job, indices)
+        if isinstance(items, StreamItems):
+            items.forget()
         return DataIdentity(length, digests, digests == _digests(job, indices), job.order().kind)
 
 

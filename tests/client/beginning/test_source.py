@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from tests.localhost.jobs import job
 
-from farflung.client.beginning.source import PythonJob
+from farflung.client.beginning.source import JobFile, PythonJob
 from farflung.client.options.asked import Request, ask
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_record import RunOptions, RunRecord
@@ -33,3 +34,18 @@ def test_a_job_that_cannot_have_what_was_set_is_refused(earlier: Path) -> None:
     asked = ask(Request(RunOptions(), resume=earlier))
     with pytest.raises(JobError, match="batch must be divisible by microbatches"):
         PythonJob(job(batch=9, microbatches=9)).load(asked)
+
+
+def test_a_program_that_is_not_on_the_path_is_named_as_it_was_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = tmp_path / "bin" / "farflung"
+    called.parent.mkdir()
+    called.touch(0o755)
+    monkeypatch.setattr(sys, "argv", [str(called), "train"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert JobFile("job.py").resuming(Path("run"), False) == f"{called} train job.py --resume run"
+    monkeypatch.setenv("PATH", str(called.parent))
+    assert JobFile("job.py").resuming(Path("run"), False) == "farflung train job.py --resume run"
+    monkeypatch.setattr(sys, "argv", ["/x/farflung/__main__.py", "train"])
+    assert JobFile("job.py").resuming(Path("run"), False) == "farflung train job.py --resume run"

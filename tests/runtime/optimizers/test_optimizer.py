@@ -173,6 +173,9 @@ def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> Non
         (lambda: Adafactor(lr=0.1, eps=0.1), "eps must be a tuple of two numbers"),
         (lambda: Adafactor(lr=0.1, d=0.5), "d must be .* at least 1"),
         (lambda: Adafactor(lr=0.1, beta2_decay=0.8), "beta2_decay must be .* at most 0"),
+        (lambda: Muon(lr=0.1), r"Muon updates matrices only: give it others=farflung\.AdamW"),
+        (lambda: Muon(lr=0.1, others=AdamW(lr=0.1, ema=0.5), ema=0.9), "ema of others is that of Muon, 0.9"),
+        (lambda: AdamW(lr=0.1, ema=1.0), "ema must be a finite number, at least 0 and below 1, found 1.0"),
         (lambda: Muon(lr=0.1, others=SGD(lr=0.1)), r"others must be farflung\.AdamW"),
         (lambda: Muon(lr=0.1, others=AdamW(lr=0.1), ns_steps=100), "ns_steps must be .* from 1 to 99"),
         (

@@ -20,6 +20,7 @@ import msgspec
 import typer
 
 from farflung.cli.render.output import note, print_json
+from farflung.client.beginning.source import program
 from farflung.errors import JobError
 
 LOG = "train.log"
@@ -140,7 +141,7 @@ def _printed(output: IO[bytes], report: Report | None) -> bytes:
 
 
 def _say(report: Report, process: int, folder: Path | None, as_json: bool) -> None:
-    attach = shlex.join(["farflung", "attach", report.job, *(["--folder", str(folder)] if folder else [])])
+    attach = shlex.join([program(), "attach", report.job, *(["--folder", str(folder)] if folder else [])])
     stop = f"kill {process}"
     if as_json:
         print_json(

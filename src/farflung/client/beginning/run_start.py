@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farflung.client.beginning.source import JobSource
+from farflung.client.beginning.source import JobSource, program
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.errors import CheckpointError, JobError
 from farflung.text import count_of
@@ -100,7 +100,7 @@ class RunStart:
             done = f"{records[0].step} of {count_of(steps, 'step')}"
             raise JobError(
                 f"the run in {self.path} is done ({done}): ask for more with --steps, or"
-                f" `{shlex.join(['farflung', 'export', str(self.path)])}`"
+                f" `{shlex.join([program(), 'export', str(self.path)])}`"
             )
 
     def open(self) -> RunFolder:

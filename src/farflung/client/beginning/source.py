@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -57,12 +59,12 @@ class JobFile:
 
     def resuming(self, run: Path, has_password: bool) -> str:
         """See `JobSource`."""
-        words = shlex.join(["farflung", "train", self.path, "--resume", str(run)])
+        words = shlex.join([program(), "train", self.path, "--resume", str(run)])
         return f"{words} --checkpoint-to URL" if has_password else words
 
     def returning(self, run: Path, broker: str) -> str:
         """See `JobSource`."""
-        return shlex.join(["farflung", "train", self.path, "--resume", str(run), "--broker", broker])
+        return shlex.join([program(), "train", self.path, "--resume", str(run), "--broker", broker])
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,16 @@ class PythonJob:
     def returning(self, run: Path, broker: str) -> str:
         """See `JobSource`."""
         return f"farflung.connect({broker!r}).train(job, resume={str(run)!r})"
+
+
+def program() -> str:
+    """How this program can be called again: its path, unless `farflung` alone finds it."""
+    called = Path(sys.argv[0])
+    if called.name != "farflung" or called.parent == Path():
+        return "farflung"
+    found = shutil.which("farflung")
+    is_found = found is not None and called.exists() and Path(found).samefile(called)
+    return "farflung" if is_found else str(called)
 
 
 def snake_case(name: str) -> str:

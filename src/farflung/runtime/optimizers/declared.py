@@ -238,7 +238,7 @@ class Muon(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     """
 
     lr: float
-    others: AdamW
+    others: AdamW = None  # type: ignore[assignment]  # needed; without it, the message below says so
     weight_decay: float = 0.1
     momentum: float = 0.95
     nesterov: bool = True
@@ -250,6 +250,10 @@ class Muon(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
 
     def __post_init__(self) -> None:
         require_number("lr", self.lr, 0.0)
+        if self.others is None:
+            raise ValueError(
+                "Muon updates matrices only: give it others=farflung.AdamW(...) for all other parameters"
+            )
         if not isinstance(self.others, AdamW):
             raise ValueError(f"others must be farflung.AdamW(...), found {self.others!r:.60}")
         require_number("weight_decay", self.weight_decay, 0.0)

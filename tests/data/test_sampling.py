@@ -75,7 +75,7 @@ def test_items_are_stacked_by_name() -> None:
 
 
 def test_unequal_shapes_name_the_key_and_the_shapes() -> None:
-    with pytest.raises(JobError, match=r"'x' has \(2,\) and \(3,\): pad them with Job\(collate=\)"):
+    with pytest.raises(JobError, match=r"'x' has \(2,\) and \(3,\): pad them with Job"):
         collate([{"x": torch.zeros(3)}, {"x": torch.zeros(2)}])
 
 

@@ -45,3 +45,8 @@ def test_a_stream_trains_and_resumes_like_items_in_its_order(tmp_path: Path) -> 
         assert run.wait().steps == 6
         assert same(run.state_dict(), numbered.state_dict())
         assert torch.isfinite(torch.tensor(run.metrics.validations[-1].loss))
+
+
+def test_a_fleet_on_this_machine_has_its_workers_whenever_they_are_asked_for() -> None:
+    with farflung.local(2, device="cpu") as fleet:
+        assert len(fleet.workers) == 2

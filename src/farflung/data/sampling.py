@@ -221,7 +221,7 @@ def _require_alike(name: str, tensors: list[Tensor]) -> None:
     if len(shapes) > 1:
         raise JobError(
             f"items of one batch must have equal shapes, {name!r} has {' and '.join(map(str, shapes[:3]))}:"
-            " pad them with Job(collate=)"
+            " pad them with Job(collate=farflung.data.Pad(length))"
         )
     dtypes = sorted({str(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:

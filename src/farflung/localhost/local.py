@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from farflung.protocol.messages import Status
 
 
+JOINING_SECONDS, POLL_SECONDS = 60.0, 0.05
+
+
 def local(workers: int, *, device: str | None = None, backends: Sequence[str] | None = None) -> Fleet:
     """A broker and workers on this machine, for as long as the fleet is open.
 
@@ -73,6 +76,7 @@ class LocalWorkers(Fleet):
         self._target = target
         self._options = options
         self._processes: LocalFleet | None = None
+        self._has_joined = False
         self._starting = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -95,7 +99,16 @@ class LocalWorkers(Fleet):
         yield Host(processes.identity, processes.watch)
 
     async def _status(self) -> Status:
-        return await ask_status((await self._started(None, QUIET)).identity)
+        """As `Fleet.status`; workers that have just been started are waited for until they have joined."""
+        processes = await self._started(None, QUIET)
+        until = asyncio.get_running_loop().time() + JOINING_SECONDS
+        while True:
+            status = await ask_status(processes.identity)
+            self._has_joined |= len(status.workers) >= self._target.local
+            is_late = asyncio.get_running_loop().time() > until
+            if self._has_joined or processes.is_broken or is_late:
+                return status
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _ended(self) -> None:
         if self._processes is not None:
@@ -106,7 +119,7 @@ class LocalWorkers(Fleet):
             if self._processes is not None and self._processes.is_broken:
                 frontend.note("a process of this fleet has ended: starting all of them anew")
                 await self._ended()
-                self._processes = None
+                self._processes, self._has_joined = None, False
             if self._processes is None:
                 self._processes = await self._start(logs, frontend)
             return self._processes

@@ -260,3 +260,23 @@ def test_a_stream_that_cannot_be_read_again_is_noticed() -> None:
     assert data_identity(job(Endless(), batch=4, validation=None)).is_repeatable
     found = data_identity(job(Endless(noise=True), batch=4, validation=None))
     assert not found.is_repeatable and (found.items, found.order) == (0, "stream")
+
+
+class Ragged(Numbers):
+    """Item 7 is longer than the others."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.zeros(2 if index == 7 else 1)}
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (4, r"^data\[7\]: items of one batch must have equal shapes.*Pad\(length\)"),
+        (1, r"captured with float32 of shape \(1, 1\): every batch must be alike.* \(items 7 of data\)"),
+    ],
+)
+def test_a_ragged_item_is_named_by_its_number(size: int, words: str) -> None:
+    made = job(Ragged(8), batch=size, microbatches=1, steps=8, sampler=range(8), validation=None)
+    with pytest.raises(JobError, match=words):
+        stream(made)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farflung.client.api.job import Dataset, Job
 from farflung.data import spread_indices
@@ -17,6 +17,7 @@ from farflung.errors import FarflungError, JobError
 from farflung.opdag.graph import LOSS_WEIGHT, Graph
 from farflung.runtime.indices import IGNORED
 from farflung.schedule import Unit
+from farflung.text import and_more
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,7 +164,11 @@ class Microbatches:
         targets = 0 if self._job.counted is None else _count(self._job.counted, batch)
         if self._job.counted is not None and not targets:
             raise JobError(NO_TARGET)
-        return _Read({name: self._fit(name, batch) for name in self._types if name != LOSS_WEIGHT}, targets)
+        try:
+            return _Read({n: self._fit(n, batch) for n in self._types if n != LOSS_WEIGHT}, targets)
+        except JobError as error:
+            name, indices = "data" if unit.train else "validation", self._indices(unit, number)
+            raise JobError(f"{error} (items {and_more(list(map(str, indices)), 8)} of {name})") from None
 
     def _targets(self, unit: Unit, number: int) -> int:
         """The targets of a microbatch, which is dropped."""
@@ -171,11 +176,15 @@ class Microbatches:
         return _count(self._job.counted, self._batch(unit, number))
 
     def _batch(self, unit: Unit, number: int) -> dict[str, Tensor]:
-        indices = self._order.indices(unit.step) if unit.train else self._held_out
-        part = indices[number * self._size : (number + 1) * self._size]
+        part = self._indices(unit, number)
         data = self._job.items if unit.train else self._job.held_out
         assert data is not None
         return read_batch(data, "data" if unit.train else "validation", part, self._job)
+
+    def _indices(self, unit: Unit, number: int) -> list[int]:
+        """The items of a microbatch."""
+        indices = self._order.indices(unit.step) if unit.train else self._held_out
+        return indices[number * self._size : (number + 1) * self._size]
 
     def _microbatch(self, unit: Unit, number: int, read: _Read, scales: Sequence[float]) -> Microbatch:
         tensors = _with_weight(read.tensors, scales[number]) if scales else read.tensors
@@ -190,7 +199,7 @@ class Microbatches:
         if found != expected:
             raise JobError(
                 f"{name!r} of a batch is {found[0]} of shape {found[1]}, captured with {expected[0]} of shape"
-                f" {expected[1]}: every batch must be alike, pad with Job(collate=)"
+                f" {expected[1]}: every batch must be alike, pad with Job(collate=farflung.data.Pad(length))"
             )
         own = tensor.detach().cpu().contiguous()
         # A user's collate may return the same buffer every time; the default one makes new tensors.
@@ -253,10 +262,27 @@ def read_batch(data: Dataset | StreamItems, name: str, indices: Sequence[int], j
             raise JobError(f"{name}[{index}] raised {type(error).__name__}: {error}") from error
     try:
         return job.collated(items)
-    except FarflungError:
-        raise
     except Exception as error:
-        raise JobError(f"Job(collate=) raised {type(error).__name__}: {error}") from error
+        which = _unlike(items, job)
+        where = "" if which is None else f"{name}[{indices[which]}]: "
+        if isinstance(error, FarflungError):
+            raise JobError(f"{where}{error}") from None
+        raise JobError(f"{where}Job(collate=) raised {type(error).__name__}: {error}") from error
+
+
+def _unlike(items: Sequence[Any], job: Job) -> int | None:
+    """The first item that is no batch by itself, or not like the one before it; None if there is none."""
+    before: dict[str, Tensor] = {}
+    for number, item in enumerate(items):
+        try:
+            batch = job.collated([item])
+        except Exception:
+            return number
+        forms = {name: (tensor.dtype, tensor.shape) for name, tensor in batch.items()}
+        if before and forms != {name: (tensor.dtype, tensor.shape) for name, tensor in before.items()}:
+            return number
+        before = batch
+    return None
 
 
 @contextmanager

@@ -269,6 +269,16 @@ def test_a_batch_that_forward_fixes_is_refused() -> None:
     assert refused.lint == "batch-size" and "batches of 3 only" in str(refused)
 
 
+def test_the_line_that_takes_the_length_of_a_batch_is_named() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.first(x)
+        count = len(x)
+        return error(hidden.reshape(count, WIDTH), y)
+
+    refused, line = refusal(Base(body)), body.__code__.co_firstlineno + 2
+    assert f"test_lints.py:{line} in body): take sizes from x.shape[0]" in str(refused)
+
+
 def test_a_branch_on_the_batch_is_remarked() -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         z = self.first(x)

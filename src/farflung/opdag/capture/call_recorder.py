@@ -110,7 +110,8 @@ class Watch(TorchFunctionMode):
         self._look(name, result)
         if name.endswith("_") and self._inputs:
             self._require_unchanged()
-        if any(map(_is_fixed, self._sizes)):
+        makes_number = name == "__len__" and not _is_fixed(result)  # Python's len, once this returns
+        if any(map(_is_fixed, self._sizes)) or (self._sizes and makes_number):
             self.fixed_at, self._sizes = here(), []
         self._has_cast = self._has_cast or torch.is_autocast_enabled("cpu")
         if self._has_cast and not torch.is_grad_enabled() and not any(result is value for value in args):

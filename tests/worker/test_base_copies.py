@@ -121,11 +121,41 @@ def test_an_owner_whose_own_base_is_gone_makes_no_copy_without_it_and_then_one_w
     play(scene())
 
 
+def test_a_base_goes_on_though_its_version_has_failed_and_the_next_one_waits_for_it(tmp_path: Path) -> None:
+    async def scene() -> None:
+        fleet = Fleet(tmp_path)
+        wire, asked = fleet.wires["b"], asyncio.Event()
+        asks: list[AskBase] = []
+
+        def ask(peer: str, message: AskBase) -> None:
+            asks.append(message)
+            asked.set()
+
+        wire.ask_base = ask  # type: ignore[method-assign]
+        a, b = fleet.copying["a"], fleet.copying["b"]
+        a.made(StateCopied(("job-1", 5), 0, {PIECE: memoryview(bytes(12))}, False, True, FIXED))
+        await asyncio.wait_for(asked.wait(), 10)
+        for one in (a, b):  # another member's copy failed, while the base is on its way
+            one._give_up(Retain("job-1", [], StateVersion(5, 0)))
+        a.made(StateCopied(("job-1", 5), 1, {PIECE: memoryview(bytes(12))}, False, True))
+        while len(b._arriving) < 2 or any(one.lacks is None for one in b._arriving.values()):
+            await asyncio.to_thread(lambda: None)
+        assert len(asks) == 1 and fleet.having(1) == ["a"]
+        a._sent["b", StateVersion(5, 0), 0] = a._sent["b", StateVersion(5, 1), 0]
+        a.asked("b", asks[0])  # the slices of the base come only now
+        await fleet.hears("b", 1)
+        assert fleet.having(1) == ["a", "b"] and fleet.having(0) == ["a"]
+        assert bases_sent(fleet) == [1]
+        await fleet.close()
+
+    play(scene())
+
+
 def header(slot: str, sha256: bytes, total: int = 12) -> SliceHeader:
     return SliceHeader("job-1", 5, 0, "", 0, total, total, sha256, slot, 0)
 
 
-def test_a_base_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
+def test_a_base_that_was_not_asked_for_takes_no_memory(tmp_path: Path) -> None:
     async def scene() -> None:
         fleet = Fleet(tmp_path)
         b, asked = fleet.copying["b"], asyncio.Event()
@@ -135,9 +165,11 @@ def test_a_base_that_was_not_asked_for_is_refused(tmp_path: Path) -> None:
             StateCopied(("job-1", 5), 0, {PIECE: memoryview(bytes(12))}, False, True, FIXED)
         )
         await asyncio.wait_for(asked.wait(), 10)
-        for wrong in (header("base", bytes(32)), header("base", bytes(32), 10**15)):
-            with pytest.raises(ProtocolError, match="not asked for"):
-                b.opening("a", wrong)
+        ((share, sha256), asked_for) = *b._bases, *b._bases.values()
+        assert b.opening("a", header("base", bytes(32), 10**15)) is None
+        with pytest.raises(ProtocolError, match="does not fit"):
+            b.opening("a", header("base", sha256, asked_for.total - 1))
+        assert share == 0 and not asked_for.taken
         assert fleet.having(0) == ["a"] and await b.held() == []
         b.lost("a")
         (said,) = fleet.told["b"]

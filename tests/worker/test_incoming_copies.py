@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from farflung.protocol.copies import Copied
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.storing import copying
-from farflung.worker.storing.copy_store import CopyStore
+from farflung.worker.storing.copy_store import SHARE_OF_DISK, CopyStore
 from farflung.worker.storing.copying import Copying
 
 SLICE, COUNT = 100, 10
@@ -88,3 +90,25 @@ def test_a_full_disk_is_reported_before_the_last_slice(tmp_path: Path) -> None:
     asyncio.run(scene())
     (said,) = told
     assert isinstance(said, Copied) and said.trouble
+
+
+def test_what_copies_may_take_is_measured_on_the_thread_for_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk of a network may not answer for minutes, and the worker's heartbeats must not wait for that."""
+    asked: list[str] = []
+
+    def usage(path: Path) -> SimpleNamespace:
+        asked.append(threading.current_thread().name)
+        return SimpleNamespace(free=10**6)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+
+    async def scene() -> None:
+        one = Copying("b", CopyStore(tmp_path, None), object(), lambda message: None, Timeouts)  # type: ignore[arg-type]
+        assert await one.measure_disk() == 10**6 // SHARE_OF_DISK
+        assert await Copying("b", None, object(), lambda message: None, Timeouts).measure_disk() == 0  # type: ignore[arg-type]
+        await one.close()
+
+    asyncio.run(scene())
+    assert asked and all(name.startswith("farflung-copies") for name in asked)

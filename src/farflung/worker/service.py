@@ -164,6 +164,7 @@ class WorkerService:
         self._line = BrokerLine(self._identity, client_context, self._server_context, self)
         self._listener: Listener | None = None
         self._device: Device | None = None
+        self._disk_bytes = 0
         self._orphaned: asyncio.TimerHandle | None = None
         self._state_receiver: StateReceiver | None = None
         self._meter = TrafficMeter(self._peers)
@@ -253,7 +254,8 @@ class WorkerService:
         return self._state.load is not None
 
     async def held_copies(self) -> list[HeldCopy]:
-        """The newest copies on this worker's disk."""
+        """The newest copies on this worker's disk; notes also what they may take there."""
+        self._disk_bytes = await self._copying.measure_disk()
         return (await self._copying.held())[-MOST_HELD:]
 
     def registration(self, session: BrokerSession, held: list[HeldCopy]) -> Register:
@@ -273,7 +275,7 @@ class WorkerService:
             state.standing,
             state.generation,
             held,
-            self._copying.disk_bytes,
+            self._disk_bytes,
             state.seal,
             self._departure.seconds_left,
         )

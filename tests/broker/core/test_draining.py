@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from tests.broker.core import test_restoring
 from tests.broker.core.test_protection import job_of
 from tests.broker.core.test_replaying import KERNELS, continues, load_all, loads, place, rollbacks
 from tests.broker.scenario import DEVICE, Scenario, sent, told
@@ -15,8 +16,15 @@ from farflung.broker.core.events import Reply
 from farflung.broker.core.fleet.draining import waits_for
 from farflung.broker.core.protecting.homecoming import MOST_REFUSED
 from farflung.broker.core.state import Outcome, durable, replay
+from farflung.plans import Plan
 from farflung.protocol.membership import Draining, Released
 from farflung.protocol.messages import Decide, Denied, Kept, Planned, Stop
+
+
+def shares_of(plan: Plan | None) -> dict[str, int]:
+    """The share of each worker."""
+    assert plan is not None
+    return {worker: min(plan.segments_of(worker)) for worker in plan.workers()}
 
 
 def spread(story: Scenario, unit: int) -> None:
@@ -417,6 +425,39 @@ def test_one_that_holds_copies_for_others_waits_until_they_lie_elsewhere() -> No
     holder = job_of(story).holders["a"]
     leave(story, holder)
     assert not released(story, holder) and unit == 4
+
+
+def test_one_that_alone_has_copies_of_a_job_that_waits_in_the_queue_stays_until_another_has_them() -> None:
+    story = test_restoring.place()
+    job = job_of(story)
+    assert job.versions.stable is not None
+    held = story.state.workers["b"].held
+    holder = job.versions.stable.holders[shares_of(job.plan)["b"]]
+    story.leave("b")
+    assert job_of(story).state == "queued"
+    leave(story, holder)
+    assert words(story, holder) == "until another worker has the copies of job-1's state that it alone has"
+    story.tick(30)
+    assert not released(story, holder)
+    story.join("b", boot="boot-2", disk_bytes=10**9, held=held)
+    assert in_order(story, holder) and job_of(story).state != "done"
+    story.tick(60)
+    job = job_of(story)
+    assert (job.state, job.recuts, job.members) == ("planning", True, ("a", "b"))  # from their copies
+    assert is_whole(story)
+
+
+def test_one_that_alone_has_copies_of_a_queued_job_says_at_its_deadline_that_it_takes_them_along() -> None:
+    story = test_restoring.place()
+    job = job_of(story)
+    assert job.versions.stable is not None
+    holder = job.versions.stable.holders[shares_of(job.plan)["b"]]
+    story.leave("b")
+    leave(story, holder, within=30)
+    story.tick(30)
+    assert not in_order(story, holder)
+    (reason,) = released(story, holder)
+    assert reason == "its copies of job-1's state did not come to two others within 30 s"
 
 
 def test_a_worker_of_other_kernels_takes_the_share_with_all_going_back_to_the_fresh_version() -> None:

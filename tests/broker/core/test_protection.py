@@ -154,10 +154,45 @@ def test_a_full_disk_leaves_the_version_before_and_another_one_is_tried_later() 
     assert sent(outcome.commands, "a") == [Retain("job-1", [FIRST], name)]
     assert words(story) == "protected up to step 1; no newer copy: b: the disk is full"
     assert not story.copied("a", unit, 0).facts  # it comes too late
-    unit += 1
+    assert next_copied(story, unit + 1) - unit < 10 and story.now - at <= FIRST_RETRY_SECONDS + 10
+
+
+def next_copied(story: Scenario, unit: int) -> int:
+    """The first unit from this one on whose state is copied."""
     while not is_copied(story, unit):
         unit += 1
-    assert RETRY_SECONDS <= story.now - at <= RETRY_SECONDS + 10
+    return unit
+
+
+def test_a_version_that_fails_is_tried_again_soon_and_then_ever_more_seldom() -> None:
+    story = place()
+    story.all_ready(0)
+    spread(story, 0)
+    unit = next_copied(story, 1)
+    for due in (FIRST_RETRY_SECONDS, 20, 40, 80, 160, RETRY_SECONDS, RETRY_SECONDS):
+        at = story.now
+        story.copied("b", unit, 1, trouble="the disk is full")
+        story.now = at + due - 9
+        unit = next_copied(story, unit + 1)
+        assert due <= story.now - at <= due + 10
+    spread(story, unit)
+    assert job_of(story).versions.failures == 0
+    unit, at = next_copied(story, unit + 1), story.now
+    story.copied("b", unit, 1, trouble="the link was lost")
+    next_copied(story, unit + 1)
+    assert story.now - at <= FIRST_RETRY_SECONDS + 10
+
+
+def test_a_version_that_fails_late_is_not_tried_again_sooner_than_ten_times_as_long() -> None:
+    story = place()
+    story.all_ready(0)
+    spread(story, 0)
+    unit = next_copied(story, 1)
+    story.now += 20
+    at = story.now
+    story.copied("b", unit, 1, trouble="the link was lost")
+    next_copied(story, unit + 1)
+    assert COSTS * 18 <= story.now - at <= COSTS * 22
 
 
 def test_a_job_without_a_version_tries_another_one_soon() -> None:

@@ -67,11 +67,17 @@ class Sending(Protocol):
 
 
 class _Key(NamedTuple):
-    """A file that another worker sends: a copy, or the base that it names (`slot`)."""
+    """A copy that another worker sends."""
 
     version: StateVersion
     share: int
-    slot: str
+
+
+class _BaseKey(NamedTuple):
+    """A base that another worker sends; copies of several versions may wait for it."""
+
+    share: int
+    sha256: bytes
 
 
 @dataclass
@@ -118,6 +124,7 @@ class Copying:
         self._owners: set[str] = set()
         self._linked: dict[str, asyncio.Event] = {}
         self._arriving: dict[_Key, _Arriving] = {}
+        self._bases: dict[_BaseKey, _Arriving] = {}
         self._sent: dict[tuple[str, StateVersion, int], tuple[HeldCopy, Pace]] = {}
         self._base: Base | None = None
         self._knows_base = False
@@ -129,10 +136,9 @@ class Copying:
         """The copies on this worker's disk."""
         return [] if self._store is None else await self._on_files(self._store.held)
 
-    @property
-    def disk_bytes(self) -> int:
-        """What copies may take on this worker's disk; 0 if there are to be none."""
-        return 0 if self._store is None else self._store.limit_bytes
+    async def measure_disk(self) -> int:
+        """What copies may take on this worker's disk now; 0 if there are to be none."""
+        return 0 if self._store is None else await self._on_files(lambda: self._disk().limit_bytes)
 
     # Attempts and links
 
@@ -169,9 +175,10 @@ class Copying:
         """The attempt is over: what is on its way is dropped."""
         for task in self._tasks:
             task.cancel()
-        for arriving in self._arriving.values():
+        for arriving in (*self._arriving.values(), *self._bases.values()):
             self._files.submit(_close, arriving)
-        self._load, self._given, self._arriving, self._linked, self._sent = None, {}, {}, {}, {}
+        self._load, self._given, self._arriving, self._bases = None, {}, {}, {}
+        self._linked, self._sent = {}, {}
         self._standbys, self._owners = {}, set()
 
     def linked(self, peer: str) -> None:
@@ -183,6 +190,8 @@ class Copying:
         self._linked.pop(peer, None)
         for key in [key for key, arriving in self._arriving.items() if arriving.sender == peer]:
             self._drop(key, "the link was lost")
+        for base in [base for base, arriving in self._bases.items() if arriving.sender == peer]:
+            self._drop_base(base, "the link was lost")
 
     async def close(self) -> None:
         """End everything, and wait for the files."""
@@ -285,10 +294,10 @@ class Copying:
         if load is None or header.job != load.job or header.attempt < load.attempt:
             return None
         key = self._expected(load, peer, header)
-        if key.slot == BASE.slot and not self._is_asked_for(peer, key, header):
-            return None
-        arriving = self._arriving.get(key)
+        arriving = self._arriving_file(header, key)
         if arriving is None:
+            if header.slot == BASE.slot:
+                return None  # it was not asked for, or is given up
             arriving = self._arriving[key] = _Arriving(header.sha256, header.total, peer, header.total)
             self._files.submit(self._open, load.job, key, arriving)
         is_same = (arriving.sha256, arriving.total, arriving.sender) == (header.sha256, header.total, peer)
@@ -298,29 +307,29 @@ class Copying:
         if arriving.taken - arriving.written + header.bytes > MOST_UNWRITTEN_BYTES:
             arriving.failure = arriving.failure or TOO_SLOW
         if arriving.failure:
-            self._tell_failure(key, arriving, arriving.failure)
+            if header.slot == BASE.slot:
+                self._drop_base(_BaseKey(key.share, header.sha256), arriving.failure)
+            else:
+                self._tell_failure(key, arriving, arriving.failure)
             return None
         arriving.taken += header.bytes
         arriving.opened.add(header.offset)
         return memoryview(bytearray(header.bytes))
 
-    def _is_asked_for(self, peer: str, key: _Key, header: SliceHeader) -> bool:
-        """Whether a slice is of a base that this worker has asked for; false if its copy was given up."""
-        of = self._arriving.get(key._replace(slot=COPY.slot))
-        if of is None or of.failure:
-            return False
-        if of.lacks != (header.sha256, header.total) or of.sender != peer:
-            raise ProtocolError(f"{peer} sent a base that was not asked for")
-        return True
+    def _arriving_file(self, header: SliceHeader, key: _Key) -> _Arriving | None:
+        """The file that a slice is part of, if it has begun to arrive."""
+        if header.slot == BASE.slot:
+            return self._bases.get(_BaseKey(key.share, header.sha256))
+        return self._arriving.get(key)
 
     def retract(self, peer: str, header: SliceHeader) -> None:
         """Undo `opening` for a slice that was cut off by a lost link: it will be sent again."""
         load = self._load
-        if load is not None and header.attempt == load.attempt:
-            key = self._expected(load, peer, header)
-            if arriving := self._arriving.get(key):
-                arriving.opened.discard(header.offset)
-                arriving.taken -= header.bytes
+        if load is None or header.attempt != load.attempt:
+            return
+        if arriving := self._arriving_file(header, self._expected(load, peer, header)):
+            arriving.opened.discard(header.offset)
+            arriving.taken -= header.bytes
 
     def complete(self, peer: str, header: SliceHeader, buffer: memoryview) -> None:
         """Keep a slice that was received completely; the last one completes the copy, or its base."""
@@ -328,48 +337,79 @@ class Copying:
         if load is None or header.attempt != load.attempt:
             return
         key = self._expected(load, peer, header)
-        arriving = self._arriving.get(key)
+        arriving = self._arriving_file(header, key)
         if arriving is None:
             return
         self._files.submit(_write, arriving, header.offset, buffer)
         arriving.left -= header.bytes
-        if not arriving.left:
+        if arriving.left:
+            return
+        if header.slot == BASE.slot:
+            self._spawn(self._finish_base(load, _BaseKey(key.share, header.sha256), arriving))
+        else:
             self._spawn(self._finish(load, key, arriving))
 
-    async def _finish(self, load: Load, key: _Key, arriving: _Arriving) -> None:
-        """A file is whole: put it on disk. For a copy that lacks its base, ask for that first."""
-        copy, of_base = self._arriving.get(key._replace(slot=COPY.slot)), key.slot == BASE.slot
-        if copy is None or copy.failure:
+    async def _finish(self, load: Load, key: _Key, copy: _Arriving) -> None:
+        """A copy is whole: put it on disk. If the base that it names is not there, ask for that first."""
+        if copy.failure:
             return
         try:
-            base, copy.lacks = await self._on_files(
-                partial(_put, self._disk(), load.job, key, copy, arriving if of_base else None)
-            )
+            base, copy.lacks = await self._on_files(partial(_put, self._disk(), load.job, key, copy))
         except CopyError as error:
             self._drop(key, str(error))
             return
         if copy.lacks is not None:
-            self._links.ask_base(copy.sender, AskBase(load.job, load.attempt, key.version, key.share))
+            self._ask_base(load, key, copy.sender, copy.lacks)
             return
-        for slot in (COPY.slot, BASE.slot):
-            self._arriving.pop(key._replace(slot=slot), None)
+        self._arriving.pop(key, None)
         if key.version == load.version and key.share in self._given:
             if not self._given[key.share].done():
                 self._given[key.share].set_result(None)
         else:
             self._tell(_copied(load, _held(load.job, key, copy, base)))
 
-    def _drop(self, key: _Key, reason: str) -> None:
-        """Give up a copy that was on its way here, and its base, and say so."""
-        for slot in (BASE.slot, COPY.slot):
-            arriving = self._arriving.pop(key._replace(slot=slot), None)
-            if arriving is not None:
-                self._files.submit(_close, arriving)
-                self._tell_failure(key, arriving, reason)
+    def _ask_base(self, load: Load, key: _Key, sender: str, base: Base) -> None:
+        """Ask for a base, unless it comes already for the copy of an earlier version."""
+        of = _BaseKey(key.share, base.sha256)
+        if of not in self._bases:
+            arriving = self._bases[of] = _Arriving(base.sha256, base.bytes, sender, base.bytes)
+            self._files.submit(self._open_base, load.job, of, arriving)
+            self._links.ask_base(sender, AskBase(load.job, load.attempt, key.version, key.share))
 
-    def _tell_failure(self, key: _Key, arriving: _Arriving, reason: str) -> None:
+    async def _finish_base(self, load: Load, of: _BaseKey, arriving: _Arriving) -> None:
+        """A base is whole: put it on disk, and then the copies that wait for it."""
+        try:
+            await self._on_files(partial(_put_base, arriving))
+        except CopyError as error:
+            self._drop_base(of, str(error))
+            return
+        self._bases.pop(of, None)
+        for key, copy in self._waiting_for(of):
+            await self._finish(load, key, copy)
+
+    def _waiting_for(self, of: _BaseKey) -> list[tuple[_Key, _Arriving]]:
+        return [
+            (key, copy)
+            for key, copy in self._arriving.items()
+            if key.share == of.share and copy.lacks is not None and copy.lacks.sha256 == of.sha256
+        ]
+
+    def _drop(self, key: _Key, reason: str) -> None:
+        """Give up a copy that was on its way here, and say so."""
+        if (copy := self._arriving.pop(key, None)) is not None:
+            self._files.submit(_close, copy)
+            self._tell_failure(key, copy, reason)
+
+    def _drop_base(self, of: _BaseKey, reason: str) -> None:
+        """Give up a base that was on its way here, and the copies that wait for it."""
+        if (arriving := self._bases.pop(of, None)) is not None:
+            self._files.submit(_close, arriving)
+        for key, _ in self._waiting_for(of):
+            self._drop(key, reason)
+
+    def _tell_failure(self, key: _Key, copy: _Arriving, reason: str) -> None:
         """Say once that a copy does not get here; what still comes of it is dropped."""
-        load, copy = self._load, self._arriving.get(key._replace(slot=COPY.slot), arriving)
+        load = self._load
         if load is None or copy.told:
             return
         copy.told, copy.failure = True, copy.failure or reason
@@ -392,15 +432,18 @@ class Copying:
             raise ProtocolError(f"{peer} sent a copy of its state, which the plan does not expect")
         if key not in (COPY, BASE):
             raise ProtocolError(f"{peer} sent {key} with a unit, which only copies have")
-        return _Key(known, header.segment, header.slot)
+        return _Key(known, header.segment)
 
     def _open(self, job: str, key: _Key, arriving: _Arriving) -> None:
         try:
-            if key.slot == BASE.slot:
-                base = Base(arriving.sha256, arriving.total)
-                arriving.file = self._disk().receive_base(job, key.share, base)
-            else:
-                arriving.file = self._disk().receive(_held(job, key, arriving))
+            arriving.file = self._disk().receive(_held(job, key, arriving))
+        except CopyError as error:
+            arriving.failure = str(error)
+
+    def _open_base(self, job: str, of: _BaseKey, arriving: _Arriving) -> None:
+        try:
+            base = Base(of.sha256, arriving.total)
+            arriving.file = self._disk().receive_base(job, of.share, base)
         except CopyError as error:
             arriving.failure = str(error)
 
@@ -458,7 +501,7 @@ class Copying:
             self._files.submit(self._store.retain, message.job, message.versions, message.up_to, shares)
 
     def _give_up(self, message: Retain) -> None:
-        """Take and give no more of the versions that are deleted."""
+        """Take and give no more of the versions that are deleted; a base goes on, for versions to come."""
         for sent in [one for one in self._sent if _is_deleted(one[1], message)]:
             del self._sent[sent]
         for key, arriving in self._arriving.items():
@@ -542,25 +585,25 @@ def _write(arriving: _Arriving, offset: int, data: memoryview) -> None:
     arriving.written += len(data)
 
 
-def _put(
-    disk: CopyStore, job: str, key: _Key, copy: _Arriving, of_base: _Arriving | None
-) -> tuple[Base | None, Base | None]:
-    """Put a copy on disk that is whole, after its base if that is what has come.
+def _put(disk: CopyStore, job: str, key: _Key, copy: _Arriving) -> tuple[Base | None, Base | None]:
+    """Put a copy that is whole on disk; returns the base that it names.
 
-    Returns the base that it names; and again, if that is lacking here, so that the copy has to wait.
+    If that is lacking here, it is returned twice, and the copy has to wait for it.
     """
-    if of_base is not None:
-        file = _whole(of_base)
-        file.verify()
-        file.finish()
     file = _whole(copy)
     base = file.verify() if copy.lacks is None else copy.lacks
     if base is None or disk.has_base(job, key.share, base):
         file.finish()
         return base, None
-    if of_base is not None:
+    if copy.lacks is not None:
         raise CopyError("what training does not change of the share did not stay on the disk")
     return base, base
+
+
+def _put_base(arriving: _Arriving) -> None:
+    file = _whole(arriving)
+    file.verify()
+    file.finish()
 
 
 def _whole(arriving: _Arriving) -> IncomingFile:

@@ -85,6 +85,8 @@ def waits_for(state: State, worker: Worker) -> str:
         return ""
     if worker.job is None:
         sole = _sole_copies(state, worker)
+        if sole and state.jobs[sole].state == QUEUED:
+            return f"until another worker has the copies of {sole}'s state that it alone has"
         return f"until its copies of {sole}'s state lie with two others" if sole else ""
     job = state.jobs[worker.job]
     if job.state == COLLECTING:
@@ -187,18 +189,23 @@ def _can_begin_without(state: State, job: Job) -> bool:
 def _sole_copies(state: State, worker: Worker) -> str:
     """A job that loads or runs and has a copy on this worker's disk, but not on two others; or nothing.
 
-    Where only one other worker is there, its copy is enough.
+    Where only one other worker is there, its copy is enough. So is one for a job that waits in the queue:
+    its copies do not move until it runs.
     """
     others_there = [one for one in state.workers.values() if one.connected and one.worker != worker.worker]
     enough = min(2, max(1, len(others_there)))
     for name in sorted({copy.job for copy in worker.held}):
         job = state.jobs.get(name)
-        if job is None or job.over or job.state == QUEUED or job.plan is None or job.versions.stable is None:
+        if job is None or job.over or job.plan is None:
             continue
-        for share in job.versions.stable.names_by_share(job.plan, job.owned):
-            having = protection.who_has(state, job, job.versions.stable, share)
+        is_queued = job.state == QUEUED
+        version = protection.version_to_restore(job) if is_queued else job.versions.stable
+        if version is None:
+            continue
+        for share in version.names_by_share(job.plan, job.owned):
+            having = protection.who_has(state, job, version, share)
             others = [one for one in having if state.workers[one].connected and one != worker.worker]
-            if worker.worker in having and len(others) < enough:
+            if worker.worker in having and len(others) < (1 if is_queued else enough):
                 return name
     return ""
 

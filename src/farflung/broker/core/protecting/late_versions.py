@@ -43,7 +43,7 @@ def on_tick(turn: Transition) -> None:
         elif age > _members_seconds(job):
             is_urgent = any(turn.state.workers[name].leaving for name in job.members)
             reason = _reason(_late_members(turn.state, job, version), age)
-            fail(turn, job, version, reason, job.versions.retry_seconds(is_urgent))
+            fail(turn, job, version, reason, job.versions.retry_seconds(turn.now, is_urgent))
 
 
 def _reason(late: Sequence[str], age: float) -> str:

@@ -145,7 +145,7 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
     if message.trouble:
         if worker in (owner, job.holder_of(owner)):
             is_urgent = any(turn.state.workers[name].leaving for name in job.members)
-            pause = job.versions.retry_seconds(is_urgent)
+            pause = job.versions.retry_seconds(turn.now, is_urgent)
             fail(turn, job, version, f"{worker}: {message.trouble}", pause)
         return
     copy = HeldCopy(

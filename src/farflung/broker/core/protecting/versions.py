@@ -7,8 +7,12 @@ its decision until it was stable. So copies are on their way in about a tenth of
 and disks are. A share's base, which training does not change, is sent to a disk once: the time that this took
 does not count. And so many seconds pass that the disk that gets most of a version is not written at more than
 `WEAR` bytes a second: disks wear. Only the first version that goes to a standby waits for neither: without
-it a share must be sent to a worker that takes over. After a version that could not be made, `RETRY_SECONDS`
-pass, or `FIRST_RETRY_SECONDS` as long as there is no stable one or a member that is to leave waits for one.
+it a share must be sent to a worker that takes over.
+
+After a version that could not be made, `FIRST_RETRY_SECONDS` pass, twice as many after each further one in a
+row, up to `RETRY_SECONDS`: most troubles are over soon, a full disk is not. Nor fewer than `COSTS` times as
+many, up to these, as the version was on its way. As long as there is no stable one, or a member that is to
+leave waits for one, `FIRST_RETRY_SECONDS` pass each time.
 """
 
 from __future__ import annotations
@@ -76,7 +80,8 @@ class Versions:
     No other is taken before `not_before` (seconds since 1970). The stable one `took` so many seconds, not
     counting what it took to send bases with it; that took `base_seconds` when it last was to be done.
     `trouble` says why the last one failed, if anything is wrong. `wanted_from` is not 0 if one is wanted
-    that is decided then or later: a member is to leave, or the stable one has lost a copy.
+    that is decided then or later: a member is to leave, or the stable one has lost a copy. Since the stable
+    one so many `failures` came in a row.
     """
 
     under_way: Version | None = None
@@ -86,6 +91,7 @@ class Versions:
     took: float = 0.0
     wanted_from: float = 0.0
     base_seconds: float = 0.0
+    failures: int = 0
 
     def takes(self, unit: Unit, now: float, standbys: Collection[str] = ()) -> bool:
         """Whether a version is to be taken right after `unit`, if these standbys hold copies from now on."""
@@ -134,13 +140,18 @@ class Versions:
             return Versions(None, stable, took=took, wanted_from=self.wanted_from, base_seconds=base_seconds)
         return Versions(None, stable, stable.at + pause, took=took, base_seconds=base_seconds)
 
-    def retry_seconds(self, is_urgent: bool) -> float:
-        """The pause after a version that cannot be made; it `is_urgent` if a member waits for one."""
-        return FIRST_RETRY_SECONDS if self.stable is None or is_urgent else RETRY_SECONDS
+    def retry_seconds(self, now: float, is_urgent: bool) -> float:
+        """The pause if the version under way cannot be made; it `is_urgent` if a member waits for one."""
+        if self.stable is None or is_urgent:
+            return FIRST_RETRY_SECONDS
+        lasted = 0.0 if self.under_way is None else now - self.under_way.at
+        pause = max(FIRST_RETRY_SECONDS * 2 ** min(self.failures, 10), COSTS * (lasted - FREE_SECONDS))
+        return min(RETRY_SECONDS, pause)
 
     def failed(self, reason: str, not_before: float) -> Versions:
         """The versions once the one under way cannot be made."""
-        return replace(self, under_way=None, not_before=not_before, trouble=reason)
+        failures = self.failures + bool(reason)
+        return replace(self, under_way=None, not_before=not_before, trouble=reason, failures=failures)
 
     def seated(self, codecs: tuple[LinkCodec, ...]) -> Versions:
         """The versions once other workers took places in the plan: `codecs` name these now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.support import adapters
 
 import farflung
@@ -22,6 +23,16 @@ def test_a_cut_adapter_trains_as_eager(kind: str) -> None:
     assert report.ok and report.segments >= 3, report
     assert report.worst_gradient_difference < 1e-5
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_adapter_of_a_base_of_two_bytes_trains_as_eager_to_what_these_can_hold(dtype: torch.dtype) -> None:
+    """PEFT keeps adapters in float32; the base computes in its own type, which attention rounds otherwise."""
+    model = adapters.with_adapter(adapters.base().to(dtype), adapters.LORA)
+    assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
+    report = check_job(adapters.job_of(model), 3)
+    assert report.ok and report.segments >= 3, report
+    assert report.loss_difference < 1e-5
 
 
 def test_an_adapter_trains_as_eager_cut_as_often_as_it_can_be() -> None:

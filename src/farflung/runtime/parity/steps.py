@@ -44,14 +44,21 @@ _OF_PARAMETERS = {
 """Parameters of two bytes: gradients are added in that type, and in another order where several segments
 read one parameter. The last bit is 2^-10 of a float16, 2^-7 of a bfloat16; a gradient may differ by a few.
 """
+_OF_FROZEN = {"float16": Tolerances(gradient=4e-3), "bfloat16": _AUTOCAST}
+"""A frozen base of two bytes computes in that type, though the adapter that it trains has four."""
 
 
 def tolerances(graph: Graph, precision: Precision) -> Tolerances:
-    """What `check` allows for a graph: more where trainable parameters or the computation have two bytes."""
-    kinds = {graph.values[entry.value].dtype for entry in graph.inputs if entry.trainable}
+    """What `check` allows for a graph: more where parameters or the computation have two bytes."""
+    parameters = list(graph.inputs_of("parameter"))
+    trained = {graph.values[entry.value].dtype for entry in parameters if entry.trainable}
+    frozen = {graph.values[entry.value].dtype for entry in parameters if not entry.trainable}
     for kind in ("bfloat16", "float16"):
-        if kind in kinds:
+        if kind in trained:
             return _OF_PARAMETERS[kind]
+    for kind in ("bfloat16", "float16"):
+        if kind in frozen:
+            return _OF_FROZEN[kind]
     return _AUTOCAST if precision == "bfloat16" else Tolerances()
 
 

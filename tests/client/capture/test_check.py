@@ -58,6 +58,37 @@ def test_right_jobs_pass(name: str) -> None:
     assert all(torch.equal(t, before[n]) for n, t in job.model.state_dict().items())
 
 
+class Turned(nn.Module):
+    """Dropout on values that eager holds in rows, and a graph, which leaves the copy out, in columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.first(x).transpose(1, 2).contiguous()
+        dropped = F.dropout(turned, 0.5, self.training)
+        return F.dropout(self.second(dropped), 0.5, self.training).square().mean()
+
+
+class Squares(Dataset[Batch]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Batch:
+        return {"x": torch.randn(4, 6, generator=torch.Generator().manual_seed(index))}
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_dropout_does_not_depend_on_the_order_of_memory(segments: int) -> None:
+    job = Job(
+        model=Turned(), data=Squares(), optimizer=farflung.SGD(lr=0.1), batch=4, microbatches=2, steps=2
+    )
+    report = check_job(job, segments=segments, steps=2)
+    assert report.ok and report.loss_difference == 0.0, report
+
+
 def test_microbatches_of_one_sample() -> None:
     report = check_job(job_of(case("gpt"), batch=2, microbatches=2), segments=2, steps=1)
     assert report.ok, report

@@ -26,3 +26,18 @@ def test_attention_takes_a_number_only_if_it_has_dropout(
     causal: dict[str, bool], dropout: dict[str, float]
 ) -> None:
     assert torch.equal(drawn(), drawn({**causal, **dropout}))
+
+
+def turned(values: Tensor) -> Tensor:
+    """The same values, with memory that runs along columns."""
+    return values.t().contiguous().t()
+
+
+def test_numbers_are_drawn_in_rows_whatever_the_memory() -> None:
+    def dropped(values: Tensor) -> Tensor:
+        with SeededRandomOps(0, [7]):
+            return F.dropout(values, 0.5)
+
+    values = torch.randn(4, 16)
+    assert not turned(values).is_contiguous()
+    assert torch.equal(dropped(values), dropped(turned(values)))

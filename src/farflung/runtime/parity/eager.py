@@ -26,7 +26,10 @@ Batch = Mapping[str, Tensor]
 
 
 class SeededRandomOps(TorchDispatchMode):
-    """Before the k-th random op that runs inside, seed the generator for the k-th of `numbers`."""
+    """Before the k-th random op that runs inside, seed the generator for the k-th of `numbers`.
+
+    Numbers are drawn in the order of a tensor's rows, as runners do; PyTorch draws in that of its memory.
+    """
 
     def __init__(self, seed: int, numbers: Sequence[int], device: torch.device = HOST) -> None:
         super().__init__()
@@ -40,7 +43,18 @@ class SeededRandomOps(TorchDispatchMode):
             number = next(self._numbers, None)
             if number is not None:
                 self._reseed(self._seed, number)
+                return _in_rows(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _in_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The random op on a contiguous copy of what it is given first."""
+    given = args[0] if args else None
+    if not isinstance(given, Tensor) or given.is_contiguous() or "attention" in func.name():
+        return func(*args, **kwargs)
+    rows = given.contiguous()
+    drawn = func(rows, *args[1:], **kwargs)
+    return given.copy_(rows) if drawn is rows else drawn
 
 
 def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -124,14 +124,17 @@ class Writer:
                 return [f"    v{node.outputs[0]:d} = {self._argument(arguments['input'])}"]
             arguments |= EVALUATION.get(node.op, {})
         lines = []
-        if op.draws(Node(node.number, node.op, arguments, node.outputs)):
+        draws = op.draws(Node(node.number, node.op, arguments, node.outputs))
+        if draws:
             lines.append(f"    reseed(seed, {node.number:d})")
+        # PyTorch draws in the order of memory, which capture and cuts may change: draw in rows instead.
+        in_rows = draws and node.op != "aten.scaled_dot_product_attention.default"
         if node.op == "aten.native_dropout.default" and node.outputs[1] < 0:
             # As eager does: without a mask to return, the scale is rounded elsewhere (p = 0.15).
             drop = self._object(torch.ops.aten.dropout.default, "o")
-            values = ", ".join(self._argument(arguments[name]) for name in ("input", "p", "train"))
+            values = ", ".join(self._argument(arguments[name], in_rows) for name in ("input", "p", "train"))
             return [*lines, f"    v{node.outputs[0]:d} = {drop}({values})"]
-        call = f"{self._object(self._operator(node), 'o')}({self._call(node.op, arguments)})"
+        call = f"{self._object(self._operator(node), 'o')}({self._call(node.op, arguments, in_rows)})"
         if op.results == 1:
             return [*lines, f"    v{node.outputs[0]:d} = {call}"]
         targets = "".join(f"v{value:d}, " if value >= 0 else "_, " for value in node.outputs)
@@ -140,7 +143,7 @@ class Writer:
     def _operator(self, node: Node) -> Callable[..., Any]:
         return _draw_like if node.op == "aten.bernoulli.p" else resolve(node.op)
 
-    def _call(self, op: str, arguments: dict[str, Argument]) -> str:
+    def _call(self, op: str, arguments: dict[str, Argument], in_rows: bool = False) -> str:
         """Positional arguments as far as the schema allows, then keywords (names from torch's schema)."""
         parts: list[str] = []
         positional = True
@@ -149,17 +152,18 @@ class Writer:
                 positional = False
                 continue
             positional = positional and not entry.kwarg_only
-            text = self._argument(arguments[entry.name])
+            text = self._argument(arguments[entry.name], in_rows)
             parts.append(text if positional else f"{entry.name}={text}")
         if not self._place.is_host and _names_a_device(op):
             parts.append(f"device={self._object(self._place.device, 'c')}")
         return ", ".join(parts)
 
-    def _argument(self, argument: Argument) -> str:
+    def _argument(self, argument: Argument, in_rows: bool = False) -> str:
         if isinstance(argument, list):
-            return f"[{', '.join(self._argument(element) for element in argument)}]"
+            return f"[{', '.join(self._argument(element, in_rows) for element in argument)}]"
         if isinstance(argument, Ref):
-            return self._value(argument.id)
+            value = self._value(argument.id)
+            return f"{self._object(Tensor.contiguous, 'o')}({value})" if in_rows else value
         if isinstance(argument, BatchSize):
             return f"{argument.at(self._batch):d}"
         if isinstance(argument, DType):

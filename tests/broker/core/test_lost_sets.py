@@ -187,3 +187,15 @@ def test_a_replayer_that_only_lost_its_session_goes_on_where_it_is() -> None:
     story.join("x", device=KERNELS, disk_bytes=10**9)  # it has never heard of the attempt
     assert since(story, first)[0].keys() == {"x"}
     goes_on(story)
+
+
+def test_a_taker_that_must_be_sent_its_share_gives_way_to_an_idle_worker_that_has_it() -> None:
+    story = place(idle="x")
+    held = story.state.workers["b"].held
+    story.leave("b")
+    assert (job_of(story).replayers, job_of(story).donors.keys()) == (("x",), {"x"})
+    story.join("b", boot="boot-2", device=KERNELS, disk_bytes=10**9, held=held)  # it has returned, too late
+    lost = Broken("job-1", 2, "lost the link to worker c: timed out", "c")
+    story.feed(events.WorkerMessage(story.now, "x", lost))
+    assert (job_of(story).replayers, job_of(story).attempt, dict(job_of(story).donors)) == (("b",), 3, {})
+    goes_on(story)

@@ -46,10 +46,12 @@ def seating(
     free, names = [name for name in idle if name not in present], dict[str, str]()
     for share, member in shares_of(plan).items():
         having = who_has(state, job, version, share)
-        if member in staying or (member in present and not set(present).isdisjoint(having)):
+        fit = [name for name in free if fits(state.workers[name], state.workers[member], job, bool(staying))]
+        is_sent = member in again and member not in having  # which costs less on a worker that has the copy
+        is_kept = member in present and not set(present).isdisjoint(having)
+        if member in staying or (is_kept and not (is_sent and set(fit) & set(having))):
             names[member] = member
             continue
-        fit = [name for name in free if fits(state.workers[name], state.workers[member], job, bool(staying))]
         fit += [member] if member in present else []
         if not fit:
             return None

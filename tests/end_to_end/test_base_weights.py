@@ -78,9 +78,13 @@ def two_workers(folder: Path, *options: str) -> Iterator[Machines]:
             command.stop()
 
 
-def run(on: Machines, name: str, token: str | None = None) -> Run:
-    """Train on both workers to the end."""
-    options = ["--workers", "2", "--broker", on.address, *(["--token", token] if token else [])]
+def run(on: Machines, name: str, token: str | None = None, worker: str | None = None) -> Run:
+    """Train on both workers, or on one of them, to the end.
+
+    On both, a later job may give each of them other segments than the one before did.
+    """
+    named = ["--workers", "2"] if worker is None else ["--on", worker]
+    options = [*named, "--broker", on.address, *(["--token", token] if token else [])]
     found = train(on, name, *options, job="frozen.py")
     assert found.command.code() == 0, found.command.err
     return found
@@ -106,15 +110,15 @@ def files(on: Machines) -> list[Path]:
 
 def test_a_second_job_on_the_same_base_sends_no_base_weights(tmp_path: Path) -> None:
     with two_workers(tmp_path) as on:
-        runs_with_caches(on)
+        runs_on_a(on)
 
 
-def runs_with_caches(on: Machines) -> None:
-    first = run(on, "first", on.token("submitter"))
+def runs_on_a(on: Machines) -> None:
+    first = run(on, "first", on.token("submitter"), "a")
     assert loaded(first) == (0, BASE_BYTES, 0)
     assert "caches" not in first.command.err
     files(on)
-    second = run(on, "second")
+    second = run(on, "second", worker="a")
     assert loaded(second) == (BASE_BYTES, 0, 0)
     assert "65.5 kB of base weights were in the workers' caches" in second.command.err
     assert second.summary["loading_bytes"] < first.summary["loading_bytes"] - BASE_BYTES
@@ -123,7 +127,7 @@ def runs_with_caches(on: Machines) -> None:
     content = bytearray(damaged.read_bytes())
     content[100] ^= 1
     damaged.write_bytes(content)
-    third = run(on, "third")
+    third = run(on, "third", worker="a")
     assert loaded(third) == (BASE_BYTES * 3 // 4, BASE_BYTES // 4, 0)
     assert [row["loss"] for row in third.rows] == [row["loss"] for row in first.rows]
     eventually("it is written anew", lambda: damaged in files(on) and damaged.read_bytes() != content)

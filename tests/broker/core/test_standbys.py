@@ -28,6 +28,7 @@ from farflung.protocol.messages import (
     AskReverse,
     Copied,
     DialBack,
+    Kept,
     Message,
     PeerMoved,
     StandBy,
@@ -36,6 +37,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.reachability import AskCircuit, NotReached
 from farflung.protocol.worker import Device, Standing
+from farflung.runtime.monitoring import Monitor
 
 
 def begun(*spare: str, **changes: object) -> Scenario:
@@ -289,6 +291,26 @@ def test_a_version_that_members_do_not_finish_is_given_up_and_their_standby_stay
         story.all_ready(unit)
     story.tick(250)
     assert job_of(story).versions.under_way is None and standbys(story) == dict.fromkeys("abc", "d")
+    assert "no copies came to the disks of a, b, c within" in words(story)
+
+
+def test_a_version_whose_memory_the_best_weights_wait_for_is_given_up_sooner() -> None:
+    story = begun(validate_every=1, validation_microbatches=1, monitors=(Monitor(keeps=True),))
+    for number in range(40):
+        if job_of(story).versions.under_way is not None:
+            break
+        story.tick(20)
+        story.all_ready(number, loss=1.0)
+        if job_of(story).copies.under_way is not None:
+            story.say(Kept("job-1", 1, number))
+    waiting = job_of(story).unit
+    assert waiting is not None and not waiting.train
+    story.all_ready(waiting.number, loss=0.01)  # the best so far
+    assert job_of(story).unit == waiting and job_of(story).versions.under_way is not None
+    story.tick(LEAST_SECONDS - 5)
+    assert job_of(story).unit == waiting
+    story.tick(10)
+    assert job_of(story).unit != waiting and job_of(story).versions.under_way is None
     assert "no copies came to the disks of a, b, c within" in words(story)
 
 

@@ -10,9 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from farflung.broker.core.protecting import standbys
-from farflung.broker.core.protecting.protection import bytes_to_come, copy_of, fail, shares_of
+from farflung.broker.core.protecting.protection import (
+    bytes_to_come,
+    copy_of,
+    fail,
+    memory_is_free,
+    shares_of,
+)
 from farflung.broker.core.protecting.versions import Version
-from farflung.broker.core.records import Job, State
+from farflung.broker.core.records import RUNNING, Job, State
 from farflung.broker.core.transition import Transition
 from farflung.text import and_more
 
@@ -40,7 +46,7 @@ def on_tick(turn: Transition) -> None:
         if pairs and age > _standbys_seconds(turn.state, job, version, pairs):
             silent = {by for by in pairs.values() if not _has_any(turn.state, job, version, by)}
             standbys.blame(turn, job, silent, pairs, _reason(sorted({*pairs.values()}), age))
-        elif age > _members_seconds(job):
+        elif age > (_awaited_seconds(job) if _is_awaited(turn.state, job) else _members_seconds(job)):
             is_urgent = any(turn.state.workers[name].leaving for name in job.members)
             reason = _reason(_late_members(turn.state, job, version), age)
             fail(turn, job, version, reason, job.versions.retry_seconds(turn.now, is_urgent))
@@ -95,6 +101,17 @@ def _lacking_bytes(state: State, job: Job, version: Version, pairs: Mapping[str,
         if copy is not None:
             found[standby] += bytes_to_come(state.workers[standby], copy)
     return max(found.values(), default=0)
+
+
+def _is_awaited(state: State, job: Job) -> bool:
+    """Whether a unit waits for the memory of the version, to copy the best weights."""
+    is_complete = job.state == RUNNING and job.group is not None and job.group.complete
+    return is_complete and job.training.keeps_best and not memory_is_free(state, job)
+
+
+def _awaited_seconds(job: Job) -> float:
+    """What members may take to write their own disks while the job stands still for them."""
+    return max(LEAST_SECONDS, LATE * job.versions.took)
 
 
 def _members_seconds(job: Job) -> float:

@@ -89,7 +89,7 @@ def test_a_holder_whose_base_was_damaged_asks_for_it_again(tmp_path: Path) -> No
         await fleet.copy(0, FIXED)
         (base,) = (tmp_path / "b" / "copies" / "job-1").glob("base-*")
         base.write_bytes(bytes(len(base.read_bytes())))
-        fleet.copying["b"]._store = CopyStore(tmp_path / "b", 10**6)  # as after a restart
+        fleet.copying["b"]._files.store = CopyStore(tmp_path / "b", 10**6)  # as after a restart
         await fleet.copy(1)
         assert bases_sent(fleet) == [0, 1]
         await fleet.close()
@@ -138,7 +138,8 @@ def test_a_base_goes_on_though_its_version_has_failed_and_the_next_one_waits_for
         for one in (a, b):  # another member's copy failed, while the base is on its way
             one._give_up(Retain("job-1", [], StateVersion(5, 0)))
         a.made(StateCopied(("job-1", 5), 1, {PIECE: memoryview(bytes(12))}, False, True))
-        while len(b._arriving) < 2 or any(one.lacks is None for one in b._arriving.values()):
+        coming = b.arrivals._arriving
+        while len(coming) < 2 or any(one.lacks is None for one in coming.values()):
             await asyncio.to_thread(lambda: None)
         assert len(asks) == 1 and fleet.having(1) == ["a"]
         a._sent["b", StateVersion(5, 0), 0] = a._sent["b", StateVersion(5, 1), 0]
@@ -159,16 +160,16 @@ def test_a_base_that_was_not_asked_for_takes_no_memory(tmp_path: Path) -> None:
     async def scene() -> None:
         fleet = Fleet(tmp_path)
         b, asked = fleet.copying["b"], asyncio.Event()
-        assert b.opening("a", header("base", bytes(32))) is None  # of no copy that is on its way
+        assert b.arrivals.opening("a", header("base", bytes(32))) is None  # of no copy that is on its way
         fleet.wires["b"].ask_base = lambda peer, message: asked.set()  # type: ignore[method-assign]
         fleet.copying["a"].made(
             StateCopied(("job-1", 5), 0, {PIECE: memoryview(bytes(12))}, False, True, FIXED)
         )
         await asyncio.wait_for(asked.wait(), 10)
-        ((share, sha256), asked_for) = *b._bases, *b._bases.values()
-        assert b.opening("a", header("base", bytes(32), 10**15)) is None
+        ((share, sha256), asked_for) = *b.arrivals._bases, *b.arrivals._bases.values()
+        assert b.arrivals.opening("a", header("base", bytes(32), 10**15)) is None
         with pytest.raises(ProtocolError, match="does not fit"):
-            b.opening("a", header("base", sha256, asked_for.total - 1))
+            b.arrivals.opening("a", header("base", sha256, asked_for.total - 1))
         assert share == 0 and not asked_for.taken
         assert fleet.having(0) == ["a"] and await b.held() == []
         b.lost("a")
@@ -275,7 +276,7 @@ def test_a_donor_whose_base_is_damaged_says_that_its_copy_is_lost(tmp_path: Path
 def test_a_version_of_which_the_base_cannot_be_kept_is_reported(tmp_path: Path) -> None:
     async def scene() -> None:
         fleet = Fleet(tmp_path)
-        fleet.copying["b"]._store = CopyStore(tmp_path / "b", 1000)  # room for the copy, not for its base
+        fleet.copying["b"]._files.store = CopyStore(tmp_path / "b", 1000)  # no room for its base
         a = fleet.copying["a"]
         a.made(StateCopied(("job-1", 5), 0, {PIECE: memoryview(bytes(12))}, False, True, FIXED))
         await fleet.hears("b", 0)

@@ -16,7 +16,7 @@ from tests.worker.loads import load
 from farflung.protocol.copies import Copied
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader
-from farflung.worker.storing import copying
+from farflung.worker.storing import arrivals
 from farflung.worker.storing.copy_store import SHARE_OF_DISK, CopyStore
 from farflung.worker.storing.copying import Copying
 
@@ -38,13 +38,13 @@ def receiving(folder: Path, limit: int, told: list[Any]) -> Copying:
 def test_a_copy_that_comes_faster_than_the_disk_takes_it_fills_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "MOST_UNWRITTEN_BYTES", 3 * SLICE)
+    monkeypatch.setattr(arrivals, "MOST_UNWRITTEN_BYTES", 3 * SLICE)
     told: list[Any] = []
 
     async def scene() -> None:
         one, released = receiving(tmp_path, 10**6, told), threading.Event()
         one._files.submit(released.wait)  # a slow disk
-        taken = [one.opening("a", header(number)) for number in range(COUNT)]
+        taken = [one.arrivals.opening("a", header(number)) for number in range(COUNT)]
         assert [slice is not None for slice in taken] == [True] * 3 + [False] * 7
         released.set()
         await one.close()
@@ -57,16 +57,16 @@ def test_a_copy_that_comes_faster_than_the_disk_takes_it_fills_no_memory(
 def test_memory_is_free_again_once_a_slice_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copying, "MOST_UNWRITTEN_BYTES", 3 * SLICE)
+    monkeypatch.setattr(arrivals, "MOST_UNWRITTEN_BYTES", 3 * SLICE)
     told: list[Any] = []
 
     async def scene() -> None:
         one = receiving(tmp_path, 10**6, told)
         for number in range(COUNT - 1):
-            memory = one.opening("a", header(number))
+            memory = one.arrivals.opening("a", header(number))
             assert memory is not None
-            one.complete("a", header(number), memory)
-            await one._on_files(lambda: None)
+            one.arrivals.complete("a", header(number), memory)
+            await one._files.run(lambda: None)
         await one.close()
 
     asyncio.run(scene())
@@ -79,12 +79,13 @@ def test_a_full_disk_is_reported_before_the_last_slice(tmp_path: Path) -> None:
     async def scene() -> None:
         one, released = receiving(tmp_path, SLICE, told), threading.Event()
         one._files.submit(released.wait)
-        memory = one.opening("a", header(0))
+        memory = one.arrivals.opening("a", header(0))
         assert memory is not None
         released.set()
-        await one._on_files(lambda: None)  # no room for it: that is known only now
-        one.complete("a", header(0), memory)
-        assert [one.opening("a", header(number)) for number in range(1, COUNT)] == [None] * (COUNT - 1)
+        await one._files.run(lambda: None)  # no room for it: that is known only now
+        one.arrivals.complete("a", header(0), memory)
+        later = [one.arrivals.opening("a", header(number)) for number in range(1, COUNT)]
+        assert later == [None] * (COUNT - 1)
         await one.close()
 
     asyncio.run(scene())

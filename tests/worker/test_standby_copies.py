@@ -32,10 +32,10 @@ class Wire:
         self.sent: list[SliceHeader] = []
 
     async def send_slice(self, peer: str, header: SliceHeader, buffer: memoryview) -> None:
-        memory = self.peers[peer].opening(self.worker, header)
+        memory = self.peers[peer].arrivals.opening(self.worker, header)
         assert memory is not None
         memory[:] = buffer
-        self.peers[peer].complete(self.worker, header, memory)
+        self.peers[peer].arrivals.complete(self.worker, header, memory)
         self.sent.append(header)
 
     def ask_base(self, peer: str, message: AskBase) -> None:
@@ -131,8 +131,9 @@ def test_a_standby_refuses_the_copies_of_others(tmp_path: Path) -> None:
     async def scene() -> None:
         fleet = Fleet(tmp_path)
         fleet.stands_by({"b": "d"}, "d")
+        header = SliceHeader("job-1", 5, 0, "", 0, 12, 12, bytes(32), "copy", 0)
         with pytest.raises(ProtocolError, match="which the plan does not expect"):
-            fleet.copying["d"].opening("a", SliceHeader("job-1", 5, 0, "", 0, 12, 12, bytes(32), "copy", 0))
+            fleet.copying["d"].arrivals.opening("a", header)
         await fleet.close()
 
     asyncio.run(scene())
@@ -144,7 +145,7 @@ def test_a_standby_whose_attempt_ended_takes_nothing_more_of_it(tmp_path: Path) 
         fleet.stands_by({"a": "d"}, "d")
         fleet.copying["d"].end()
         header = SliceHeader("job-1", 5, 0, "", 0, 12, 12, bytes(32), "copy", 0)
-        assert fleet.copying["d"].opening("a", header) is None
+        assert fleet.copying["d"].arrivals.opening("a", header) is None
         await fleet.close()
 
     asyncio.run(scene())

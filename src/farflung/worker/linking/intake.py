@@ -52,7 +52,7 @@ class Intake:
         assert self.admission is not None
         if isinstance(header, SliceHeader):
             if header.unit is not None and self.copies is not None:
-                return self.copies.opening(peer, header)
+                return self.copies.arrivals.opening(peer, header)
             if self._receiver is None:
                 raise ProtocolError(f"{peer} sent state, which this worker has already")
             return self._receiver.opening(peer, header)
@@ -68,7 +68,7 @@ class Intake:
         """Pass on a message that was received completely."""
         if isinstance(header, SliceHeader):
             if header.unit is not None and self.copies is not None:
-                self.copies.complete(peer, header, buffer)
+                self.copies.arrivals.complete(peer, header, buffer)
             elif self._receiver is not None:
                 self._receiver.complete(header)
                 if self._receiver.full:  # once: no slice is admitted after the last
@@ -85,7 +85,7 @@ class Intake:
         """Forget messages that a lost link left unfinished: they will come over another one."""
         for header in unfinished:
             if isinstance(header, SliceHeader) and header.unit is not None and self.copies is not None:
-                self.copies.retract(peer, header)
+                self.copies.arrivals.retract(peer, header)
             elif isinstance(header, SliceHeader) and self._receiver is not None:
                 self._receiver.retract(header)
             elif isinstance(header, ValueHeader) and self.admission is not None:

@@ -36,6 +36,6 @@ def test_the_worker_ends_in_one_line_and_its_job_goes_on(on: Machines, tmp_path:
     line = "the device failed: CUDA error: an illegal memory access was encountered; restart farflung join"
     assert line in failing.err and "Traceback" not in failing.err
     assert run.command.code() == 0, run.command.err
-    assert len(run.rows) == 6
+    assert {row["step"] for row in run.rows} == set(range(1, 7))  # those since the newest version came twice
     for worker in (good, other):
         worker.stop()

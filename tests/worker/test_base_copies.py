@@ -136,17 +136,16 @@ def test_a_base_goes_on_though_its_version_has_failed_and_the_next_one_waits_for
         a.made(StateCopied(("job-1", 5), 0, {PIECE: memoryview(bytes(12))}, False, True, FIXED))
         await asyncio.wait_for(asked.wait(), 10)
         for one in (a, b):  # another member's copy failed, while the base is on its way
-            one._give_up(Retain("job-1", [], StateVersion(5, 0)))
+            one.retain(Retain("job-1", [], StateVersion(5, 0)))
         a.made(StateCopied(("job-1", 5), 1, {PIECE: memoryview(bytes(12))}, False, True))
         coming = b.arrivals._arriving
         while len(coming) < 2 or any(one.lacks is None for one in coming.values()):
             await asyncio.to_thread(lambda: None)
         assert len(asks) == 1 and fleet.having(1) == ["a"]
-        a._sent["b", StateVersion(5, 0), 0] = a._sent["b", StateVersion(5, 1), 0]
-        a.asked("b", asks[0])  # the slices of the base come only now
+        a.asked("b", asks[0])  # comes to a only now, when the file of that version is deleted
         await fleet.hears("b", 1)
         assert fleet.having(1) == ["a", "b"] and fleet.having(0) == ["a"]
-        assert bases_sent(fleet) == [1]
+        assert bases_sent(fleet) == [0]
         await fleet.close()
 
     play(scene())
@@ -190,6 +189,17 @@ def test_a_base_is_sent_to_no_one_who_did_not_get_the_copy_nor_twice(tmp_path: P
             a.asked(peer, AskBase("job-1", 5, StateVersion(5, 9), 0))
             a.asked(peer, AskBase("job-1", 4, StateVersion(5, 0), 0))
         assert not [task for task in a._tasks if not task.done()] and bases_sent(fleet) == [0]
+        await fleet.close()
+
+    play(scene())
+
+
+def test_a_base_can_be_asked_for_after_the_next_version_and_not_after_any_number(tmp_path: Path) -> None:
+    async def scene() -> None:
+        fleet = Fleet(tmp_path)
+        for unit in range(5):
+            await fleet.copy(unit, FIXED)
+        assert sorted(version.unit for _, version, _ in fleet.copying["a"]._sent) == [3, 4]
         await fleet.close()
 
     play(scene())

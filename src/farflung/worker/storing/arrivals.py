@@ -50,8 +50,8 @@ class BaseKey(NamedTuple):
 class Arriving:
     """A file of `total` bytes that another worker sends; `failure` says why its slices are dropped.
 
-    Of the bytes that were `taken` so many are `written`: on disk, or dropped. `told`: the broker has heard of
-    the failure. A copy that is whole `lacks` the base that it names until that has come, too.
+    Of the bytes that were `taken` so many are `written`: on disk, or dropped. `is_reported`: the broker has
+    heard of the failure. A copy that is whole `lacks` the base that it names until that has come, too.
     """
 
     sha256: bytes
@@ -61,7 +61,7 @@ class Arriving:
     opened: set[int] = field(default_factory=set)
     taken: int = 0  # counted by the event loop
     written: int = 0  # counted by the thread for files
-    told: bool = False
+    is_reported: bool = False
     file: IncomingFile | None = None
     failure: str = ""
     lacks: Base | None = None
@@ -129,8 +129,8 @@ class Arrivals:
     def give_up(self, message: Retain) -> None:
         """Take no more of the versions that are deleted; a base goes on, for versions to come."""
         for key, arriving in self._arriving.items():
-            if is_deleted(key.version, message) and not arriving.told:
-                arriving.told, arriving.failure = True, "it is needed no more"
+            if is_deleted(key.version, message) and not arriving.is_reported:
+                arriving.is_reported, arriving.failure = True, "it is needed no more"
                 self._files.submit(_close, arriving)
 
     def opening(self, peer: str, header: SliceHeader) -> memoryview | None:
@@ -261,9 +261,9 @@ class Arrivals:
     def _tell_failure(self, key: CopyKey, copy: Arriving, reason: str) -> None:
         """Say once that a copy does not get here; what still comes of it is dropped."""
         load = self._load
-        if load is None or copy.told:
+        if load is None or copy.is_reported:
             return
-        copy.told, copy.failure = True, copy.failure or reason
+        copy.is_reported, copy.failure = True, copy.failure or reason
         if key.version != load.version:
             self._failed(load, key.version, key.share, reason)
         elif (given := self._given.get(key.share)) is not None and not given.done():

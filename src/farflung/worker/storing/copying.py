@@ -1,8 +1,8 @@
 """The copies of an attempt: this worker's own, those that it holds for others, and those that it gives.
 
-A copy travels as the file that it is on disk, in slices, and is verified by the digest of the whole. Whoever
-gets one and lacks the base that it names asks its sender for that, and has the copy once both are verified.
-So what training does not change is sent to each holder once.
+A copy travels as the file that it is on disk, in slices, and is verified by the digest of the whole. A worker
+that gets one and lacks the base that it names asks the sender for that base, and has the copy once both are
+verified. So what training does not change is sent to each holder once.
 
 All methods belong to the event loop; files are read, written and hashed on one thread. A copy that fails
 never ends the attempt: it only leaves the job less protected, and the broker hears why.
@@ -28,12 +28,15 @@ from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader, slices
 from farflung.worker.computing.outcomes import StateCopied
 from farflung.worker.computing.state_receiver import StateReceiver
-from farflung.worker.storing.arrivals import BASE, COPY, Arrivals, is_deleted, share_of
+from farflung.worker.storing.arrivals import BASE, COPY, Arrivals, share_of
 from farflung.worker.storing.copy_format import Base
 from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.file_thread import FileThread
 
 log = logging.getLogger("farflung.worker")
+
+MOST_SENT = 2
+"""Copies of one share that are remembered for each peer they were sent to: it may ask for their base."""
 
 
 class Sending(Protocol):
@@ -189,8 +192,15 @@ class Copying:
                 await self._link_to(peer).wait()
         except TimeoutError:
             raise CopyError(f"it could not be sent to {peer}: there is no link") from None
-        self._sent[peer, copy.version, copy.share] = copy, pace
+        self._remember(peer, copy, pace)
         await self._send_file(load, peer, copy, None, pace)
+
+    def _remember(self, peer: str, copy: HeldCopy, pace: Pace) -> None:
+        """Let the peer ask for the base of this copy, or of the one before, even if it is deleted by then."""
+        self._sent[peer, copy.version, copy.share] = copy, pace
+        same = [key for key in self._sent if (key[0], key[2]) == (peer, copy.share)]
+        for old in same[:-MOST_SENT]:
+            del self._sent[old]
 
     async def _send_file(self, load: Load, peer: str, copy: HeldCopy, base: Base | None, pace: Pace) -> None:
         """Send a copy, or instead the base that it names, in slices."""
@@ -219,9 +229,8 @@ class Copying:
 
     async def _send_base(self, load: Load, peer: str, copy: HeldCopy, pace: Pace) -> None:
         try:
-            base = await self._files.run(partial(self._files.disk().base_of, copy))
-            if base is not None:
-                await self._send_file(load, peer, copy, base, pace)
+            if copy.base:
+                await self._send_file(load, peer, copy, Base(copy.base, copy.base_bytes), pace)
         except CopyError as error:
             if copy.version == load.version:  # the taker notices by its link
                 log.warning("a copy of %s did not reach %s: %s", load.job, peer, error)
@@ -275,15 +284,9 @@ class Copying:
         load, shares = self._load, set[int]()
         if load is not None and load.job == message.job:
             shares = self.arrivals.shares(load)
-            self._give_up(message)
+            self.arrivals.give_up(message)
         if (store := self._files.store) is not None:
             self._files.submit(store.retain, message.job, message.versions, message.up_to, shares)
-
-    def _give_up(self, message: Retain) -> None:
-        """Take and give no more of the versions that are deleted."""
-        self.arrivals.give_up(message)
-        for sent in [key for key, (copy, _) in self._sent.items() if is_deleted(copy.version, message)]:
-            del self._sent[sent]
 
     def _trouble(self, load: Load, version: StateVersion, share: int, reason: str) -> None:
         """Say that there is no copy of a share here, once in the log of this worker."""

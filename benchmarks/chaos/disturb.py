@@ -54,9 +54,8 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
             codec = "dense" if len(found) % 2 else CODED[len(found) // 2 % len(CODED)]
             steps = STEPS_PER_FAULT * min(per_job, faults)
             options = ["--steps", str(steps), "--workers", str(WORKERS), "--codec", codec, "--wait"]
-            if (
-                codec != "dense"
-            ):  # its bits follow the cut, and most schedulers cut by what is measured by then
+            if codec != "dense":
+                # Its bits follow the cut, and most schedulers cut by what is measured by then.
                 options += ["--scheduler", "equal-count"]
 
             def undisturbed(name: str, options: list[str] = options) -> RunFiles:

@@ -130,6 +130,24 @@ def test_a_copy_that_is_lost_with_its_links_is_not_the_best_any_more() -> None:
     assert regrouped.monitoring.states == (Monitored(),)
 
 
+def test_a_copy_that_is_under_way_when_the_user_stops_is_not_the_best_any_more() -> None:
+    story = started(BEST)
+    run_until(story, {1: 5.0, 2: 4.0}, kept=False)
+    assert job_of(story).copies.under_way == 2
+    (collecting,) = [one for one in told(story.cancel(collect=True).commands) if isinstance(one, Collecting)]
+    assert (collecting.step, collecting.monitored) == (2, [Monitored()])
+    assert replay(fact for fact in story.facts if isinstance(fact, facts.Decision)) == durable(story.state)
+
+
+def test_weights_that_are_collected_may_be_the_best_though_their_copy_is_under_way() -> None:
+    story = started(BEST)
+    for unit, loss in ((0, 9.0), (1, 1.0), (2, 5.0)):
+        story.all_ready(unit, loss=loss / 3)
+    assert job_of(story).copies.under_way == 2
+    (collecting,) = [one for one in told(story.cancel(collect=True).commands) if isinstance(one, Collecting)]
+    assert (collecting.step, collecting.monitored) == (1, [Monitored(5.0, 1)])
+
+
 def test_a_resumed_job_knows_what_its_monitors_had_found() -> None:
     story = Scenario("a", "b")
     known = [Monitored(2.0, 3, 1)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from farflung.client.output.adapter import TENSORS, adapter_of, merged, read_adapter, save_adapter
 from farflung.client.output.run_folder import RunFolder
-from farflung.client.output.tensor_file import read_tensors
+from farflung.client.output.tensor_file import BEST, read_metadata, read_tensors
 from farflung.client.output.weights import load_weights, save_weights
 from farflung.errors import CheckpointError, JobError
 
@@ -50,13 +50,18 @@ def save_result(
             save_adapter(adapter, prepared.adapter, weights, step, prepared.base_sha256, best)
 
 
-def step_of_result(folder: RunFolder) -> int | None:
-    """The step of the weights or the adapter that the folder holds; None if none can be read."""
+def step_of_best(folder: RunFolder, metric: str) -> int | None:
+    """The step of the weights or the adapter in the folder if they were kept as the best ones by `metric`.
+
+    None if there are no such files, or they cannot be read.
+    """
     found = result_in(folder)
     if found is None:
         return None
+    path = found / TENSORS if found.is_dir() else found
     try:
-        return read_tensors(found / TENSORS if found.is_dir() else found)[1]
+        is_best = read_metadata(path).get(BEST, "").startswith(f"{metric} ")
+        return read_tensors(path)[1] if is_best else None
     except CheckpointError:
         return None
 

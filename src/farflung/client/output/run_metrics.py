@@ -167,6 +167,11 @@ class RunMetrics:
         return next((Best(name, one.best, one.step) for name, one in found if one.best is not None), None)
 
     @property
+    def kept_by(self) -> str:
+        """The metric whose best weights the job keeps; empty if it keeps the last ones."""
+        return next((monitor.metric for monitor in self._monitors if monitor.keeps), "")
+
+    @property
     def is_evaluated(self) -> bool:
         """Whether no evaluation of the newest weights is still to come."""
         return self.current is None or self.current.train

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.checkpoints.contents import Contents
@@ -27,6 +27,8 @@ from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,13 @@ class RunCheckpoints:
             return False
         await recorder.checkpointed(version.step, self.place)
         return True
+
+    async def after_others(self, write: Callable[[], T]) -> T:
+        """What a function returns that runs on the thread which saves, after all that this was given before.
+
+        A task that is cancelled does not stop what it has begun there, so no two write the same file.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, write)
 
     async def close(self) -> None:
         """Wait until what is being saved is saved."""

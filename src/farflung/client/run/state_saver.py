@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.recorder import Recorder
-from farflung.client.output.result import save_result, step_of_result
+from farflung.client.output.result import save_result, step_of_best
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpoints import RunCheckpoints, Version
 from farflung.client.run.events import WeightsSaved
@@ -63,18 +63,20 @@ class StateSaver:
         return state
 
     async def _save_last(self, state: ReceivedState, step: int) -> None:
-        """Save the last weights, unless better ones of an earlier step are to stay."""
-        metrics, folder = self._recorder.metrics, self._recorder.folder
-        if (best := metrics.best) is None or best.step == step:
-            await self._save_weights(state, step)
-        elif await asyncio.to_thread(step_of_result, folder) == best.step:
-            metrics.weights_step = best.step
-        else:
-            self._recorder.observer.warned(
-                f"the weights of step {best.step}, the best ones, did not come home: those of step {step} are"
-                f" saved instead"
+        """Save the last weights, unless the best ones of an earlier step are to stay."""
+        metrics, warned = self._recorder.metrics, self._recorder.observer.warned
+        best, kept = metrics.best, None
+        if metrics.kept_by and (best is None or best.step != step):
+            kept = await self._checkpoints.after_others(
+                partial(step_of_best, self._recorder.folder, metrics.kept_by)
             )
+        if kept is None:
             await self._save_weights(state, step)
+        else:
+            metrics.weights_step = kept
+        if best is not None and best.step not in (step, kept):
+            instead = f"those of step {step} are saved" if kept is None else f"those of step {kept} stay"
+            warned(f"the weights of step {best.step}, the best ones, did not come home: {instead} instead")
 
     async def _save_weights(self, state: ReceivedState, step: int) -> None:
         weights = {key.name: tensor for key, tensor in state.tensors.items() if not key.slot}
@@ -82,5 +84,7 @@ class StateSaver:
         note = "" if best is None or best.step != step else f"{best.metric} {best.value!r}"
         averages = {key.name: tensor for key, tensor in state.tensors.items() if key.slot == EMA}
         folder, prepared = self._recorder.folder, self._prepared
-        await asyncio.to_thread(save_result, folder, prepared, weights, step, note, averages)
+        await self._checkpoints.after_others(
+            partial(save_result, folder, prepared, weights, step, note, averages)
+        )
         self._recorder.metrics.weights_step = step

@@ -21,6 +21,7 @@ from farflung.broker.core.records import (
     Recovery,
     State,
 )
+from farflung.broker.core.training.monitoring import Monitoring
 from farflung.plans import LinkCodec
 
 
@@ -183,7 +184,7 @@ def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         group=None,
         tuning=tuning,
         copies=job.copies.interrupted(),
-        monitoring=job.monitoring.lost(job.training, job.copies.under_way),
+        monitoring=monitoring_without_copy(job),
         versions=job.versions.interrupted(),
         recovery=replace(job.recovery, over=_over_since(job)) if fact.awaited else _regrouped(job),
         pace=replace(job.pace, moved_at=fact.at),
@@ -221,7 +222,7 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
         group=None,
         tuning=None,
         copies=held.copies.interrupted(),
-        monitoring=held.monitoring.lost(held.training, held.copies.under_way),
+        monitoring=monitoring_without_copy(held),
         unprotected="",
         standbys={},
         unfit_standbys=Unfit(),
@@ -294,6 +295,18 @@ def without_plan(job: Job) -> Job:
         unfit_standbys=Unfit(),
         words="",
     )
+
+
+def monitoring_without_copy(job: Job) -> Monitoring:
+    """What the job's monitors have found, once no copy that is under way comes to its submitter any more.
+
+    The weights that are collected at the end may be those of the copy.
+    """
+    under_way = job.copies.under_way
+    unit = None if under_way is None else job.training.units().at(under_way)
+    if job.ending and unit is not None and unit.step == job.step:
+        return job.monitoring
+    return job.monitoring.lost(job.training, under_way)
 
 
 def assign_workers(state: State, job: Job, keep: Collection[str]) -> State:

@@ -135,11 +135,15 @@ def _apply_job_ending(fact: facts.JobEnding, state: State) -> State:
 
 @_evolve.register
 def _apply_job_collecting(fact: facts.JobCollecting, state: State) -> State:
-    job = state.jobs[fact.job]
-    pace = replace(job.pace, moved_at=fact.at)
-    return state.with_job(
-        replace(job, state=COLLECTING, reason=fact.reason, ending=fact.state, group=None, pace=pace)
+    job = replace(state.jobs[fact.job], reason=fact.reason, ending=fact.state)
+    collecting = replace(
+        job,
+        state=COLLECTING,
+        group=None,
+        pace=replace(job.pace, moved_at=fact.at),
+        monitoring=attempt_reducer.monitoring_without_copy(job),
     )
+    return state.with_job(collecting)
 
 
 @_evolve.register

@@ -110,10 +110,8 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
 def settle(turn: Transition) -> None:
     """Decide units that waited because the best weights could not be copied."""
     for job in list(turn.state.jobs.values()):
-        is_complete = job.state == RUNNING and job.group is not None and job.group.complete
-        if job.training.keeps_best and is_complete and not job.replanning.is_moving:
-            assert job.group is not None
-            decide_unit(turn, job, job.group)
+        if job.training.keeps_best and job.state == RUNNING:
+            decide_if_complete(turn, job)
 
 
 def _is_last_of_its_plan(job: Job) -> bool:

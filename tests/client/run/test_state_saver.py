@@ -1,0 +1,216 @@
+"""Which weights a run leaves in its folder, and that no two saves of them write at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import farflung
+from farflung.client.capture.check import capture_job
+from farflung.client.capture.prepared import Prepared
+from farflung.client.output.progress import Observer
+from farflung.client.output.recorder import Recorder
+from farflung.client.output.result import save_result, step_of_best
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.tensor_file import read_tensors
+from farflung.client.output.weights import save_weights
+from farflung.client.run import state_saver
+from farflung.client.run.attempt import Attempt
+from farflung.client.run.checkpoints import RunCheckpoints
+from farflung.client.run.state_collector import ReceivedState
+from farflung.client.run.state_saver import StateSaver
+from farflung.errors import RunFailed
+from farflung.plans import Placement, Plan
+from farflung.protocol.messages import Kept, Message, Planned
+from farflung.runtime.monitoring import Monitored
+from farflung.runtime.state import StateKey
+
+EVERY = 10
+"""Steps between two evaluations."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.mse_loss(self.layer(x), x)
+
+
+def job(**changes: Any) -> farflung.Job:
+    items = [{"x": torch.ones(2)}] * 4
+    fields: dict[str, Any] = {
+        "model": Net(),
+        "data": items,
+        "validation": items,
+        "optimizer": farflung.SGD(lr=0.1),
+        "batch": 2,
+        "microbatches": 1,
+        "steps": 4 * EVERY,
+        "validate_every": EVERY,
+        "keep_best": True,
+    }
+    return farflung.Job(**{**fields, **changes})
+
+
+class _Sends(Attempt):
+    """An attempt whose workers send tensors that are filled with the number of the run's step."""
+
+    def __init__(self, prepared: Prepared, recorder: Recorder) -> None:
+        plan = Plan([Placement(0, ["a"], 1, 8, 3)], [], microbatches=1, window=1)
+        self.planned = Planned("job-1", 1, plan, [["layer.weight", "layer.bias"]], {})
+        self._state, self._metrics = prepared.state, recorder.metrics
+
+    async def copied_state(self, unit: int) -> ReceivedState:
+        return await self.trained_state(True)
+
+    async def trained_state(self, updated: bool) -> ReceivedState:
+        filled = float(self._metrics.steps)
+        return ReceivedState(
+            {StateKey(name): torch.full_like(one, filled) for name, one in self._state.items()}, {}
+        )
+
+
+class _Warnings(Observer):
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def warned(self, words: str) -> None:
+        self.words.append(words)
+
+
+class Submitting:
+    """A submitter's part of a run in `folder` that saves no checkpoints; `best` is what its monitor found."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        made = job(**changes)
+        self.prepared = Prepared(made, capture_job(made).graph, b"", made.model.state_dict(), ())
+        self.observer = _Warnings()
+        self.recorder = Recorder(made, RunFolder.create(folder), self.observer)
+        self.sent: list[Message] = []
+        training = self.prepared.training
+        self.checkpoints = RunCheckpoints(None, self.prepared, training, self.sent.append)
+        self.attempt = _Sends(self.prepared, self.recorder)
+
+    def saver(self, step: int, best: int | None) -> StateSaver:
+        """Saves the state of this step, at which the best evaluation is that of the weights of `best`."""
+        self.recorder.metrics.steps = step
+        found = Monitored() if best is None else Monitored(1.0 / best, best)
+        self.recorder.metrics.monitored = (found,)
+        return StateSaver(self.prepared, self.attempt, self.checkpoints, self.recorder, lambda saved: None)
+
+    async def copied(self, step: int) -> None:
+        """The best weights so far are those of this step, and come home."""
+        await self.saver(step, step).save_copy(step)
+
+    async def ended(self, step: int, best: int | None) -> tuple[int | None, float]:
+        """The run ends at this step: the step in the metadata of its weights, and the number in them."""
+        await self.saver(step, best).collect(step, 0)
+        await self.checkpoints.close()
+        tensors, named = read_tensors(self.recorder.folder.model_path)
+        assert named == self.recorder.metrics.weights_step
+        return named, tensors["layer.bias"][0].item()
+
+
+def test_the_best_weights_stay_if_the_last_ones_are_worse(tmp_path: Path) -> None:
+    async def ends() -> None:
+        run = Submitting(tmp_path / "run")
+        await run.copied(20)
+        assert await run.ended(35, best=20) == (20, 20.0)
+        assert not run.observer.words and step_of_best(run.recorder.folder, "loss") == 20
+
+    asyncio.run(ends())
+
+
+def test_the_last_weights_are_saved_if_they_are_the_best_or_no_others_are_kept(tmp_path: Path) -> None:
+    async def ends() -> None:
+        better = Submitting(tmp_path / "better")
+        await better.copied(20)
+        assert await better.ended(40, best=40) == (40, 40.0)
+        assert await Submitting(tmp_path / "early").ended(5, best=None) == (5, 5.0)
+        all_lost = Submitting(tmp_path / "lost")
+        assert await all_lost.ended(35, best=20) == (35, 35.0)
+        assert "those of step 35 are saved instead" in all_lost.observer.words[0]
+
+    asyncio.run(ends())
+
+
+def test_best_weights_stay_though_the_broker_names_better_ones_that_did_not_come_home(
+    tmp_path: Path,
+) -> None:
+    async def ends() -> None:
+        run = Submitting(tmp_path / "run")
+        await run.copied(20)
+        assert await run.ended(45, best=40) == (20, 20.0)
+        (words,) = run.observer.words
+        assert (
+            words == "the weights of step 40, the best ones, did not come home: those of step 20 stay instead"
+        )
+
+    asyncio.run(ends())
+
+
+def test_best_weights_stay_if_better_ones_could_not_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*given: Any) -> None:
+        raise RunFailed("the disk is full")
+
+    async def ends() -> None:
+        run = Submitting(tmp_path / "run")
+        await run.copied(20)
+        with monkeypatch.context() as patch:
+            patch.setattr(state_saver, "save_result", refused)
+            await run.copied(40)
+        assert [one for one in run.sent if isinstance(one, Kept)][-1].unit == 40
+        assert await run.ended(45, best=40) == (20, 20.0)
+
+    asyncio.run(ends())
+
+
+def test_a_job_that_keeps_its_last_weights_replaces_the_best_ones_of_the_run_it_resumes(
+    tmp_path: Path,
+) -> None:
+    async def ends() -> None:
+        run = Submitting(tmp_path / "run", keep_best=False)
+        save_weights(run.recorder.folder.model_path, run.prepared.job.model, {}, {}, 20, "loss 1.0")
+        run.saver(30, None)
+        assert await run.ended(40, best=None) == (40, 40.0)
+
+    asyncio.run(ends())
+
+
+def test_no_two_saves_write_the_weights_at_once_if_the_first_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_began, second_began, under_way, most = threading.Event(), threading.Event(), 0, 0
+
+    def slow(folder: RunFolder, *others: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        if first_began.is_set():
+            second_began.set()
+        first_began.set()
+        second_began.wait(0.3)  # does not come where one save follows the other
+        save_result(folder, *others)
+        under_way -= 1
+
+    async def ends() -> None:
+        monkeypatch.setattr(state_saver, "save_result", slow)
+        run = Submitting(tmp_path / "run")
+        saving = asyncio.create_task(run.copied(20))
+        await asyncio.to_thread(first_began.wait)
+        saving.cancel()
+        assert await run.ended(40, best=40) == (40, 40.0)
+
+    asyncio.run(ends())
+    assert most == 1

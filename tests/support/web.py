@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 
 class Web:
@@ -54,7 +56,7 @@ class Web:
     def _answer(self, request: BaseHTTPRequestHandler) -> None:
         path, wanted = request.path.partition("?")[0], request.headers.get("Range", "")
         self.asked.append((request.path, wanted))
-        file = self.folder / path.lstrip("/")
+        file = self.folder / unquote(path).lstrip("/")
         if self.busy:
             self.busy -= 1
             self._say(request, 503)
@@ -104,4 +106,37 @@ def web(folder: Path) -> Iterator[Web]:
         yield server
     finally:
         server.close()
+        thread.join()
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
+    """A server at the URL that this yields, which leaves each request to `answer`, with its connection.
+
+    What `answer` sends need not be HTTP. The connection is closed after it, or once the other side has gone.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            request = b""
+            while b"\r\n\r\n" not in request:
+                if not (received := connection.recv(4096)):
+                    return
+                request += received
+            answer(connection, request)
+
+    def accept() -> None:
+        with suppress(OSError):  # the listener was closed
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
         thread.join()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.support.web import answering
 from tests.worker.loads import fresh, load
 
 from farflung.errors import ProtocolError
@@ -32,11 +36,11 @@ LISTED = BaseList("job-1", 5, [BasePiece(1, "weight", sha256(WEIGHT)), BasePiece
 class Scene:
     """The filling of one worker, and what it said."""
 
-    def __init__(self, cache: WeightCache | None) -> None:
+    def __init__(self, cache: WeightCache | None, allowed: Allowed | None = None) -> None:
         self.receiver = StateReceiver(load(), [1], 10**6, fresh)
         self.said: list[Message] = []
         self.arrived = 0
-        self.filling = BaseFilling(cache, Allowed(), self.said.append, self._filled)
+        self.filling = BaseFilling(cache, allowed or Allowed(), self.said.append, self._filled)
 
     def _filled(self) -> None:
         self.arrived += self.receiver.full
@@ -129,6 +133,36 @@ def test_what_came_damaged_is_not_kept(tmp_path: Path) -> None:
 
     run(scene, work)
     assert cache(tmp_path).taken_bytes == len(WEIGHT)
+
+
+def test_a_server_that_holds_up_one_job_holds_up_no_later_one(tmp_path: Path) -> None:
+    """The first server is asked and stays silent; the next attempt, on the same worker, has another."""
+    asked = threading.Event()
+    (tmp_path / "a").write_bytes(WEIGHT + BIAS)
+
+    def silent(connection: socket.socket, request: bytes) -> None:
+        asked.set()
+        connection.recv(1)  # until the worker has gone
+
+    at = [StoredAt(0, 0), StoredAt(0, len(WEIGHT))]
+    pieces = [msgspec.structs.replace(one, at=where) for one, where in zip(LISTED.pieces, at, strict=True)]
+    with answering(silent) as url:
+        scene = Scene(None, Allowed.parse([url, f"file://{tmp_path}"]))
+
+        async def work() -> None:
+            first = StateReceiver(load(), [1], 10**6, fresh)
+            scene.filling.begin("desk", load(), first, BaseList("job-1", 5, pieces, [f"{url}/a"]))
+            assert await asyncio.to_thread(asked.wait, 60)
+            scene.filling.end()
+            scene.said.clear()
+            base = BaseList("job-1", 5, pieces, [f"file://{tmp_path}/a"])
+            scene.filling.begin("desk", load(), scene.receiver, base)
+            async with asyncio.timeout(20):  # less than what silence is given
+                while not scene.receiver.full:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            assert scene.receiver.verify() is None
+
+        run(scene, work)
 
 
 UNEXPECTED = r"listed .* which the plan does not expect"

@@ -122,7 +122,7 @@ def split(url: str) -> SplitResult:
     except ValueError:
         raise WeightsError(f"{shown(url)} is no URL") from None
     is_one = _SCHEME.fullmatch(url.partition("://")[0]) and "://" in url and "\\" not in url
-    if not is_one or len(url) > MOST_URL or not url.isprintable() or " " in url:
+    if not is_one or len(url) > MOST_URL or not url.isprintable() or " " in url or "%00" in url:
         raise WeightsError(f"{shown(url)} is no URL such as https://example.org/model/")
     if (parts.scheme not in PORTS and "::" in url) or parts.fragment:
         raise WeightsError(f"{shown(url)} is more than the URL of a file or folder")

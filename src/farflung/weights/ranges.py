@@ -6,20 +6,19 @@ Everything here blocks: call it on a thread.
 from __future__ import annotations
 
 import http.client
-import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from string import punctuation
 from typing import Any
-from urllib.parse import SplitResult, unquote, urljoin
+from urllib.parse import SplitResult, quote, unquote, urljoin
 
 from farflung.errors import WeightsError
 from farflung.text import first_line, printable
 from farflung.weights.allowed import (
     PORTS,
-    Address,
     Allowed,
     Prefix,
     addresses,
@@ -27,13 +26,12 @@ from farflung.weights.allowed import (
     shown,
     split,
 )
+from farflung.weights.connections import SILENCE_SECONDS, Pace, connect, stopped
 
 CHUNK_BYTES = 2**20
+PART_BYTES = 2**24
 ATTEMPTS = 3
 """Requests for the same bytes, if connections break or the server is busy."""
-
-SILENCE_SECONDS = 30.0
-"""After which a server that sends nothing is given up."""
 
 MOST_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -41,8 +39,17 @@ _ABSENT = (404, 410)
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 
+def _never() -> bool:
+    return False
+
+
 class Ranges(ABC):
-    """The bytes of one file. Methods raise `WeightsError` with one line; call `close` at the end."""
+    """The bytes of one file. Methods raise `WeightsError` with one line; call `close` at the end.
+
+    `read` also raises it soon after `is_stopped`, which it calls on its thread, returns True.
+    """
+
+    is_stopped: Callable[[], bool] = staticmethod(_never)
 
     @abstractmethod
     def read(self, offset: int, buffers: Sequence[memoryview]) -> None:
@@ -56,7 +63,7 @@ class Ranges(ABC):
         """Close connections and files."""
 
 
-def open_ranges(url: str, allowed: Allowed | None) -> Ranges:
+def open_ranges(url: str, allowed: Allowed | None, is_stopped: Callable[[], bool] = _never) -> Ranges:
     """The file at a URL, as far as that is `allowed`; None: the URL is the user's own.
 
     Raises
@@ -66,11 +73,15 @@ def open_ranges(url: str, allowed: Allowed | None) -> Ranges:
     """
     parts = split(url)
     prefix = None if allowed is None else allowed.prefix_of(url)
+    ranges: Ranges
     if parts.scheme in PORTS:
-        return HttpRanges(url, allowed)
-    if parts.scheme == "file":
-        return FileRanges(local_path(parts), prefix)
-    return StoreRanges(url)
+        ranges = HttpRanges(url, allowed)
+    elif parts.scheme == "file":
+        ranges = FileRanges(local_path(parts), prefix)
+    else:
+        ranges = StoreRanges(url)
+    ranges.is_stopped = is_stopped
+    return ranges
 
 
 class FileRanges(Ranges):
@@ -85,8 +96,10 @@ class FileRanges(Ranges):
         try:
             with self._path.open("rb") as file:
                 file.seek(offset)
-                for buffer in buffers:
-                    if file.readinto(buffer) != len(buffer):
+                for part in _parts(buffers):
+                    if self.is_stopped():
+                        raise stopped(str(self._path))
+                    if file.readinto(part) != len(part):
                         raise WeightsError(f"{self._path} is too short")
         except OSError as error:
             raise WeightsError(f"{self._path} cannot be read: {error.strerror}") from None
@@ -111,17 +124,17 @@ class StoreRanges(Ranges):
             raise WeightsError(f"{self._name} cannot be read: {first_line(error)}") from None
 
     def read(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        for buffer in buffers:
-            for start in range(0, len(buffer), CHUNK_BYTES * 16):
-                part = buffer[start : start + CHUNK_BYTES * 16]
-                try:
-                    found = self._files.cat_file(self._path, start=offset, end=offset + len(part))
-                except Exception as error:  # each store raises its own
-                    raise WeightsError(f"{self._name} cannot be read: {first_line(error)}") from None
-                if len(found) != len(part):
-                    raise WeightsError(f"{self._name} is too short")
-                part[:] = found
-                offset += len(part)
+        for part in _parts(buffers):
+            if self.is_stopped():
+                raise stopped(self._name)
+            try:
+                found = self._files.cat_file(self._path, start=offset, end=offset + len(part))
+            except Exception as error:  # each store raises its own
+                raise WeightsError(f"{self._name} cannot be read: {first_line(error)}") from None
+            if len(found) != len(part):
+                raise WeightsError(f"{self._name} is too short")
+            part[:] = found
+            offset += len(part)
 
     def whole(self, most_bytes: int) -> bytes:
         """The whole file, which has at most so many bytes; empty if there is none."""
@@ -142,23 +155,33 @@ class HttpRanges(Ranges):
     """A file on a web server that answers requests for ranges.
 
     A name is looked up once, and the address that was checked is the one that is dialled, so a name that
-    means another address a moment later leads nowhere else. Proxies of the environment are not used.
+    means another address a moment later leads nowhere else. Proxies of the environment are not used. A server
+    that sends more than it was asked for is cut off, one that sends too slowly is given up (`Pace`).
     """
 
     def __init__(self, url: str, allowed: Allowed | None) -> None:
         self._name = shown(url)
         self._first, self._url, self._allowed = url, url, allowed
         self._connection: http.client.HTTPConnection | None = None
+        self._pace = Pace(self._name, lambda: self.is_stopped())
         self._etag = ""
 
     def read(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        try:
+            self._read(offset, buffers)
+        except WeightsError:
+            self.close()
+            raise
+
+    def _read(self, offset: int, buffers: Sequence[memoryview]) -> None:
         left = [buffer for buffer in buffers if len(buffer)]
+        self._pace.begin()
         attempt = 0
         while left:
             try:
                 before = sum(map(len, left))
                 self._read_some(offset + sum(map(len, buffers)) - before, left)
-            except (OSError, http.client.HTTPException, _Busy) as error:
+            except _FAILURES as error:
                 self.close()
                 self._url = self._first  # what it redirects to may be valid for a while only
                 attempt = 1 if sum(map(len, left)) < before else attempt + 1
@@ -167,16 +190,26 @@ class HttpRanges(Ranges):
 
     def whole(self, most_bytes: int) -> bytes:
         """The whole file, which has at most so many bytes; empty if the server says that there is none."""
+        self._pace.begin()
         try:
             answer = self._answer("bytes=0-", is_optional=True)
-            data = b"" if answer.status in _ABSENT else answer.read(most_bytes + 1)
-        except (OSError, http.client.HTTPException, _Busy) as error:
+            data = b"" if answer.status in _ABSENT else self._rest(answer, most_bytes + 1)
+        except _FAILURES as error:
             raise WeightsError(f"{self._name} cannot be read: {_words(error)}") from None
         finally:
             self.close()
         if len(data) > most_bytes:
             raise WeightsError(f"{self._name} has more than {most_bytes} bytes")
         return data
+
+    def _rest(self, answer: http.client.HTTPResponse, most_bytes: int) -> bytes:
+        found, chunk = bytearray(), memoryview(bytearray(CHUNK_BYTES))
+        while len(found) < most_bytes and (count := answer.readinto(chunk[: most_bytes - len(found)])):
+            self._pace.received(count)
+            found += chunk[:count]
+        if answer.length and len(found) < most_bytes:
+            raise http.client.IncompleteRead(b"")
+        return bytes(found)
 
     def version(self) -> str:
         return "" if self._etag.startswith("W/") else self._etag
@@ -200,17 +233,19 @@ class HttpRanges(Ranges):
             count = answer.readinto(left[0][:CHUNK_BYTES])
             if not count:
                 raise http.client.IncompleteRead(b"")
+            self._pace.received(count)
             left[0] = left[0][count:]
             if not len(left[0]):
                 del left[0]
-        answer.read()
+        if not answer.isclosed():  # there is more to come, which a server could send without end
+            self.close()
 
     def _answer(self, wanted: str, is_optional: bool = False) -> http.client.HTTPResponse:
         for _ in range(MOST_REDIRECTS + 1):
             answer = self._request(wanted)
             if answer.status in _REDIRECTS and (location := answer.headers.get("Location")):
                 self.close()
-                self._url = urljoin(self._url, location)
+                self._url = self._joined(location)
                 continue
             if answer.status in (200, 206) or (is_optional and answer.status in _ABSENT):
                 return answer
@@ -221,11 +256,19 @@ class HttpRanges(Ranges):
             raise WeightsError(f"{self._name} cannot be read: {said}")
         raise WeightsError(f"{self._name} redirects more than {MOST_REDIRECTS} times")
 
+    def _joined(self, location: str) -> str:
+        """Where a redirect leads. `http.client` decodes headers as Latin-1, whatever their bytes mean."""
+        try:
+            return urljoin(self._url, quote(location, safe=punctuation, encoding="latin-1"))
+        except ValueError:
+            raise WeightsError(f"{self._name} redirects to {shown(location)}, which is no URL") from None
+
     def _request(self, wanted: str) -> http.client.HTTPResponse:
         parts = split(self._url)
         if self._connection is None:
             self._connection = self._connected(parts)
         path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
+        path = quote(path, safe=punctuation)  # a URL may have letters that a request may not
         # Without compression: ranges are those of the file's own bytes.
         self._connection.request("GET", path, headers={"Range": wanted, "Accept-Encoding": "identity"})
         return self._connection.getresponse()
@@ -239,7 +282,7 @@ class HttpRanges(Ranges):
             is_first = self._url == self._first
             prefix = (self._allowed.prefix_of if is_first else self._allowed.redirected)(self._url)
         found = addresses(host, port) if prefix is not None else public_addresses(host, port)
-        return _connection(parts.scheme, host, found)
+        return connect(parts.scheme, host, found, self._pace)
 
 
 def whole_file(url: str, most_bytes: int) -> bytes:
@@ -267,33 +310,15 @@ class _Busy(Exception):
     """The server asks to come again."""
 
 
-def _connection(scheme: str, host: str, found: Sequence[Address]) -> http.client.HTTPConnection:
-    """A connection to the first of these addresses that answers; OSError if none does."""
-    failure: OSError | None = None
-    for address in found:
-        connection = _Pinned(scheme, host, address)
-        try:
-            connection.connect()
-        except OSError as error:
-            failure = error
-            continue
-        return connection
-    raise failure or OSError("it has no address")
+_FAILURES = (OSError, http.client.HTTPException, ValueError, _Busy)
+"""What a connection, or `http.client` on an answer that is none, raises."""
 
 
-class _Pinned(http.client.HTTPConnection):
-    """A connection that speaks with `host` but dials an address that was checked."""
-
-    def __init__(self, scheme: str, host: str, address: Address) -> None:
-        self.default_port = PORTS[scheme]
-        super().__init__(host, address.port, timeout=SILENCE_SECONDS)
-        self._address = address
-        self._context = ssl.create_default_context() if scheme == "https" else None
-
-    def connect(self) -> None:
-        self.sock = socket.create_connection(self._address, self.timeout)
-        if self._context is not None:
-            self.sock = self._context.wrap_socket(self.sock, server_hostname=self.host)
+def _parts(buffers: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The buffers in parts, between which reading may be stopped."""
+    for buffer in buffers:
+        for start in range(0, len(buffer), PART_BYTES):
+            yield buffer[start : start + PART_BYTES]
 
 
 def local_path(parts: SplitResult) -> Path:

@@ -6,15 +6,19 @@ Everything here blocks: call it on a thread. Each tensor is compared with its di
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from farflung.errors import WeightsError
 from farflung.protocol.sessions import MOST_TROUBLES, BasePiece, StoredAt
+from farflung.text import first_line, printable
 from farflung.weights.allowed import Allowed, shown
 from farflung.weights.ranges import Ranges, open_ranges
 from farflung.weights.widening import widen_in_place
+
+log = logging.getLogger("farflung.worker")
 
 MOST_TOGETHER = 2**26
 """Neighbours in a file are requested together, up to so many bytes or one tensor."""
@@ -41,68 +45,75 @@ class Wanted(NamedTuple):
 class Fetching:
     """Fetches pieces from `files`; `troubles` are why some did not come, in one line each.
 
-    `came` is called with each piece whose memory has what its digest says. After `stop` no more is fetched.
+    `on_fetched` is called with each piece whose memory has what its digest says.
     """
 
-    def __init__(self, allowed: Allowed, files: Sequence[str], came: Callable[[Wanted], None]) -> None:
-        self._allowed, self._files, self._came = allowed, files, came
+    def __init__(self, allowed: Allowed, files: Sequence[str], on_fetched: Callable[[Wanted], None]) -> None:
+        self._allowed, self._files, self._on_fetched = allowed, files, on_fetched
         self._stopped = threading.Event()
+        self._fetched: set[tuple[int, str]] = set()
         self.troubles: list[str] = []
         self.fetched_bytes = 0
 
     def stop(self) -> None:
-        """Fetch nothing more; what is on its way still comes."""
+        """Let `fetch` end soon: what is on its way is given up. Any thread may call this."""
         self._stopped.set()
 
     def fetch(self, wanted: Sequence[Wanted]) -> list[Wanted]:
-        """Fetch these pieces; returns those that did not come."""
-        lacking: list[Wanted] = []
-        for number in sorted({one.at.file for one in wanted}):
-            of_file = sorted((one for one in wanted if one.at.file == number), key=lambda one: one.at.offset)
-            lacking += self._fetch_file(self._files[number], of_file)
-        return lacking
+        """Fetch these pieces; returns those that did not come. It raises nothing, whatever a server sends."""
+        sound = [one for one in wanted if self._is_sound(one)]
+        for number in sorted({one.at.file for one in sound}):
+            of_file = sorted((one for one in sound if one.at.file == number), key=lambda one: one.at.offset)
+            url = self._files[number]
+            try:
+                self._fetch_file(url, of_file)
+            except WeightsError as error:
+                self._note(str(error))
+            except Exception as error:  # the job must go on: its submitter has these pieces, too
+                log.exception("fetching base weights failed")
+                self._note(f"{shown(url)} cannot be read: {printable(first_line(error))}")
+        return [one for one in wanted if _name(one) not in self._fetched]
 
-    def _fetch_file(self, url: str, wanted: Sequence[Wanted]) -> list[Wanted]:
-        lacking: list[Wanted] = []
-        done = 0
-        try:
-            ranges = open_ranges(url, self._allowed)
-        except WeightsError as error:
-            self._note(str(error))
-            return [*wanted]
+    def _is_sound(self, one: Wanted) -> bool:
+        """Whether a piece that is to be widened has the size of float32 values, as the job claims."""
+        is_sound = not one.at.widened or len(one.memory) % 4 == 0
+        if not is_sound:
+            self._note(f"{one.piece.name[:60]!r} has {len(one.memory)} bytes, which are no float32 values")
+        return is_sound
+
+    def _fetch_file(self, url: str, wanted: Sequence[Wanted]) -> None:
+        ranges = open_ranges(url, self._allowed, self._stopped.is_set)
         try:
             for together in _neighbours(wanted):
                 if self._stopped.is_set():
                     break
-                lacking += self._fetch_together(ranges, url, together)
-                done += len(together)
-        except WeightsError as error:
-            self._note(str(error))
+                self._fetch_together(ranges, url, together)
         finally:
             ranges.close()
-        return [*lacking, *wanted[done:]]
 
-    def _fetch_together(self, ranges: Ranges, url: str, together: Sequence[Wanted]) -> list[Wanted]:
-        """Fetch pieces that follow each other in a file; returns those whose bytes are not theirs."""
+    def _fetch_together(self, ranges: Ranges, url: str, together: Sequence[Wanted]) -> None:
+        """Fetch pieces that follow each other in a file."""
         # What will be widened in place is read into the second half of its memory.
         buffers = [one.memory[-one.bytes :] for one in together]
         ranges.read(together[0].at.offset, buffers)
-        wrong: list[Wanted] = []
         for one in together:
             if one.at.widened:
                 widen_in_place(one.memory, one.at.widened)
             if hashlib.sha256(one.memory).digest() == one.piece.sha256:
                 self.fetched_bytes += len(one.memory)
-                self._came(one)
+                self._fetched.add(_name(one))
+                self._on_fetched(one)
                 continue
             name = repr(one.piece.name[:60])
             self._note(f"{name} is not what the job says in {shown(url)}: its SHA-256 differs")
-            wrong.append(one)
-        return wrong
 
     def _note(self, trouble: str) -> None:
         if trouble not in self.troubles and len(self.troubles) < MOST_TROUBLES:
             self.troubles.append(trouble)
+
+
+def _name(wanted: Wanted) -> tuple[int, str]:
+    return wanted.piece.segment, wanted.piece.name
 
 
 def _neighbours(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:

@@ -43,8 +43,7 @@ class BaseFilling:
     ) -> None:
         self._cache, self._allowed, self._tell, self._filled = cache, allowed, tell, filled
         self._files = ThreadPoolExecutor(1, thread_name_prefix="farflung-weights")
-        self._network = ThreadPoolExecutor(1, thread_name_prefix="farflung-fetching")
-        self._came: list[_Reserved] = []
+        self._uncached: list[_Reserved] = []
         self._fetching: Fetching | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -69,9 +68,9 @@ class BaseFilling:
     def keep(self) -> None:
         """Keep on disk what came of the base: the whole state is here, and was verified."""
         if self._cache is not None:
-            for came in self._came:
-                self._files.submit(self._cache.keep, came.piece.sha256, came.memory)
-        self._came = []
+            for one in self._uncached:
+                self._files.submit(self._cache.keep, one.piece.sha256, one.memory)
+        self._uncached = []
 
     def copied(self) -> None:
         """A copy of some state has taken room on the disk, which the base weights have to leave to it."""
@@ -84,14 +83,13 @@ class BaseFilling:
             self._task.cancel()
         if self._fetching is not None:
             self._fetching.stop()
-        self._task, self._fetching, self._came = None, None, []
+        self._task, self._fetching, self._uncached = None, None, []
 
     async def close(self) -> None:
-        """End everything, and wait for the files; what is being fetched is left to its thread."""
+        """End everything, and wait for the files; a thread that fetches ends by itself, soon."""
         task = self._task
         self.end()
         await asyncio.gather(*([task] if task else []), return_exceptions=True)
-        self._network.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._files.shutdown)
 
     async def _fill(
@@ -103,13 +101,13 @@ class BaseFilling:
             if await self._is_cached(one):
                 receiver.fill(one.piece.segment, one.piece.name)
                 continue
-            self._came.append(one)
+            self._uncached.append(one)
             if one.piece.at is not None:
                 wanted.append(Wanted(one.piece, one.piece.at, one.memory))
             else:
                 lacking.append(one)
         self._ask(load, receiver, [one.piece for one in lacking], last=not wanted)
-        if len(self._came) < len(reserved):
+        if len(self._uncached) < len(reserved):
             self._filled()
         if wanted:
             await self._fetch(load, receiver, base, wanted)
@@ -119,12 +117,17 @@ class BaseFilling:
     ) -> None:
         loop = asyncio.get_running_loop()
 
-        def came(one: Wanted) -> None:
+        def on_fetched(one: Wanted) -> None:
             with suppress(RuntimeError):  # the loop is closed: the worker is shutting down
                 loop.call_soon_threadsafe(receiver.fill, one.piece.segment, one.piece.name)
 
-        fetching = self._fetching = Fetching(self._allowed, base.files, came)
-        left = await loop.run_in_executor(self._network, partial(fetching.fetch, wanted))
+        fetching = self._fetching = Fetching(self._allowed, base.files, on_fetched)
+        # A thread of its own: a server that holds one up holds up no later job.
+        network = ThreadPoolExecutor(1, thread_name_prefix="farflung-fetching")
+        try:
+            left = await loop.run_in_executor(network, partial(fetching.fetch, wanted))
+        finally:
+            network.shutdown(wait=False)
         if fetched := fetching.fetched_bytes:
             log.info("job %s: fetched %s of base weights", load.job, format_bytes(fetched))
         for trouble in fetching.troubles:

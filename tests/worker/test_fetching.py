@@ -1,0 +1,107 @@
+"""A worker fetches what it can; what it cannot, whatever the reason, it says that it lacks."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from tests.support.web import answering
+
+from farflung.protocol.sessions import BasePiece, StoredAt
+from farflung.weights.allowed import Allowed
+from farflung.worker.weights import fetching as module
+from farflung.worker.weights.fetching import Fetching, Wanted
+
+CONTENT = bytes(range(64))
+
+
+def wanted(name: str, start: int, size: int, file: int = 0, widened: str = "") -> Wanted:
+    digest = hashlib.sha256(CONTENT[start : start + size]).digest()
+    at = StoredAt(file, start, widened)  # type: ignore[arg-type]
+    return Wanted(BasePiece(1, name, digest, at), at, memoryview(bytearray(size)))
+
+
+def fetched(files: list[str], pieces: list[Wanted], allowed: list[str]) -> tuple[list[str], list[str]]:
+    """The names of the pieces that did not come, and the troubles; those that came are whole."""
+    whole: list[str] = []
+
+    def on_fetched(one: Wanted) -> None:
+        assert hashlib.sha256(one.memory).digest() == one.piece.sha256
+        whole.append(one.piece.name)
+
+    fetching = Fetching(Allowed.parse(allowed), files, on_fetched)
+    lacking = [one.piece.name for one in fetching.fetch(pieces)]
+    assert sorted(whole + lacking) == sorted(one.piece.name for one in pieces)
+    return lacking, fetching.troubles
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    (tmp_path / "a").write_bytes(CONTENT)
+    return [f"file://{tmp_path}/a", f"file://{tmp_path}/missing"]
+
+
+def test_what_is_missing_in_one_file_does_not_keep_others_back(files: list[str], tmp_path: Path) -> None:
+    pieces = [wanted("b", 0, 4, file=1), wanted("a", 0, 4), wanted("c", 60, 8)]
+    lacking, troubles = fetched(files, pieces, [f"file://{tmp_path}"])
+    assert lacking == ["b", "c"]
+    assert [trouble.rpartition("/")[2] for trouble in troubles] == [
+        "a is too short",
+        "missing cannot be read: No such file or directory",
+    ]
+
+
+def test_a_size_that_is_none_of_float32_costs_only_that_piece(files: list[str], tmp_path: Path) -> None:
+    pieces = [wanted("before", 0, 2), wanted("odd", 2, 6, widened="float16"), wanted("after", 5, 9)]
+    lacking, troubles = fetched(files, pieces, [f"file://{tmp_path}"])
+    assert lacking == ["odd"]
+    assert troubles == ["'odd' has 6 bytes, which are no float32 values"]
+
+
+def test_a_zero_byte_in_the_url_of_a_file_is_refused(files: list[str], tmp_path: Path) -> None:
+    pieces = [wanted("a", 0, 2), wanted("b", 2, 2, file=1)]
+    lacking, troubles = fetched([f"file://{tmp_path}/a%00b", files[0]], pieces, [f"file://{tmp_path}"])
+    assert lacking == ["a"]
+    assert troubles == [f"file://{tmp_path}/a%00b is no URL such as https://example.org/model/"]
+
+
+def test_whatever_fails_is_one_line_and_the_next_file_is_fetched(
+    files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module.open_ranges
+
+    def broken(url: str, *rest: object) -> object:
+        if url.startswith("https"):
+            raise RuntimeError("first\nsecond")
+        return real(url, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "open_ranges", broken)
+    pieces = [wanted("a", 0, 2), wanted("b", 2, 2, file=1)]
+    lacking, troubles = fetched(
+        ["https://example.org/a?key=secret", files[0]], pieces, [f"file://{tmp_path}"]
+    )
+    assert lacking == ["a"]
+    assert troubles == ["https://example.org/a cannot be read: first"]
+
+
+def test_a_server_that_is_silent_does_not_outlast_its_job() -> None:
+    asked = threading.Event()
+    pieces = [wanted("a", 0, 4)]
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        asked.set()
+        connection.recv(1)  # until the worker has gone
+
+    with answering(answer) as url:
+        fetching = Fetching(Allowed.parse([url]), [f"{url}/a"], lambda one: None)
+        lacking: list[Wanted] = []
+        thread = threading.Thread(target=lambda: lacking.extend(fetching.fetch(pieces)), daemon=True)
+        thread.start()
+        assert asked.wait(60)
+        fetching.stop()
+        thread.join(20)  # less than what silence is given
+        assert not thread.is_alive()
+        assert [one.piece.name for one in lacking] == ["a"]

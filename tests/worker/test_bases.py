@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.state import StateKey
 from farflung.worker.computing.outcomes import StateCopied
-from farflung.worker.storing.copy_format import Base, Piece, Pieces, copy_header
+from farflung.worker.storing.copy_format import MOST_HEADER_BYTES, Base, Piece, Pieces, copy_header
 from farflung.worker.storing.copy_store import CopyStore
 
 JOB, SHARE = "job-1", 3
@@ -143,12 +145,71 @@ def test_a_copy_that_names_a_base_as_no_worker_does_is_refused(
     header = copy_header(JOB, FIRST, SHARE, {}, Base(bytes(32), 5))
     data = change(header)
     assert data != header and len(data) == len(header)
-    store = CopyStore(tmp_path, 10**6)
-    arriving = store.receive(HeldCopy(JOB, FIRST, SHARE, hashlib.sha256(data).digest(), len(data)))
-    arriving.write(0, memoryview(data))
     with pytest.raises(CopyError, match="its header is damaged"):
+        arrive(CopyStore(tmp_path, 10**6), data)
+
+
+def arrive(store: CopyStore, data: bytes) -> HeldCopy:
+    """A copy that comes from another worker is verified and put on disk."""
+    copy = HeldCopy(JOB, FIRST, SHARE, hashlib.sha256(data).digest(), len(data))
+    arriving = store.receive(copy)
+    try:
+        arriving.write(0, memoryview(data))
         arriving.verify()
-    arriving.close()
+        arriving.finish()
+    finally:
+        arriving.close()
+    return copy
+
+
+def file_with(text: bytes) -> bytes:
+    """A file with this header and nothing else."""
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"3/x/":{"data_offsets":[0,1e999]}}',
+        b'{"3/x/":{"data_offsets":[0,%s]}}' % (b"9" * 5000),
+        b'{"3/x/":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"x":{"data_offsets":[0,0]}}',
+        b'{"3/x/":{}}',
+        b'{"3/x/":{"data_offsets":[0,5]},"3/y/":{"data_offsets":[4,5]}}',
+        b'{"3/\xff/":{"data_offsets":[0,0]}}',
+        b"[]",
+        b"",
+    ],
+    ids=range(9),
+)
+def test_a_hostile_header_is_a_copy_that_cannot_be_used(tmp_path: Path, text: bytes) -> None:
+    store, data = CopyStore(tmp_path, 10**6), file_with(text)
+    copy = HeldCopy(JOB, FIRST, SHARE, hashlib.sha256(data).digest(), len(data))
+    with suppress(CopyError):
+        arrive(store, data)  # a holder does not look at all of it
+    with pytest.raises(CopyError):
+        store.read(copy, lambda piece, size: None)
+
+
+def test_a_header_is_not_longer_than_its_file_nor_than_the_limit(tmp_path: Path) -> None:
+    store = CopyStore(tmp_path, 10**6)
+    for length in (10, MOST_HEADER_BYTES + 1, 2**63):
+        with pytest.raises(CopyError):
+            arrive(store, length.to_bytes(8, "little") + b"{}")
+    pieces = {Piece(3, StateKey("x" * (MOST_HEADER_BYTES // 4) + str(n))): memoryview(b"") for n in range(4)}
+    with pytest.raises(CopyError, match="4 tensors of the share are more than a copy can name"):
+        store.write(JOB, FIRST, SHARE, pieces)
+
+
+@pytest.mark.parametrize("where", [b'"3/x/"', b'"__metadata__"'])
+def test_a_holder_takes_no_memory_for_what_a_header_is_full_of(tmp_path: Path, where: bytes) -> None:
+    data = file_with(b"{" + where + b":{" + b'"x":[' + b"{}," * 300_000 + b"{}]}}")
+    store = CopyStore(tmp_path, 10**7)
+    tracemalloc.start()
+    arrive(store, data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 * len(data)
 
 
 def test_frozen_weights_come_along_only_when_they_are_asked_for() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import threading
 from pathlib import Path
@@ -91,6 +92,35 @@ def test_a_full_disk_is_reported_before_the_last_slice(tmp_path: Path) -> None:
     asyncio.run(scene())
     (said,) = told
     assert isinstance(said, Copied) and said.trouble
+
+
+@pytest.mark.parametrize(
+    ("text", "trouble"),
+    [
+        (b'{"__metadata__":{"base":' + b"[" * 50_000 + b"]" * 50_000 + b"}}", "its header is damaged"),
+        (b'{"3/x/":{"data_offsets":[0,1e999]}}', ""),  # what a holder does not look at is the owner's loss
+    ],
+    ids=["deep", "huge"],
+)
+def test_the_broker_hears_of_a_copy_whose_header_no_worker_writes(
+    tmp_path: Path, text: bytes, trouble: str
+) -> None:
+    data = len(text).to_bytes(8, "little") + text
+    sent = SliceHeader("job-1", 5, 0, "", 0, len(data), len(data), hashlib.sha256(data).digest(), "copy", 2)
+    told: list[Any] = []
+
+    async def scene() -> None:
+        one = receiving(tmp_path, 10**6, told)
+        memory = one.arrivals.opening("a", sent)
+        assert memory is not None
+        memory[:] = data
+        one.arrivals.complete("a", sent, memory)
+        await asyncio.gather(*one._tasks, return_exceptions=True)
+        await one.close()
+
+    asyncio.run(scene())
+    (said,) = told
+    assert isinstance(said, Copied) and said.trouble == trouble
 
 
 def test_what_copies_may_take_is_measured_on_the_thread_for_files(

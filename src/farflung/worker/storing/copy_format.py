@@ -12,15 +12,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
-from typing import IO, NamedTuple
+from typing import IO, Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from farflung.errors import CopyError
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.fields import MOST_COUNT
 from farflung.runtime.state import StateKey
 
-MOST_HEADER_BYTES = 2**26
-"""Largest header of a file that is read."""
+MOST_HEADER_BYTES = 2**23
+"""Largest header of a file: it has room for 60,000 pieces. A hostile one takes 15 times its size."""
 
 _CHUNK_BYTES = 2**22
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -54,11 +57,30 @@ class Header:
     base: Base | None = None
 
 
-@dataclass(frozen=True)
-class _Entry:
-    piece: Piece
-    start: int
-    stop: int
+class _About(msgspec.Struct, frozen=True):
+    """What a copy says of itself beside its pieces, as far as it is read."""
+
+    base: str = ""
+    base_bytes: str = ""
+
+
+class _Copy(msgspec.Struct, rename={"about": "__metadata__"}):
+    """The header of a file without its pieces."""
+
+    about: _About = _About()
+
+
+_At = Annotated[int, Meta(ge=0, le=MOST_COUNT)]
+
+
+class _Entry(msgspec.Struct):
+    """Where a piece is; nowhere, if it is what the file says of itself."""
+
+    data_offsets: tuple[_At, _At] | None = None
+
+
+_DAMAGES = (msgspec.MsgspecError, RecursionError, ValueError)
+"""What goes wrong in a header that no worker writes."""
 
 
 def copy_header(job: str, version: StateVersion, share: int, pieces: Pieces, base: Base | None) -> bytes:
@@ -84,38 +106,48 @@ def _header(header: dict[str, object], pieces: Pieces) -> bytes:
         at = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > MOST_HEADER_BYTES:
+        raise CopyError(f"the {len(pieces)} tensors of the share are more than a copy can name")
     return len(text).to_bytes(8, "little") + text
 
 
-def read_header(file: IO[bytes], digest: hashlib._Hash | None = None) -> Header:
-    """Read the header of a file, and add its bytes to `digest`.
+def read_base(file: IO[bytes]) -> Base | None:
+    """The base that a file names. Nothing is kept of its pieces, so it may be a stranger's.
 
     Raises
     ------
     CopyError
         The header is damaged.
     """
+    return _base(_read_header(file)[8:])
+
+
+def _read_header(file: IO[bytes]) -> memoryview:
+    """The header of a file: its length in 8 bytes, and the JSON."""
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if length > MOST_HEADER_BYTES:
         raise CopyError("the file does not begin with a header")
     text = file.read(length)
-    if digest is not None:
-        digest.update(first + text)
+    if len(text) < length:
+        raise CopyError("the file is too short")
+    return memoryview(first + text)
+
+
+def _header_of(text: memoryview) -> Header:
+    base = _base(text)
     try:
-        found = json.loads(text)
-        base = _base(found.pop("__metadata__", {}))
-        entries = sorted(
-            (_entry(name, value) for name, value in found.items()), key=lambda one: (one.start, one.stop)
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
+        found = msgspec.json.decode(text, type=dict[str, _Entry])
+        found.pop("__metadata__", None)
+        placed = sorted((entry.data_offsets or (-1, -1), _piece(name)) for name, entry in found.items())
+    except _DAMAGES:
         raise CopyError("its header is damaged") from None
     at = 0
-    for entry in entries:
-        if entry.start != at or entry.stop < at:
+    for (start, stop), _ in placed:
+        if start != at or stop < at:
             raise CopyError("its header is damaged")
-        at = entry.stop
-    return Header([(entry.piece, entry.stop - entry.start) for entry in entries], base)
+        at = stop
+    return Header([(piece, stop - start) for (start, stop), piece in placed], base)
 
 
 def read_file(file: BufferedReader, place: Place) -> tuple[Header, bytes]:
@@ -126,8 +158,8 @@ def read_file(file: BufferedReader, place: Place) -> tuple[Header, bytes]:
     CopyError
         The file is damaged, or `place` does not expect a piece.
     """
-    digest = hashlib.sha256()
-    header = read_header(file, digest)
+    text = _read_header(file)
+    header, digest = _header_of(text[8:]), hashlib.sha256(text)
     for piece, size in header.pieces:
         _read_piece(file, digest, place(piece, size), size)
     if file.read(1):
@@ -150,17 +182,21 @@ def _read_piece(file: BufferedReader, digest: hashlib._Hash, buffer: memoryview 
         digest.update(buffer)
 
 
-def _base(about: dict[str, str]) -> Base | None:
-    if "base" not in about:
+def _base(text: memoryview) -> Base | None:
+    """The base that a header names."""
+    try:
+        about = msgspec.json.decode(text, type=_Copy).about
+    except _DAMAGES:
+        raise CopyError("its header is damaged") from None
+    if not about.base:
         return None
-    sha256, size = about["base"], about["base_bytes"]
-    if not (_SHA256.fullmatch(sha256) and _COUNT.fullmatch(size) and int(size) <= MOST_COUNT):
-        raise ValueError
-    return Base(bytes.fromhex(sha256), int(size))
+    size = int(about.base_bytes) if _COUNT.fullmatch(about.base_bytes) else MOST_COUNT + 1
+    if size > MOST_COUNT or not _SHA256.fullmatch(about.base):
+        raise CopyError("its header is damaged")
+    return Base(bytes.fromhex(about.base), size)
 
 
-def _entry(name: str, value: dict[str, list[int]]) -> _Entry:
+def _piece(name: str) -> Piece:
     segment, rest = name.split("/", 1)
     tensor, slot = rest.rsplit("/", 1)
-    start, stop = map(int, value["data_offsets"])
-    return _Entry(Piece(int(segment), StateKey(tensor, slot)), start, stop)
+    return Piece(int(segment), StateKey(tensor, slot))

@@ -32,8 +32,8 @@ from farflung.worker.storing.copy_format import (
     Place,
     base_header,
     copy_header,
+    read_base,
     read_file,
-    read_header,
 )
 
 if TYPE_CHECKING:
@@ -418,7 +418,7 @@ def _base_in(path: Path) -> Base | None:
     """The base that a file names; CopyError if it cannot be read."""
     try:
         with path.open("rb") as file:
-            return read_header(file).base
+            return read_base(file)
     except OSError as error:
         raise CopyError(f"the copy cannot be read: {_words(error)}") from None
 

@@ -44,6 +44,7 @@ def test_fields_of_job_optimizer_and_schedule_are_replaced() -> None:
             ["model=x"],
             "--set: the job has no field 'model'; it has batch, microbatches, steps, counted, seed, clip, ",
         ),
+        (["btach=64"], "no field 'btach'; did you mean batch\\? It has batch, "),
         (["betas=1"], "it has .*optimizer.momentum"),
     ],
 )

@@ -272,11 +272,13 @@ class Ragged(Numbers):
 @pytest.mark.parametrize(
     ("size", "words"),
     [
+        (2, r"^data\[6\] and data\[7\]: items of one batch must have equal shapes"),
         (4, r"^data\[7\]: items of one batch must have equal shapes.*Pad\(length\)"),
         (1, r"captured with float32 of shape \(1, 1\): every batch must be alike.* \(items 7 of data\)"),
     ],
 )
-def test_a_ragged_item_is_named_by_its_number(size: int, words: str) -> None:
-    made = job(Ragged(8), batch=size, microbatches=1, steps=8, sampler=range(8), validation=None)
+@pytest.mark.parametrize("order", [range(8), (6, 7, 4, 5, 2, 3, 0, 1)], ids=["last", "among the first"])
+def test_a_ragged_item_is_named_by_its_number(size: int, words: str, order: Sequence[int]) -> None:
+    made = job(Ragged(8), batch=size, microbatches=1, steps=8, sampler=order, validation=None)
     with pytest.raises(JobError, match=words):
         stream(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -89,7 +90,9 @@ def _full_name(job: Job, name: str) -> str:
     for candidate in (name, f"{OPTIMIZER}.{name}", f"{OPTIMIZER}.{SCHEDULE}.{name}"):
         if candidate in known:
             return candidate
-    raise JobError(f"--set: the job has no field {printable(name[:60])!r}; it has {', '.join(known)}")
+    close = get_close_matches(name, [*known, *(one.rpartition(".")[2] for one in known)], 1, 0.75)
+    hint = f"did you mean {close[0]}? It" if close else "it"
+    raise JobError(f"--set: the job has no field {printable(name[:60])!r}; {hint} has {', '.join(known)}")
 
 
 def _names(struct: msgspec.Struct, path: str) -> list[str]:

@@ -263,26 +263,25 @@ def read_batch(data: Dataset | StreamItems, name: str, indices: Sequence[int], j
     try:
         return job.collated(items)
     except Exception as error:
-        which = _unlike(items, job)
-        where = "" if which is None else f"{name}[{indices[which]}]: "
+        unlike = _unlike(items, job)
+        where = f"{' and '.join(f'{name}[{indices[each]}]' for each in unlike)}: " if unlike else ""
         if isinstance(error, FarflungError):
             raise JobError(f"{where}{error}") from None
         raise JobError(f"{where}Job(collate=) raised {type(error).__name__}: {error}") from error
 
 
-def _unlike(items: Sequence[Any], job: Job) -> int | None:
-    """The first item that is no batch by itself, or not like the one before it; None if there is none."""
-    before: dict[str, Tensor] = {}
+def _unlike(items: Sequence[Any], job: Job) -> list[int]:
+    """The first item that is no batch by itself, or unlike most others; with equally many, one of each."""
+    forms: list[Any] = []
     for number, item in enumerate(items):
         try:
             batch = job.collated([item])
         except Exception:
-            return number
-        forms = {name: (tensor.dtype, tensor.shape) for name, tensor in batch.items()}
-        if before and forms != {name: (tensor.dtype, tensor.shape) for name, tensor in before.items()}:
-            return number
-        before = batch
-    return None
+            return [number]
+        forms.append({name: (tensor.dtype, tensor.shape) for name, tensor in batch.items()})
+    rarest = min(forms.count(form) for form in forms)
+    firsts = [number for number, form in enumerate(forms) if forms.index(form) == number]
+    return [] if len(firsts) == 1 else [n for n in firsts if forms.count(forms[n]) == rarest][:2]
 
 
 @contextmanager

@@ -16,7 +16,10 @@ from farflung.plans import Topology, connected_part, why_left_out
 from farflung.text import count_of
 from farflung.workload import Workload
 
-NOTHING_TO_TRAIN = "the loss depends on no trainable parameter: set requires_grad on the parameters to train"
+NOTHING_TO_TRAIN = (
+    "the loss depends on no trainable parameter: set requires_grad on the parameters to train, and let"
+    " neither detach() nor no_grad() cut the loss off from them"
+)
 FEWER = "use fewer workers (--workers or --local)"
 
 

@@ -131,6 +131,24 @@ def test_a_model_without_trainable_parameters_is_refused() -> None:
         capture_job(job_of(entry))
 
 
+class CutOff(nn.Module):
+    """Its loss is cut off from what it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.layer(x), y).detach()
+
+
+@pytest.mark.parametrize("run", [capture_job, check_job])
+def test_a_loss_that_is_cut_off_from_all_parameters_is_refused(run: Callable[[Job], object]) -> None:
+    entry = Case("cut off", CutOff, case("chain").batch)
+    with pytest.raises(CaptureError, match=r"no trainable parameter.* detach\(\)"):
+        run(job_of(entry))
+
+
 class Hooked(nn.Module):
     """Uses another gradient than its forward has, by a hook that nobody can see."""
 

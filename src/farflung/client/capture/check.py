@@ -19,12 +19,14 @@ from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.client.run.microbatches import Microbatches, read_batch, weighted
 from farflung.data.streams import StreamItems
 from farflung.errors import CaptureError, GraphError, JobError, PlanError, TooFewCuts
+from farflung.opdag.analysis import differentiable_values
 from farflung.opdag.capture import Capture, LossModule, Verdict, capture
 from farflung.opdag.capture.lint_results import decided
 from farflung.opdag.cost import flops
 from farflung.opdag.graph import Graph
 from farflung.opdag.storage import storage_of
 from farflung.planner import PlannedJob, plan_graph
+from farflung.planner.checks import NOTHING_TO_TRAIN
 from farflung.runtime.indices import CLASS_LOSSES, IGNORED
 from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.parity.microbatch import SelfCheck, require_own_loss, self_check
@@ -205,9 +207,12 @@ def capture_shapes(job: Job) -> Capture:
     Raises
     ------
     CaptureError
-        The model cannot be captured.
+        The model cannot be captured, or its loss depends on no trainable parameter.
     """
-    return capture(job.model, example_batch(job), job.loss, job.precision, job.captured_metrics)
+    captured = capture(job.model, example_batch(job), job.loss, job.precision, job.captured_metrics)
+    if captured.graph.loss not in differentiable_values(captured.graph):
+        raise CaptureError(NOTHING_TO_TRAIN, "gradient-modes")
+    return captured
 
 
 def check_job(

@@ -91,7 +91,7 @@ def test_a_server_that_is_not_there_is_named(server: Web, monkeypatch: pytest.Mo
 def test_a_private_address_is_reached_only_if_the_owner_names_it(server: Web) -> None:
     with pytest.raises(WeightsError, match="not among the URLs"):
         opened(server, "https://example.org")
-    with pytest.raises(WeightsError, match=r"127.0.0.1, which is not public"):
+    with pytest.raises(WeightsError, match=r"127.0.0.1 has an address that is not public"):
         read(open_ranges("https://127.0.0.1/a", Allowed()), 0, 4)
     assert server.asked == []
 

@@ -7,6 +7,7 @@ job, and never reaches into its own network, unless its owner names a prefix tha
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import socket
 from collections.abc import Iterable
@@ -22,6 +23,10 @@ NOWHERE = "none"
 PORTS = {"https": 443, "http": 80}
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_LEADS_INWARD = (ipaddress.ip_network("::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+"""IPv6 addresses that stand for IPv4 ones: in a form out of use, and in a network's own NAT64."""
+
+log = logging.getLogger("farflung.worker")
 
 
 class Address(NamedTuple):
@@ -139,14 +144,17 @@ def public_addresses(host: str, port: int) -> list[Address]:
     Raises
     ------
     WeightsError
-        The host is unknown, or an address of it is of a private network or of this machine.
+        The host is unknown, or an address of it is of a private network or of this machine. Which, only the
+        log says: the error goes to a stranger, who could learn what names mean in this network.
     """
     found = addresses(host, port)
+    name = printable(host)[:100]
     for address in found:
         if not is_public(address.host):
+            log.warning("a job's base weights are at %s, which is %s here and not public", name, address.host)
             raise WeightsError(
-                f"{printable(host)} is {address.host}, which is not public: only this worker's owner can"
-                " allow it (`farflung join --base`)"
+                f"{name} has an address that is not public: only this worker's owner can allow it"
+                " (`farflung join --base`)"
             )
     return found
 
@@ -164,6 +172,8 @@ def is_public(address: str) -> bool:
     """Whether an IP address is of the public internet, also inside an IPv6 address that stands for it."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
+        if any(found in network for network in _LEADS_INWARD):
+            return False
         inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
         if inner is None and found in _NAT64:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)

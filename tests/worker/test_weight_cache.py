@@ -67,6 +67,7 @@ def test_the_least_recently_used_tensor_makes_room(tmp_path: Path) -> None:
         assert keep(target, content)
         path = tmp_path / "weights" / hashlib.sha256(content).hexdigest()
         os.utime(path, (at + 1, at + 1))
+    target = cache(tmp_path, limit_bytes=3000)  # another process: the order comes from the disk
     assert target.read(hashlib.sha256(contents[0]).digest(), memory_of(1000))
     assert keep(target, contents[3])
     there = [target.read(hashlib.sha256(content).digest(), memory_of(1000)) for content in contents]
@@ -98,6 +99,61 @@ def test_a_disk_that_refuses_costs_nothing_and_is_logged_once(
     (tmp_path / "weights").write_text("a file where the folder belongs")
     assert not keep(target, WEIGHTS) and not keep(target, WEIGHTS[1:])
     assert len([r for r in caplog.records if "base weights cannot be kept" in r.message]) == 1
+
+
+def test_the_order_of_use_is_known_without_the_disk(tmp_path: Path) -> None:
+    target = cache(tmp_path, limit_bytes=3000)
+    contents = [bytes([n]) * 1000 for n in range(5)]
+    digests = [hashlib.sha256(content).digest() for content in contents]
+    for content in contents[:3]:
+        assert keep(target, content)
+    for path in (tmp_path / "weights").iterdir():
+        os.utime(path, (1, 1))
+    assert target.read(digests[0], memory_of(1000))
+    assert keep(target, contents[3]) and keep(target, contents[4])
+    there = [target.read(digest, memory_of(1000)) for digest in digests]
+    assert there == [True, False, False, True, True]
+
+
+def test_many_tensors_are_kept_without_reading_the_folder_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = 0
+    listed: list[str] = []
+    real = Path.glob
+
+    def copied_bytes() -> int:
+        nonlocal measured
+        measured += 1
+        return 0
+
+    def glob(path: Path, pattern: str) -> object:
+        listed.append(pattern)
+        return real(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    target = WeightCache(tmp_path, 10**6, copied_bytes)
+    listed.clear()
+    assert all(keep(target, bytes([n]) * 10) for n in range(20))
+    assert (measured, listed) == (1, ["*"])
+    target.shrink()
+    assert (measured, listed) == (2, ["*"])
+    assert target.taken_bytes == 200
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 10**6])
+def test_a_disk_that_cannot_be_measured_costs_nothing_and_is_logged_once(
+    limit_bytes: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(shutil, "disk_usage", fails)
+    target = WeightCache(tmp_path, limit_bytes, (lambda: 0) if limit_bytes is None else fails)
+    assert not keep(target, WEIGHTS)
+    target.shrink()
+    (record,) = caplog.records
+    assert record.getMessage() == f"base weights cannot be kept in {tmp_path}/weights: Input/output error"
 
 
 @settings(max_examples=40, deadline=None)

@@ -167,6 +167,7 @@ class WorkerService:
         self._disk_bytes = 0
         self._orphaned: asyncio.TimerHandle | None = None
         self._state_receiver: StateReceiver | None = None
+        self._is_checked = False
         self._meter = TrafficMeter(self._peers)
         self._background: set[asyncio.Task[None]] = set()
         self._routes = Routes(
@@ -372,6 +373,7 @@ class WorkerService:
         load = command.load
         worker = self._identity.id
         self._routes.stop_probing("a job begins here")
+        self._is_checked = False
         try:
             self._state_receiver = StateReceiver(
                 load,
@@ -493,7 +495,11 @@ class WorkerService:
             self._step(outcome)
 
     def state_arrived(self) -> None:
-        if self._state.attempt is not None and self._state_receiver is not None:
+        """Check the whole state, once: the last slice and the end of a fetch may both say that it is here."""
+        if self._state.attempt is None or self._state_receiver is None:
+            return
+        if not self._is_checked:
+            self._is_checked = True
             self._compute.check_state(self._state.attempt, self._state_receiver)
 
     # Base weights, which may be on this worker's disk.

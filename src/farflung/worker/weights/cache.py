@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from farflung.files import make_folder, sync
 from farflung.text import format_bytes
@@ -28,17 +27,12 @@ _FILE = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = ".new"
 
 
-class _Cached(NamedTuple):
-    used_at: int
-    path: Path
-    bytes: int
-
-
 class WeightCache:
     """The tensors that this worker keeps, in `weights` in the folder of its identity.
 
     With the copies of jobs' state, which go first and take `copied_bytes`, they take at most `limit_bytes`;
     None: a fifth of what is free for both. Those that were not used for the longest time are deleted first.
+    The folder is read once, and `copied_bytes` called once until `shrink`: a model may have many tensors.
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None, copied_bytes: Callable[[], int]) -> None:
@@ -46,6 +40,8 @@ class WeightCache:
         self._limit_bytes = limit_bytes
         self._copied_bytes = copied_bytes
         self._warned = False
+        self._sizes: dict[str, int] | None = None  # by file name, the one used last at the end
+        self._copied: int | None = None
         for left in self._folder.glob(f"*{_UNFINISHED}"):
             left.unlink(missing_ok=True)
 
@@ -59,10 +55,12 @@ class WeightCache:
             return False
         if not is_whole or hashlib.sha256(memory).digest() != sha256:
             log.warning("base weights in %s are damaged, and are fetched again", path)
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._delete(path.name)
             return False
         with suppress(OSError):
             os.utime(path)
+        self._use(path.name, len(memory))
         return True
 
     def keep(self, sha256: bytes, memory: memoryview) -> bool:
@@ -71,29 +69,32 @@ class WeightCache:
         A disk that refuses costs no job: that is logged once.
         """
         path = self._path_of(sha256)
-        if path.exists():
-            return True
-        if hashlib.sha256(memory).digest() != sha256 or not self._make_room(len(memory)):
-            return False
         try:
+            if path.exists():
+                return True
+            if hashlib.sha256(memory).digest() != sha256 or not self._make_room(len(memory)):
+                return False
             make_folder(self._folder)
             self._folder.chmod(0o700)
             self._write(path, memory)
         except OSError as error:
-            if not self._warned:
-                log.warning("base weights cannot be kept in %s: %s", self._folder, error.strerror)
-            self._warned = True
+            self._warn(error)
             return False
+        self._use(path.name, len(memory))
         return True
 
     def shrink(self) -> None:
-        """Delete what no longer fits beside the copies of jobs' state."""
-        self._make_room(0)
+        """Delete what no longer fits beside the copies of jobs' state, whose size is measured anew."""
+        try:
+            self._copied = None
+            self._make_room(0)
+        except OSError as error:
+            self._warn(error)
 
     @property
     def taken_bytes(self) -> int:
         """What the cache takes on the disk."""
-        return sum(cached.bytes for cached in self._cached())
+        return sum(self._cached().values())
 
     def _write(self, path: Path, memory: memoryview) -> None:
         unfinished = path.with_name(f"{os.urandom(8).hex()}{_UNFINISHED}")
@@ -109,34 +110,53 @@ class WeightCache:
 
     def _make_room(self, size: int) -> bool:
         """Delete the tensors that were not used for the longest time until `size` bytes more fit."""
-        cached = sorted(self._cached())
-        taken = sum(one.bytes for one in cached)
+        cached = self._cached()
+        taken = sum(cached.values())
         most = self._most_bytes(taken)
         if size > most:
             return False
-        for one in cached:
+        for name, bytes_of_one in list(cached.items()):
             if taken + size <= most:
                 break
-            one.path.unlink(missing_ok=True)
-            taken -= one.bytes
-            log.info("dropped %s of base weights from the disk", format_bytes(one.bytes))
+            self._delete(name)
+            taken -= bytes_of_one
+            log.info("dropped %s of base weights from the disk", format_bytes(bytes_of_one))
         return taken + size <= most
 
     def _most_bytes(self, taken: int) -> int:
-        copied = self._copied_bytes()
+        if self._copied is None:
+            self._copied = self._copied_bytes()
+        copied = self._copied
         if self._limit_bytes is not None:
             return max(0, self._limit_bytes - copied)
         free = shutil.disk_usage(self._folder.parent).free + taken + copied
         return max(0, free // SHARE_OF_DISK - copied)
 
-    def _cached(self) -> list[_Cached]:
-        found = []
-        for path in self._folder.glob("*"):
-            with suppress(OSError):  # deleted since
-                if _FILE.fullmatch(path.name):
-                    stat = path.stat()
-                    found.append(_Cached(stat.st_mtime_ns, path, stat.st_size))
-        return found
+    def _cached(self) -> dict[str, int]:
+        """The sizes of all tensors, by the names of their files; those used last are at the end."""
+        if self._sizes is None:
+            found = []
+            for path in self._folder.glob("*"):
+                with suppress(OSError):  # deleted since
+                    if _FILE.fullmatch(path.name):
+                        stat = path.stat()
+                        found.append((stat.st_mtime_ns, path.name, stat.st_size))
+            self._sizes = {name: size for _, name, size in sorted(found)}
+        return self._sizes
+
+    def _use(self, name: str, size: int) -> None:
+        cached = self._cached()
+        cached.pop(name, None)
+        cached[name] = size
+
+    def _delete(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+        self._cached().pop(name, None)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            log.warning("base weights cannot be kept in %s: %s", self._folder, error.strerror)
+        self._warned = True
 
     def _path_of(self, sha256: bytes) -> Path:
         return self._folder / sha256.hex()

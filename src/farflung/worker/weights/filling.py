@@ -68,6 +68,7 @@ class BaseFilling:
     def keep(self) -> None:
         """Keep on disk what came of the base: the whole state is here, and was verified."""
         if self._cache is not None:
+            self.copied()  # the room for all of them is measured once
             for one in self._uncached:
                 self._files.submit(self._cache.keep, one.piece.sha256, one.memory)
         self._uncached = []

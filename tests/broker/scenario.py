@@ -69,7 +69,16 @@ def plan_over(workers: list[str]) -> Plan:
 
 
 SUBMITTER_SEEN_AT = "192.0.2.9:50000"
-RESUMING = {"unit", "attempts", "checkpoint_every", "checkpoint_end", "run", "patience_seconds", "monitored"}
+RESUMING = {
+    "unit",
+    "attempts",
+    "checkpoint_every",
+    "checkpoint_end",
+    "run",
+    "patience_seconds",
+    "monitored",
+    "saves",
+}
 
 
 class Scenario:

@@ -146,6 +146,7 @@ class SubmitterProcess(Process):
             checkpoint_end=draw.random() < 0.5,
             run=f"{self.name}-{self._rounds}-{self.life}",
             patience_seconds=draw.choice([60, 86_400]),
+            saves=True,
         )
         start = project.checkpoints.get(project.unit, ())
         self.run = Run(project, submit, start, start, recorded=project.unit)

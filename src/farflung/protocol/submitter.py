@@ -33,7 +33,8 @@ class Submit(Message, frozen=True):
     A job that goes on from a checkpoint begins at `unit`, and its attempts are numbered from `attempts` + 1:
     so many did earlier runs of it have. The state is copied to the submitter after each `checkpoint_every`
     steps (0: only when it asks, see `Keep`). With `checkpoint_end` workers send the state of the optimizer
-    and of the coders with the weights when the job ends (`SendState`).
+    and of the coders with the weights when the job ends (`SendState`). `saves` says whether the submitter
+    saves checkpoints of what it gets; else copies are for the best weights alone.
 
     `monitored` is what the monitors of `training` have found before; empty: nothing.
 
@@ -56,6 +57,7 @@ class Submit(Message, frozen=True):
     run: Text = ""
     patience_seconds: Count = PATIENCE_SECONDS
     monitored: Findings = msgspec.field(default_factory=list)
+    saves: bool = False
 
     def __post_init__(self) -> None:
         if len(self.monitored) not in (0, len(self.training.monitors)):

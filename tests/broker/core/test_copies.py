@@ -101,7 +101,7 @@ def test_a_submission_of_an_older_version_begins_at_the_first_unit_and_wants_no_
     fields = msgspec.msgpack.decode(messages.encode(Submit("gpt", b"graph", training(), 1)))
     before = {name: value for name, value in fields.items() if name not in RESUMING}
     old = messages.decode(msgspec.msgpack.encode(before), messages.FromSubmitter)
-    assert len(before) == len(fields) - len(RESUMING) == len(fields) - 7
+    assert len(before) == len(fields) - len(RESUMING) == len(fields) - 8
     assert (old.unit, old.attempts, old.checkpoint_every, old.checkpoint_end) == (0, 0, 0, False)
     story.running(1)
     assert train(story, 3) == []

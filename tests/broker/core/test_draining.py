@@ -331,7 +331,7 @@ def test_a_replay_is_awaited() -> None:
 def only_worker(**changes: object) -> Scenario:
     """Worker a alone has run two steps of job-1, which saves a checkpoint at its end."""
     story = Scenario("a")
-    story.running(1, **{"steps": 20, "copies": 0, "checkpoint_end": True, **changes})
+    story.running(1, **{"steps": 20, "copies": 0, "checkpoint_end": True, "saves": True, **changes})
     decide_unit(story)
     decide_unit(story)
     return story
@@ -420,7 +420,7 @@ def test_a_copy_that_the_submitter_cannot_save_is_sent_three_times_and_the_job_g
 
 @pytest.mark.parametrize("lack", ["no checkpoints", "no memory", "no submitter"])
 def test_the_only_worker_of_a_job_whose_state_cannot_come_home_stays_until_its_deadline(lack: str) -> None:
-    story = only_worker(checkpoint_end=lack != "no checkpoints")
+    story = only_worker(**{"saves": False, **KEEPS_BEST} if lack == "no checkpoints" else {})
     if lack == "no memory":
         story.take(facts.WorkerLoaded("job-1", "a", "with room for a copy it needs more"))
     if lack == "no submitter":

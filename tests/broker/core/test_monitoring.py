@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.broker.scenario import Scenario, sent, told, training
 from farflung.broker.core import facts, snapshots
 from farflung.broker.core.records import COLLECTING, RUNNING, Job
 from farflung.broker.core.state import durable, replay
+from farflung.broker.core.training.monitoring import Finding, Monitoring
 from farflung.protocol.messages import (
     Collecting,
     Decide,
@@ -146,6 +148,33 @@ def test_weights_that_are_collected_may_be_the_best_though_their_copy_is_under_w
     assert job_of(story).copies.under_way == 2
     (collecting,) = [one for one in told(story.cancel(collect=True).commands) if isinstance(one, Collecting)]
     assert (collecting.step, collecting.monitored) == (1, [Monitored(5.0, 1)])
+
+
+def test_few_findings_are_kept_of_a_job_whose_submitter_saves_nothing() -> None:
+    story = started(BEST, steps=30)
+    done = 0
+    while job_of(story).state == RUNNING:
+        unit = job_of(story).unit
+        assert unit is not None
+        story.all_ready(unit.number, loss=100.0 - unit.number)
+        if (under_way := job_of(story).copies.under_way) is not None:
+            story.say(Kept("job-1", 1, under_way, stored=False))
+        assert len(job_of(story).monitoring.found) <= 3
+        done += 1
+    assert done == 61 and job_of(story).monitoring.states[0].step == 30
+
+
+def test_what_had_been_found_before_any_unit_that_a_job_may_go_back_to_stays() -> None:
+    kept = whole = Monitoring((Finding(-1, (Monitored(),)),))
+    for unit in range(40):
+        states = (Monitored(50.0 - unit, unit),)
+        may_return = {9, unit - 1, unit} if unit > 9 else {0, unit}
+        whole = replace(whole, found=(*whole.found, Finding(unit, states)))
+        kept = kept.decided(unit, states, may_return)
+        if unit > 9:
+            for back in {9, unit - 1, unit}:
+                assert kept.rolled_back(back).states == whole.rolled_back(back).states
+    assert len(kept.found) <= 5
 
 
 def test_a_resumed_job_knows_what_its_monitors_had_found() -> None:

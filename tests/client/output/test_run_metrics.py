@@ -8,11 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from farflung.client.api.job import Job
+from farflung.client.api.monitors import EarlyStopping, monitors_of
+from farflung.client.output.records import Best
 from farflung.client.output.run_metrics import RunMetrics
 from farflung.data import text
 from farflung.errors import ProtocolError
+from farflung.metrics import perplexity
 from farflung.protocol.messages import UnitDone
 from farflung.protocol.worker import LinkTraffic
+from farflung.runtime.monitoring import Monitored
 from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.optimizers.schedules import Constant
 
@@ -125,3 +129,18 @@ def test_what_happened_while_the_submitter_was_away_is_not_known() -> None:
     assert known == [(1.0, 4.0, 30), (None, None, None), (None, None, 25), (1.0, 4.0, 25)]
     assert [row.loss for row in rows if row is not None] == [4.0, 3.0, 2.0, 1.0]
     assert (tally.step_seconds, tally.bytes_on_wire) == (1.0, 100) and tally.next_unit == 4
+
+
+def test_a_monitor_of_perplexity_says_that_it_compares_losses() -> None:
+    asked = job(
+        validate_every=1,
+        metrics={"perplexity": perplexity},
+        stop_early=EarlyStopping(patience=1, metric="perplexity"),
+        keep_best=True,
+    )
+    stopping, keeping = monitors_of(asked, {})
+    assert stopping.metric == keeping.metric == "loss" and stopping.mode == "min"
+    assert "loss has not fallen below 2.30259" in Monitored(2.302585, 1, 1).why_over(stopping)
+    tally = RunMetrics(asked, 0.0)
+    tally.monitored = (Monitored(), Monitored(2.302585, 1))
+    assert tally.best == Best("loss", 2.302585, 1)

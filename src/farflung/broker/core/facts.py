@@ -120,6 +120,7 @@ class JobSubmitted(Decision, frozen=True):
     run: str = ""
     patience_seconds: int = PATIENCE_SECONDS
     monitored: list[Monitored] = []
+    saves: bool = False
 
 
 class SubmitterAway(Decision, frozen=True):

@@ -154,8 +154,9 @@ class Job:
     state that it owns. In an attempt that `keeps` the state, members go on with what they held in the one
     before. `codecs` are the current codecs of its links. `decisions` are those that may have to be sent
     again, the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end`
-    workers send it whole at the end. `recovery` counts what failures have cost it. `results` are those of its
-    newest decided units, in order. While no session of its submitter holds the job, it is held, since
+    workers send it whole at the end. Its submitter may save
+    checkpoints (`saves`). `recovery` counts what failures have cost it. `results` are those of its newest
+    decided units, in order. While no session of its submitter holds the job, it is held, since
     `held_since` (seconds since 1970) and for at most `patience_seconds`. As long at most it waits in the
     queue after a rollback, since `waits_since`, until it runs again. `run` names the run and `earlier` counts
     the attempts that it had before this job, so that the same job is not submitted twice.
@@ -212,6 +213,7 @@ class Job:
     tuning: TuningState | None = None
     copies: Copies = field(default_factory=Copies)
     checkpoint_end: bool = False
+    saves: bool = False
     recovery: Recovery = field(default_factory=Recovery)
     holders: Mapping[str, str] = field(default_factory=dict)
     versions: Versions = field(default_factory=Versions)

@@ -91,10 +91,14 @@ def require_monitors(job: Job) -> None:
 
 
 def monitors_of(job: Job, values: Mapping[str, Sequence[int]]) -> tuple[Monitor, ...]:
-    """The monitors of a job whose metrics are these values of its graph."""
+    """The monitors of a job whose metrics are these values of its graph.
+
+    One that goes by perplexity compares the loss, and says so: the best of one is the best of the other.
+    """
+    metrics = job.metrics or {}
     return tuple(
         Monitor(
-            asked.metric,
+            LOSS if isinstance(metrics.get(asked.metric), Perplexity) else asked.metric,
             tuple(values.get(asked.metric, ())),
             _mode_of(job, name, asked),
             float(asked.min_delta) if isinstance(asked, EarlyStopping) else 0.0,

@@ -61,6 +61,7 @@ def submission(
         run=checkpoints.run,
         patience_seconds=patience_seconds,
         monitored=list(start.monitored),
+        saves=checkpoints.policy.saves,
     )
     _require_short(submit)
     return submit

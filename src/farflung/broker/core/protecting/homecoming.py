@@ -17,10 +17,9 @@ MOST_REFUSED = 3
 
 def comes_home(job: Job) -> bool:
     """Whether the state of a job that runs comes to its submitter before a worker leaves."""
-    is_saved = job.checkpoint_end or job.training.copies > 0
     is_there = job.state == RUNNING and not job.held
     is_alone = not job.holders and not job.training.emulated
-    return is_there and is_saved and is_alone and not job.unprotected and job.copies.refused < MOST_REFUSED
+    return is_there and job.saves and is_alone and not job.unprotected and job.copies.refused < MOST_REFUSED
 
 
 def is_home(job: Job) -> bool:

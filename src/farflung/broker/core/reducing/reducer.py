@@ -92,6 +92,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         step=0 if unit is None else unit.step,
         copies=Copies(fact.checkpoint_every, stable=fact.unit),
         checkpoint_end=fact.checkpoint_end,
+        saves=fact.saves,
         recovery=Recovery(reached=fact.unit),
         patience_seconds=fact.patience_seconds,
         run=fact.run,

@@ -42,7 +42,7 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
         copies=job.copies.decided(job.unit, fact.keep),
         results=(*job.results, _result_of(fact))[-MOST_RESULTS:],
         replanning=_measured(job, fact),
-        monitoring=job.monitoring.decided(fact.unit, _found(job, fact), job.copies.stable),
+        monitoring=job.monitoring.decided(fact.unit, _found(job, fact), _returns_to(job, fact.unit)),
     )
     if job.holders:
         past = PastUnit(fact.scale, digests=fact.digests)
@@ -57,6 +57,14 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
 def _found(job: Job, fact: facts.UnitDecided) -> tuple[Monitored, ...]:
     assert job.unit is not None
     return job.monitoring.after(job.training, job.unit, fact.loss, fact.metrics)
+
+
+def _returns_to(job: Job, unit: int) -> set[int]:
+    """The units to which the job may go back, now or once what is under way is there; `unit` is decided."""
+    versions = {one.next_unit for one in (job.versions.stable, job.versions.under_way) if one is not None}
+    under_way = job.copies.under_way
+    copies = {job.copies.stable} if under_way is None else {job.copies.stable, under_way, under_way + 1}
+    return {*versions, *copies, unit}
 
 
 def _measured(job: Job, fact: facts.UnitDecided) -> Replanning:

@@ -70,6 +70,7 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
             run=message.run,
             patience_seconds=message.patience_seconds,
             monitored=list(message.monitored),
+            saves=message.saves,
         )
     )
 

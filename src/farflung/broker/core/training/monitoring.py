@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farflung.runtime.monitoring import Monitored, after
@@ -11,7 +11,7 @@ from farflung.schedule import Unit
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """What each monitor has found once `unit` is decided."""
 
     unit: int
@@ -22,13 +22,13 @@ class Found:
 class Monitoring:
     """What the monitors of one job have found, after each evaluation that the job may go back behind."""
 
-    found: tuple[Found, ...] = ()
+    found: tuple[Finding, ...] = ()
 
     @classmethod
     def of(cls, training: Training, unit: int, known: Sequence[Monitored]) -> Monitoring:
         """That of a job which begins at `unit`, whose monitors have found this before."""
         states = tuple(known) or tuple(Monitored() for _ in training.monitors)
-        return cls((Found(unit - 1, states),)) if states else cls()
+        return cls((Finding(unit - 1, states),)) if states else cls()
 
     @property
     def states(self) -> tuple[Monitored, ...]:
@@ -48,12 +48,15 @@ class Monitoring:
             return self.states
         return after(training.monitors, self.states, unit.step, loss, sums, unit.microbatches)
 
-    def decided(self, unit: int, states: tuple[Monitored, ...], stable: int) -> Monitoring:
-        """This once `unit` is decided; the job cannot go back behind unit `stable` any more."""
+    def decided(
+        self, unit: int, states: tuple[Monitored, ...], returns_to: Collection[int] = ()
+    ) -> Monitoring:
+        """This once `unit` is decided, from which the job can go back to `returns_to` and to no others."""
         if states == self.states:
             return self
-        older = [at for at, found in enumerate(self.found) if found.unit < stable]
-        return Monitoring((*self.found[older[-1] if older else 0 :], Found(unit, states)))
+        units = [one.unit for one in self.found]
+        newest = {max((known for known in units if known < back), default=None) for back in returns_to}
+        return Monitoring((*(one for one in self.found if one.unit in newest), Finding(unit, states)))
 
     def rolled_back(self, unit: int) -> Monitoring:
         """This once the job has gone back to `unit`."""

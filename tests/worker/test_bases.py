@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -119,6 +120,24 @@ def test_a_base_stays_while_a_copy_names_it_or_more_copies_are_to_come(tmp_path:
     assert store.held() == [] and base_path(store, first).exists()
     store.retain(JOB, [], NEXT, shares={SHARE + 1})
     assert not (tmp_path / "copies" / JOB).exists()
+
+
+def test_of_a_share_that_has_another_base_by_now_the_one_before_is_deleted(tmp_path: Path) -> None:
+    store = CopyStore(tmp_path, 10**6)
+
+    def used(size: int, at: int) -> tuple[Base, Path]:
+        base = store.write_base(JOB, SHARE, {Piece(3, StateKey("embedding")): memoryview(bytes(size))})
+        path = store.path_of_base(JOB, SHARE, base)
+        os.utime(path, ns=(at, at))
+        return base, path
+
+    (first, first_path), (_, second_path) = used(5, 1), used(6, 2)
+    copy = store.write(JOB, FIRST, SHARE, CHANGING, first)  # the worker has its earlier share again
+    store.retain(JOB, [], NEXT, shares={SHARE})
+    assert first_path.exists() and not second_path.exists() and not store.path_of(copy).exists()
+    (_, third_path), _ = used(7, 2**62), used(6, 3)
+    store.retain(JOB, [], NEXT, shares={SHARE})
+    assert third_path.exists() and not first_path.exists() and not second_path.exists()
 
 
 def test_the_limit_counts_a_base_once(tmp_path: Path) -> None:

@@ -119,12 +119,15 @@ class CopyStore:
         return base
 
     def has_base(self, job: str, share: int, base: Base) -> bool:
-        """Whether a share's base is on the disk; it is verified at the first look of each process."""
+        """Whether a share's base is on the disk; it is verified at the first look of each process.
+
+        It is the share's newest base from now on: see `retain`.
+        """
         path = self.path_of_base(job, share, base)
         try:
-            if path.stat().st_size == base.bytes and path in self._verified:
-                return True
-            self._require(path, base.sha256)
+            if path.stat().st_size != base.bytes or path not in self._verified:
+                self._require(path, base.sha256)
+            os.utime(path)
         except (OSError, CopyError):
             return False
         self._verified.add(path)
@@ -213,7 +216,8 @@ class CopyStore:
     ) -> None:
         """Delete the copies of a job up to `up_to` that are of none of `versions`.
 
-        Of its bases those stay that a copy names, and those of `shares`, of which more copies are to come.
+        Of its bases those stay that a copy names, and the newest of each of `shares`, of which more copies
+        are to come.
         """
         named = set()
         for copy in self._copies():
@@ -225,9 +229,10 @@ class CopyStore:
             with suppress(CopyError):
                 if (base := self.base_of(copy)) is not None:
                     named.add(self.path_of_base(job, copy.share, base))
-        for path in self._folder_of(job).glob("base-*"):
-            found = _BASE.fullmatch(path.name)
-            if found is not None and path not in named and int(found[1]) not in shares:
+        bases = self._bases_of(job)
+        newest = {share: path for share, path in bases if share in shares}
+        for _, path in bases:
+            if path not in named and path not in newest.values():
                 self._delete(path)
         with suppress(OSError):
             self._folder_of(job).rmdir()
@@ -283,6 +288,13 @@ class CopyStore:
     def _copies(self) -> list[HeldCopy]:
         """All copies on the disk by their names alone."""
         return [copy for path in sorted(self._folder.glob("*/*")) if (copy := _copy_at(path))]
+
+    def _bases_of(self, job: str) -> list[tuple[int, Path]]:
+        """A job's bases with their shares, the one that was used last at the end."""
+        found = [(path, _BASE.fullmatch(path.name)) for path in self._folder_of(job).glob("base-*")]
+        return sorted(
+            ((int(name[1]), path) for path, name in found if name), key=lambda one: one[1].stat().st_mtime_ns
+        )
 
     def _folder_of(self, job: str) -> Path:
         if not _JOB.fullmatch(job):

@@ -305,7 +305,9 @@ def test_a_version_whose_memory_the_best_weights_wait_for_is_given_up_sooner() -
             story.say(Kept("job-1", 1, number))
     waiting = job_of(story).unit
     assert waiting is not None and not waiting.train
+    story.tick(2 * LEAST_SECONDS)  # the version is old, but nothing has waited for it
     story.all_ready(waiting.number, loss=0.01)  # the best so far
+    story.tick(0)
     assert job_of(story).unit == waiting and job_of(story).versions.under_way is not None
     story.tick(LEAST_SECONDS - 5)
     assert job_of(story).unit == waiting

@@ -438,11 +438,12 @@ class StandbysChanged(msgspec.Struct, frozen=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True):
-    """Observed: a worker sent its shares of the current unit."""
+    """Observed: a worker sent its shares of the current unit, `at` this time (seconds since 1970)."""
 
     job: str
     worker: str
     ready: UnitReady
+    at: float = 0.0
 
 
 class CodecTuningChanged(msgspec.Struct, frozen=True):

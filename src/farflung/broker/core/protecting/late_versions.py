@@ -46,7 +46,7 @@ def on_tick(turn: Transition) -> None:
         if pairs and age > _standbys_seconds(turn.state, job, version, pairs):
             silent = {by for by in pairs.values() if not _has_any(turn.state, job, version, by)}
             standbys.blame(turn, job, silent, pairs, _reason(sorted({*pairs.values()}), age))
-        elif age > (_awaited_seconds(job) if _is_awaited(turn.state, job) else _members_seconds(job)):
+        elif age > _members_seconds(job) or _awaited_for(turn, job) > _awaited_seconds(job):
             is_urgent = any(turn.state.workers[name].leaving for name in job.members)
             reason = _reason(_late_members(turn.state, job, version), age)
             fail(turn, job, version, reason, job.versions.retry_seconds(turn.now, is_urgent))
@@ -103,10 +103,12 @@ def _lacking_bytes(state: State, job: Job, version: Version, pairs: Mapping[str,
     return max(found.values(), default=0)
 
 
-def _is_awaited(state: State, job: Job) -> bool:
-    """Whether a unit waits for the memory of the version, to copy the best weights."""
-    is_complete = job.state == RUNNING and job.group is not None and job.group.complete
-    return is_complete and job.training.keeps_best and not memory_is_free(state, job)
+def _awaited_for(turn: Transition, job: Job) -> float:
+    """For how many seconds a unit has waited for the memory of the version, to copy the best weights."""
+    if job.state != RUNNING or job.group is None or not job.group.complete:
+        return 0.0
+    is_awaited = job.training.keeps_best and not memory_is_free(turn.state, job)
+    return turn.now - job.group.at if is_awaited else 0.0
 
 
 def _awaited_seconds(job: Job) -> float:

@@ -147,7 +147,7 @@ def worker_ready(fact: facts.WorkerReady, state: State) -> State:
     job = state.jobs[fact.job]
     assert job.plan is not None and job.unit is not None
     group = job.group or CommitGroup.for_plan(job.plan, job.attempt, job.unit, job.trained)
-    group = group.add(fact.worker, fact.ready)
+    group = group.add(fact.worker, fact.ready, fact.at)
     traffic, logged = add_traffic(job.traffic, group, fact.worker), job.logged
     if (since := fact.ready.logged_from) != logged.get(fact.worker):
         others = {name: unit for name, unit in logged.items() if name != fact.worker}

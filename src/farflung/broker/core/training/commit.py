@@ -42,7 +42,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class CommitGroup:
-    """The shares of one unit in one attempt received so far, from `ready_messages`."""
+    """The shares of one unit in one attempt received so far, from `ready_messages`.
+
+    The newest of them was added `at` this time (seconds since 1970).
+    """
 
     attempt: int
     unit: Unit
@@ -53,6 +56,7 @@ class CommitGroup:
     links: tuple[LinkTraffic, ...] = ()
     ready_messages: tuple[tuple[str, UnitReady], ...] = ()
     bytes_copied: int = 0
+    at: float = 0.0
 
     @classmethod
     def for_plan(
@@ -78,8 +82,8 @@ class CommitGroup:
         found = [known for name, known in self.ready_messages if name == worker]
         return any(messages.encode(known) == messages.encode(ready) for known in found)  # NaN != NaN
 
-    def add(self, worker: str, ready: UnitReady) -> CommitGroup:
-        """The group with `worker`'s shares added.
+    def add(self, worker: str, ready: UnitReady, at: float = 0.0) -> CommitGroup:
+        """The group with `worker`'s shares added, which came `at` this time.
 
         Raises
         ------
@@ -110,6 +114,7 @@ class CommitGroup:
             bytes_copied=min(MOST_COUNT, self.bytes_copied + ready.bytes_copied),
             links=(*self.links, *self._links(worker, ready)),
             ready_messages=(*self.ready_messages, (worker, ready)),
+            at=at,
         )
 
     def verdict(self, clip: float | None) -> Verdict:

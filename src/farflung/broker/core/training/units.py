@@ -35,7 +35,7 @@ def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> N
     assert job.unit is not None
     if message.unit < job.unit.number or (job.group is not None and job.group.holds(worker, message)):
         return
-    turn.emit(facts.WorkerReady(job.job, worker, message))
+    turn.emit(facts.WorkerReady(job.job, worker, message, turn.now))
     decide_if_complete(turn, turn.state.jobs[job.job])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -110,15 +111,21 @@ def web(folder: Path) -> Iterator[Web]:
 
 
 @contextmanager
-def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
+def answering(
+    answer: Callable[[socket.socket, bytes], None], context: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """A server at the URL that this yields, which leaves each request to `answer`, with its connection.
 
     What `answer` sends need not be HTTP. The connection is closed after it, or once the other side has gone.
+    With a `context` it speaks TLS.
     """
     listener = socket.create_server(("127.0.0.1", 0))
 
-    def serve(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
+    def serve(accepted: socket.socket) -> None:
+        with (
+            suppress(OSError),
+            accepted if context is None else context.wrap_socket(accepted, server_side=True) as connection,
+        ):
             request = b""
             while b"\r\n\r\n" not in request:
                 if not (received := connection.recv(4096)):
@@ -135,7 +142,7 @@ def answering(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str]:
     thread = threading.Thread(target=accept, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http{'s' if context else ''}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()

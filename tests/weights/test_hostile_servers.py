@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.certificates import TestAuthority
 from tests.support.web import answering, web
 
 from farflung.errors import WeightsError
+from farflung.transport.security.names import holder_name
 from farflung.weights import connections
+from farflung.weights import ranges as ranges_module
+from farflung.weights.allowed import Address
 from farflung.weights.connections import LEAST_BYTES, LEAST_SECONDS, Pace
 from farflung.weights.ranges import HttpRanges, whole_file
 
@@ -190,6 +195,33 @@ def test_a_small_file_that_is_no_http_is_one_line(sent: bytes) -> None:
     server = answering(lambda connection, request: connection.sendall(sent))
     with server as url, pytest.raises(WeightsError, match="cannot be read"):
         whole_file(url, 100)
+
+
+def test_a_server_with_a_certificate_may_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits end while TLS has a record to come. A certificate that no authority issued is named."""
+    authority = TestAuthority(tmp_path)
+    certificate, holder, key = authority.files("a", "worker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(holder, key)
+    monkeypatch.setattr(connections, "WAKE_SECONDS", 0.01)
+    name = holder_name("a", "worker")
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        pause = threading.Event()
+        for sent in (PART[:9], PART[9:], b"Connection: close\r\n\r\na", b"b", b"cd"):
+            connection.sendall(sent)
+            pause.wait(0.05)
+
+    with answering(answer, context) as url:
+        port = int(url.rpartition(":")[2])
+        monkeypatch.setattr(ranges_module, "addresses", lambda host, _: [Address("127.0.0.1", port)])
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert read(f"https://{name}:{port}/") == b"abcd"
+        with pytest.raises(WeightsError, match="its certificate is not valid: Hostname mismatch"):
+            read(f"https://another.example:{port}/")
+        monkeypatch.delenv("SSL_CERT_FILE")
+        with pytest.raises(WeightsError, match="its certificate is not valid: "):
+            read(f"https://{name}:{port}/")
 
 
 def test_a_url_may_have_letters_that_a_request_may_not(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from tests.support import adapters
@@ -26,9 +28,17 @@ def test_a_cut_adapter_trains_as_eager(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_an_adapter_of_a_base_of_two_bytes_trains_as_eager_to_what_these_can_hold(dtype: torch.dtype) -> None:
-    """PEFT keeps adapters in float32; the base computes in its own type, which attention rounds otherwise."""
-    model = adapters.with_adapter(adapters.base().to(dtype), adapters.LORA)
+@pytest.mark.parametrize("begins_at_zero", [False, True])
+def test_an_adapter_of_a_base_of_two_bytes_trains_as_eager_to_what_these_can_hold(
+    dtype: torch.dtype, begins_at_zero: bool
+) -> None:
+    """PEFT keeps adapters in float32; the base computes in its own type, which attention rounds otherwise.
+
+    What begins at zero is as far off as its gradients are.
+    """
+    config = copy.deepcopy(adapters.LORA)
+    config.init_lora_weights = begins_at_zero
+    model = adapters.with_adapter(adapters.base().to(dtype), config)
     assert {one.dtype for one in model.parameters() if one.requires_grad} == {torch.float32}
     report = check_job(adapters.job_of(model), 3)
     assert report.ok and report.segments >= 3, report

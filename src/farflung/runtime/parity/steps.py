@@ -33,9 +33,11 @@ class Tolerances(msgspec.Struct, frozen=True):
     parameter: float = PARAMETER_TOLERANCE
 
 
-_AUTOCAST = Tolerances(gradient=2e-2)
+_AUTOCAST = Tolerances(gradient=2e-2, parameter=2e-2)
 """In bfloat16 a graph is bit-equal to eager unless the model computes differently when it is exported; then
-the third digit differs: Hugging Face's grouped-query attention repeats its keys (docs/capture.md).
+the third digit differs: Hugging Face's grouped-query attention repeats its keys
+(docs/explanation/numerics.md). A parameter that begins at zero, such as one of LoRA's, is its gradients after
+some steps.
 """
 _OF_PARAMETERS = {
     "float16": Tolerances(loss=1e-3, gradient=4e-3, parameter=2e-3),
@@ -44,7 +46,7 @@ _OF_PARAMETERS = {
 """Parameters of two bytes: gradients are added in that type, and in another order where several segments
 read one parameter. The last bit is 2^-10 of a float16, 2^-7 of a bfloat16; a gradient may differ by a few.
 """
-_OF_FROZEN = {"float16": Tolerances(gradient=4e-3), "bfloat16": _AUTOCAST}
+_OF_FROZEN = {"float16": Tolerances(gradient=4e-3, parameter=4e-3), "bfloat16": _AUTOCAST}
 """A frozen base of two bytes computes in that type, though the adapter that it trains has four."""
 
 

@@ -21,6 +21,7 @@ SPARES = {LOST: SPARE}
 CASES = [
     ("gpt-dropout", AdamW(0.01), ""),
     ("batch-norm", SGD(0.1, momentum=0.9), ""),
+    ("gpt", AdamW(0.01, ema=0.75), ""),
     ("gpt", AdamW(0.01), "int8"),
     ("gpt", AdamW(0.01), "axes3/axes10-dithered"),
     pytest.param("gpt", SGD(0.1), "row-topk30-int4/masked30-int4", marks=pytest.mark.slow),

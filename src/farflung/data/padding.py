@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 IGNORED = -100
-FILLS: Mapping[str, float] = {"labels": IGNORED, "attention_mask": 0}
+FILLS: Mapping[str, float] = {"labels": IGNORED}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,14 @@ from safetensors import safe_open
 from tests.support import adapters
 from torch import Tensor, nn
 
-from farflung.client.output.adapter import Adapter, adapter_of, adapter_that_holds, merged, save_adapter
+from farflung.client.output.adapter import (
+    Adapter,
+    TrainedAdapter,
+    adapter_of,
+    adapter_that_holds,
+    merged,
+    save_adapter,
+)
 from farflung.client.output.result import load_result
 from farflung.errors import JobError
 
@@ -42,7 +49,7 @@ def test_peft_loads_it_with_equal_outputs(kind: str, tmp_path: Path) -> None:
     model = adapters.wrapped(kind)
     before = adapters.weights_of(model)
     values = trained(model)
-    save_adapter(tmp_path / "adapter", found(model), merged(model, values, {}), 7, "ab" * 32)
+    save_adapter(tmp_path / "adapter", TrainedAdapter(found(model), merged(model, values, {}), 7, "ab" * 32))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     files = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors"}
@@ -54,7 +61,9 @@ def test_peft_loads_it_with_equal_outputs(kind: str, tmp_path: Path) -> None:
 
 def test_the_file_says_which_base_and_step(tmp_path: Path) -> None:
     model = adapters.wrapped()
-    save_adapter(tmp_path / "adapter", found(model), model.state_dict(keep_vars=True), 7, "ab" * 32)
+    save_adapter(
+        tmp_path / "adapter", TrainedAdapter(found(model), model.state_dict(keep_vars=True), 7, "ab" * 32)
+    )
     with safe_open(tmp_path / "adapter/adapter_model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt", "farflung:step": "7", "farflung:base": "ab" * 32}
         assert file.keys() and all(".lora_" in name and ".default" not in name for name in file.keys())  # noqa: SIM118
@@ -63,8 +72,8 @@ def test_the_file_says_which_base_and_step(tmp_path: Path) -> None:
 def test_a_later_adapter_replaces_an_earlier_one_and_loads_back(tmp_path: Path) -> None:
     model = adapters.wrapped()
     adapter, values = found(model), trained(model)
-    save_adapter(tmp_path / "adapter", adapter, model.state_dict(keep_vars=True), 1, "")
-    save_adapter(tmp_path / "adapter", adapter, merged(model, values, {}), 2, "")
+    save_adapter(tmp_path / "adapter", TrainedAdapter(adapter, model.state_dict(keep_vars=True), 1, ""))
+    save_adapter(tmp_path / "adapter", TrainedAdapter(adapter, merged(model, values, {}), 2, ""))
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
     load_result(tmp_path / "adapter", model)
     assert all(torch.equal(model.get_parameter(name), tensor) for name, tensor in values.items())

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from farflung.client.run.base_transfer import NO_BASE, BaseBytes, BaseRequests, base_list
+from farflung.client.output.records import NO_BASE, BaseBytes
+from farflung.client.run.base_transfer import BaseRequests, base_list
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.sessions import BaseLacking
 

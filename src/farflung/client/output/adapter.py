@@ -128,27 +128,34 @@ def merged(module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, 
     }
 
 
-def write_adapter(
-    folder: Path,
-    adapter: Adapter,
-    weights: Mapping[str, Tensor],
-    step: int,
-    base_sha256: str,
-    best: str = "",
-) -> None:
-    """Write the files of an adapter, trained for `step` steps, into an existing folder; all are on disk then.
+@dataclass(frozen=True)
+class TrainedAdapter:
+    """An adapter that was trained for `step` steps on the base with this digest.
 
-    `weights` has every tensor by its name in the state dict of the job's module; `base_sha256` says on which
-    base it was trained. `best`, if not empty, is put into the metadata, too.
+    `weights` has every tensor by its name in the state dict of the job's module. `best`, if not empty, says
+    what makes them the best ones of a run.
+    """
+
+    adapter: Adapter
+    weights: Mapping[str, Tensor]
+    step: int
+    base_sha256: str
+    best: str = ""
+
+
+def write_adapter(folder: Path, trained: TrainedAdapter) -> None:
+    """Write the files of an adapter into an existing folder; all are on disk then.
 
     Raises
     ------
     OSError
         The disk refuses a write.
     """
-    metadata = {"format": "pt", STEP: str(step), BASE: base_sha256} | ({BEST: best} if best else {})
-    write_tensors(folder / TENSORS, dict(apart(adapter.tensors(weights))), metadata)
-    _config_of(adapter).save_pretrained(str(folder))
+    metadata = {"format": "pt", STEP: str(trained.step), BASE: trained.base_sha256}
+    if trained.best:
+        metadata[BEST] = trained.best
+    write_tensors(folder / TENSORS, dict(apart(trained.adapter.tensors(trained.weights))), metadata)
+    _config_of(trained.adapter).save_pretrained(str(folder))
     sync(folder / CONFIG)
 
 
@@ -166,14 +173,7 @@ def read_adapter(folder: Path) -> tuple[dict[str, Tensor], bytes]:
         raise CheckpointError(f"{folder / CONFIG} cannot be read: {error.strerror}") from None
 
 
-def save_adapter(
-    folder: Path,
-    adapter: Adapter,
-    weights: Mapping[str, Tensor],
-    step: int,
-    base_sha256: str,
-    best: str = "",
-) -> None:
+def save_adapter(folder: Path, trained: TrainedAdapter) -> None:
     """Write an adapter's folder under a temporary name, and put it in the place of an older one.
 
     Raises
@@ -183,7 +183,7 @@ def save_adapter(
     """
     try:
         with replace_folder(folder) as fresh:
-            write_adapter(fresh, adapter, weights, step, base_sha256, best)
+            write_adapter(fresh, trained)
     except OSError as error:
         raise disk_failure(folder.parent, str(error)) from error
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from farflung.client.api.job import Job
 from farflung.client.output.progress import Observer, goes_on
-from farflung.client.output.records import Summary
+from farflung.client.output.records import NO_BASE, BaseBytes, Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_metrics import RunMetrics
 from farflung.client.output.run_record import SubmittedJob
-from farflung.client.run.base_transfer import NO_BASE, BaseBytes
 from farflung.errors import RunFailed
 from farflung.protocol.messages import (
     Accepted,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -72,6 +72,24 @@ class ValidationRow(msgspec.Struct, frozen=True):
     validation_loss: float | None
     metrics: dict[str, float]
     attempt: int
+
+
+class BaseBytes(NamedTuple):
+    """Bytes of base weights that workers had on their disks, that were sent to them, and that they fetched.
+
+    They are those of the tensors in memory: a file of bfloat16 may hold half as many.
+    """
+
+    cached: int = 0
+    sent: int = 0
+    fetched: int = 0
+
+    def __add__(self, other: object) -> BaseBytes:
+        assert isinstance(other, BaseBytes)
+        return BaseBytes(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+NO_BASE = BaseBytes()
 
 
 class CorpusRecord(msgspec.Struct, frozen=True):

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from farflung.client.output.adapter import TENSORS, adapter_of, merged, read_adapter, save_adapter
+from farflung.client.output.adapter import (
+    TENSORS,
+    TrainedAdapter,
+    adapter_of,
+    merged,
+    read_adapter,
+    save_adapter,
+)
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.tensor_file import BEST, read_metadata, read_tensors
 from farflung.client.output.weights import load_weights, save_weights
@@ -47,7 +54,8 @@ def save_result(
             save_weights(file, module, {**prepared.state, **tensors}, ties, step, best)
         else:
             weights = merged(module, tensors, ties)
-            save_adapter(adapter, prepared.adapter, weights, step, prepared.base_sha256, best)
+            made = TrainedAdapter(prepared.adapter, weights, step, prepared.base_sha256, best)
+            save_adapter(adapter, made)
 
 
 def step_of_best(folder: RunFolder, metric: str) -> int | None:

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
-from farflung.client.run.base_transfer import BaseBytes
+from farflung.client.output.records import BaseBytes
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.feeder import Feeder
 from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches

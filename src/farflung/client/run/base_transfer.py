@@ -1,4 +1,4 @@
-"""What the workers of an attempt are told of the base weights, and what they ask for of them.
+"""How base weights are listed to the workers of an attempt, and what these ask for.
 
 Base weights are the parameters and buffers that no step changes. Workers may have them from an earlier job or
 attempt: each is named by the SHA-256 of its bytes, and only what a worker lacks is sent to it.
@@ -8,33 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
+from farflung.client.output.records import BaseBytes
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol.sessions import BaseLacking, BaseList, BasePiece, StoredAt
 
 LEAST_BYTES = 1024
 """Smaller tensors are sent: that takes no longer than to name them."""
-
-
-class BaseBytes(NamedTuple):
-    """Bytes of base weights that workers had on their disks, that were sent to them, and that they fetched.
-
-    They are those of the tensors in memory: a file of bfloat16 may hold half as many.
-    """
-
-    cached: int = 0
-    sent: int = 0
-    fetched: int = 0
-
-    def __add__(self, other: object) -> BaseBytes:
-        assert isinstance(other, BaseBytes)
-        return BaseBytes(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-
-NO_BASE = BaseBytes()
 
 
 class BaseRequests:

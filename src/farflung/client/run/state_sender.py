@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
-from farflung.client.run.base_transfer import LEAST_BYTES, NO_BASE, BaseRequests, base_list
+from farflung.client.output.records import NO_BASE
+from farflung.client.run.base_transfer import LEAST_BYTES, BaseRequests, base_list
 from farflung.client.run.start import Start
 from farflung.client.run.state_transfer import send_coders, send_state
 from farflung.client.run.worker_session import WorkerSession

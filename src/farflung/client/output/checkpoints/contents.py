@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farflung.client.output.adapter import Adapter, merged, read_adapter, write_adapter
+from farflung.client.output.adapter import Adapter, TrainedAdapter, merged, read_adapter, write_adapter
 from farflung.client.output.checkpoints.record import (
     ADAPTER,
     BUFFERS,
@@ -107,7 +107,8 @@ def write_contents(folder: Path, contents: Contents, step: int) -> dict[str, Sto
     module, state, ties = contents.module, contents.state, contents.ties
     write_tensors(folder / MODEL, *named_weights(module, state, ties, step, contents.whole))
     if contents.adapter is not None:
-        write_adapter(folder, contents.adapter, merged(module, state, ties), step, contents.base_sha256)
+        weights = merged(module, state, ties)
+        write_adapter(folder, TrainedAdapter(contents.adapter, weights, step, contents.base_sha256))
     saved = module.state_dict(keep_vars=True)
     if others := {name: tensor for name, tensor in state.items() if name not in saved}:
         write_tensors(folder / BUFFERS, others, {})

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from farflung.client.output.checkpoints.places import (
     FOREIGN,
@@ -25,9 +24,6 @@ from farflung.client.output.checkpoints.record import FILES, RECORD, CheckpointR
 from farflung.errors import CheckpointError, StoreUnknown
 from farflung.file_systems import credentials_in, file_system, without_credentials
 from farflung.text import first_line
-
-if TYPE_CHECKING:
-    pass
 
 PIECE_BYTES = 2**20
 TEMPORARY = ".farflung-checkpoint-"

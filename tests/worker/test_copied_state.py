@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import torch
 from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured, microbatches, placed
-from tests.worker.loads import limits
+from tests.worker.loads import limits, load
 from tests.worker.running_thread import PATIENCE_SECONDS, eventually
 
 from farflung.plans import FEEDER
@@ -25,7 +28,9 @@ from farflung.runtime.training import Training
 from farflung.worker.computing.compute import ComputeThread
 from farflung.worker.computing.outcomes import OutgoingState, StateCopied, StateGiven
 from farflung.worker.computing.state_receiver import StateReceiver
-from farflung.worker.events import UnitFinished, Verified
+from farflung.worker.events import CopyState, UnitFinished, Verified
+from farflung.worker.service import WorkerService
+from farflung.worker.state import State
 
 torch.set_num_threads(1)
 NAME, SAMPLES, MICROBATCHES = "gpt-dropout", 2, 2
@@ -113,3 +118,40 @@ def test_a_copy_holds_the_step_that_was_just_applied_and_the_next_step_is_as_wit
         assert copied.keep and copied.base == {} and any("exp_avg_sq" in key for key in expected)
         assert copied.unit == 0
         assert not copying.all_of(StateGiven, 0)
+
+
+def test_no_second_copy_is_made_while_the_first_takes_memory() -> None:
+    with training() as one:
+        written = threading.Event()
+        one.run(0)
+        one.thread.decide(ATTEMPT, 0, 0.5)
+        one.thread.wait(ATTEMPT, "waiting for the disk", written.wait)
+        one.thread.copy_state(ATTEMPT, 0, keep=True, copy=False)
+
+        def waiting() -> bool:
+            doing = one.thread.stopwatch.doing
+            return doing is not None and (doing.what, doing.allowed_seconds) == (
+                "waiting for the disk",
+                math.inf,
+            )
+
+        eventually(waiting)
+        assert not one.all_of(StateCopied, 0)
+        written.set()
+        one.all_of(StateCopied, 1)
+
+
+def test_a_worker_waits_for_its_disk_before_it_copies_its_state() -> None:
+    asked: list[str] = []
+    service = WorkerService.__new__(WorkerService)
+    service._state = State("worker-0", load=load())
+    service._copying = cast(Any, SimpleNamespace(lacks_base=False, wait_until_written=asked.clear))
+    service._compute = cast(
+        Any,
+        SimpleNamespace(
+            wait=lambda attempt, what, until: asked.append(f"wait for {until.__name__}"),
+            copy_state=lambda *arguments: asked.append("copy"),
+        ),
+    )
+    service._carry_out(CopyState(0, keep=True))
+    assert asked == ["wait for clear", "copy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,37 @@ def test_a_standby_whose_attempt_ended_takes_nothing_more_of_it(tmp_path: Path) 
         fleet.copying["d"].end()
         header = SliceHeader("job-1", 5, 0, "", 0, 12, 12, bytes(32), "copy", 0)
         assert fleet.copying["d"].arrivals.opening("a", header) is None
+        await fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_a_copy_takes_memory_until_it_is_on_disk_even_if_its_attempt_ends(tmp_path: Path) -> None:
+    async def scene() -> None:
+        fleet = Fleet(tmp_path)
+        a, begun, released = fleet.copying["a"], threading.Event(), threading.Event()
+        store = a._files.disk()
+        write = store.write
+
+        def write_slowly(*arguments: Any) -> Any:
+            begun.set()
+            released.wait(10)
+            return write(*arguments)
+
+        store.write = write_slowly  # type: ignore[method-assign]
+        await asyncio.to_thread(a.wait_until_written)  # there is none yet
+        a.made(StateCopied(("job-1", 5), 0, {PIECE: memoryview(bytes(12))}, False, True, {}))
+        assert await asyncio.to_thread(begun.wait, 10)
+        a.end()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not a._tasks and not a._written.is_set()
+        released.set()
+        await asyncio.to_thread(a.wait_until_written)
+        a.begin(msgspec.structs.replace(load(), holders=HOLDERS))
+        a.linked("b")
+        await fleet.copy(1)
+        assert fleet.having(1) == ["a", "b"] and a._written.is_set()
         await fleet.close()
 
     asyncio.run(scene())

@@ -349,6 +349,7 @@ class WorkerService:
             self._compute.end_training(attempt)
         elif isinstance(command, events.CopyState):
             with_base = command.copy and self._copying.lacks_base
+            self._compute.wait(attempt, "waiting for the disk", self._copying.wait_until_written)
             self._compute.copy_state(attempt, command.unit, command.keep, command.copy, with_base)
         else:
             self._compute.give_state(attempt, command.whole)

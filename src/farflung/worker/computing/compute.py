@@ -127,6 +127,14 @@ class ComputeThread(threading.Thread):
             lambda: self._current.copy_state(unit, keep, copy, with_base),
         )
 
+    def wait(self, attempt: Attempt, what: str, until: Callable[[], object]) -> None:
+        """Do nothing else before `until` returns, however long it takes."""
+
+        def wait() -> None:
+            until()
+
+        self._post(attempt, Doing(what, math.inf), wait)
+
     def drop(self) -> None:
         """Drop the job and free its memory."""
         self._post(None, _ENDING, self._drop)

@@ -82,7 +82,7 @@ class Arrivals:
         ask: Callable[[str, AskBase], None],
         kept: Callable[[Load, HeldCopy], None],
         failed: Callable[[Load, StateVersion, int, str], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._worker, self._files = worker, files
         self._ask, self._kept, self._failed, self._spawn = ask, kept, failed, spawn

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -87,6 +88,8 @@ class Copying:
         self._base: Base | None = None
         self._knows_base = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._written = threading.Event()
+        self._written.set()
         self._warned = ""
 
     async def held(self) -> list[HeldCopy]:
@@ -156,9 +159,22 @@ class Copying:
         """Send a copy of this worker's state where it is to go."""
         load = self._load
         if load is not None and copied.attempt == (load.job, load.attempt):
-            self._spawn(self._spread(load, copied))
+            written = threading.Event()
+            if copied.copy:
+                self._written = written
+            task = self._spawn(self._spread(load, copied, written))
+            # A write that has begun goes on although its task is cancelled.
+            task.add_done_callback(lambda _: self._files.submit(written.set))
 
-    async def _spread(self, load: Load, copied: StateCopied) -> None:
+    @property
+    def wait_until_written(self) -> Callable[[], object]:
+        """Waits until the last copy that was made is on disk, or failed: till then it takes memory.
+
+        Call what this returns on another thread than the event loop's.
+        """
+        return self._written.wait
+
+    async def _spread(self, load: Load, copied: StateCopied, written: threading.Event) -> None:
         pieces = copied.pieces
         for piece in sorted(pieces) if copied.keep else ():
             digest = await self._files.run(partial(_sha256, pieces[piece]))
@@ -174,6 +190,7 @@ class Copying:
             )
             self._base, self._knows_base = base, True
             pieces.clear()  # frees the memory that is not on its way to the submitter
+            written.set()
             self._tell(_copied(load, copy))
             holder = self._standbys.get(self._worker) or load.holders[self._worker]
             await self._send(load, holder, copy, self._pace)
@@ -299,10 +316,11 @@ class Copying:
     def _link_to(self, peer: str) -> asyncio.Event:
         return self._linked.setdefault(peer, asyncio.Event())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _copied(load: Load, copy: HeldCopy) -> Copied:

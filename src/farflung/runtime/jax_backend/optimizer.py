@@ -102,7 +102,8 @@ class Stepper:
 
     def restore(self, slots: Sequence[SlotBytes]) -> None:
         """Go on from these slots, one set a parameter; their memory is read at the next step."""
-        self._steps = [step_count(one) if STEP in one else min(1, len(one)) for one in slots]
+        # Slots without a count only tell the first update, which begins them, from later ones.
+        self._steps = [step_count(one) if STEP in one else 2 * bool(one) for one in slots]
         self._slots = [self._arrays(at, of_one) for at, of_one in enumerate(slots)]
 
     def _arrays(self, number: int, slots: SlotBytes) -> tuple[Any, ...]:

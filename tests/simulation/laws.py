@@ -219,7 +219,7 @@ class Laws:
             case Kept(unit=unit) if unit != before.copies.under_way:
                 self._require(after.copies == before.copies, f"{message} counts, but was said before")
             case Kept():
-                self._require(after.copies.under_way is None, f"{message} is forgotten")
+                self._require(after.copies.under_way != message.unit, f"{message} is forgotten")
             case Cancel(collect=collect):
                 brings = collect and before.state in (RUNNING, COLLECTING)
                 expected = COLLECTING if brings else CANCELLED

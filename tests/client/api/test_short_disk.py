@@ -11,6 +11,7 @@ from torch import nn
 
 from farflung.client.api.fleet import warn_if_disk_is_short
 from farflung.client.api.frontend import Frontend
+from farflung.runtime.optimizers.declared import SGD
 
 
 class Tied(nn.Module):
@@ -29,7 +30,9 @@ def test_weights_that_will_not_fit_are_told_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """15 + 2 + 12 numbers of four bytes, and a count of eight: what is tied counts once."""
-    prepared = SimpleNamespace(emulated=False, adapter=None, job=SimpleNamespace(model=Tied()))
+    prepared = SimpleNamespace(
+        emulated=False, adapter=None, job=SimpleNamespace(model=Tied(), optimizer=SGD(lr=0.1))
+    )
     for free, words in [(124, ""), (123, "warning: the weights need 124 B, but ")]:
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         caplog.clear()

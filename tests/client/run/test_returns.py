@@ -17,10 +17,9 @@ from farflung.client.capture.prepared import Prepared, prepare
 from farflung.client.output.checkpoints.store import CheckpointStore
 from farflung.client.output.history import Recorded, effective_rows
 from farflung.client.output.progress import Observer
-from farflung.client.output.records import Summary
+from farflung.client.output.records import NO_BASE, Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_record import RunOptions, RunRecord, read_record
-from farflung.client.run.base_transfer import NO_BASE
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.checkpointing import NEVER, Checkpointing, Place
 from farflung.client.run.connection import Connection

@@ -110,27 +110,23 @@ def files(on: Machines) -> list[Path]:
 
 def test_a_second_job_on_the_same_base_sends_no_base_weights(tmp_path: Path) -> None:
     with two_workers(tmp_path) as on:
-        runs_on_a(on)
-
-
-def runs_on_a(on: Machines) -> None:
-    first = run(on, "first", on.token("submitter"), "a")
-    assert loaded(first) == (0, BASE_BYTES, 0)
-    assert "caches" not in first.command.err
-    files(on)
-    second = run(on, "second", worker="a")
-    assert loaded(second) == (BASE_BYTES, 0, 0)
-    assert "65.5 kB of base weights were in the workers' caches" in second.command.err
-    assert second.summary["loading_bytes"] < first.summary["loading_bytes"] - BASE_BYTES
-    assert [row["loss"] for row in second.rows] == [row["loss"] for row in first.rows]
-    damaged = files(on)[0]
-    content = bytearray(damaged.read_bytes())
-    content[100] ^= 1
-    damaged.write_bytes(content)
-    third = run(on, "third", worker="a")
-    assert loaded(third) == (BASE_BYTES * 3 // 4, BASE_BYTES // 4, 0)
-    assert [row["loss"] for row in third.rows] == [row["loss"] for row in first.rows]
-    eventually("it is written anew", lambda: damaged in files(on) and damaged.read_bytes() != content)
+        first = run(on, "first", on.token("submitter"), "a")
+        assert loaded(first) == (0, BASE_BYTES, 0)
+        assert "caches" not in first.command.err
+        files(on)
+        second = run(on, "second", worker="a")
+        assert loaded(second) == (BASE_BYTES, 0, 0)
+        assert "65.5 kB of base weights were in the workers' caches" in second.command.err
+        assert second.summary["loading_bytes"] < first.summary["loading_bytes"] - BASE_BYTES
+        assert [row["loss"] for row in second.rows] == [row["loss"] for row in first.rows]
+        damaged = files(on)[0]
+        content = bytearray(damaged.read_bytes())
+        content[100] ^= 1
+        damaged.write_bytes(content)
+        third = run(on, "third", worker="a")
+        assert loaded(third) == (BASE_BYTES * 3 // 4, BASE_BYTES // 4, 0)
+        assert [row["loss"] for row in third.rows] == [row["loss"] for row in first.rows]
+        eventually("it is written anew", lambda: damaged in files(on) and damaged.read_bytes() != content)
 
 
 NAMES = [f"layers.{n}.{kind}" for n in range(4) for kind in ("weight", "bias")]

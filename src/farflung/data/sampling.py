@@ -37,7 +37,7 @@ class SampleOrder:
     seed
         The job's seed, from 0 to 2**63 - 1.
     sampler
-        An iterable that gives the items of an epoch in place of the permutation, torch's or your own.
+        An iterable of the items of an epoch, torch's or your own; it replaces the permutation.
         Where it has an attribute `generator`, a `torch.Generator` seeded by `seed` and epoch stands there
         while it is drawn from; `set_epoch` is called if there is one. So each epoch can be drawn again,
         unless it uses other random numbers. No generator of the process or the user is touched.
@@ -165,7 +165,7 @@ _DRAWING = Lock()
 
 @contextmanager
 def _seeded(sampler: Any, seed: int, epoch: int) -> Iterator[None]:
-    """A sampler at the beginning of an epoch, with another generator in place of its own."""
+    """A sampler at the beginning of an epoch; it draws from another generator than its own meanwhile."""
     import torch
 
     with _DRAWING:

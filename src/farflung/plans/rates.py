@@ -15,7 +15,7 @@ LEAST_RATE = 1e-9
 
 
 class Rates(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Rates of a device; None: it has no such arithmetic or copies, or nobody has measured them.
+    """Rates of a device; None: it has no such arithmetic or copies, or they were not measured.
 
     Rates of matrix products are in TFLOP/s, with float32 sums. `memory_gb_per_second` counts bytes read and
     written by a copy within the device, the other two bytes copied from and to the host's pinned memory, in

@@ -124,7 +124,7 @@ class Job:
     names
         Names of the parts if items, or what `collate` returns, are tuples: the model's arguments.
     sampler
-        Gives the items of each epoch in place of a seeded permutation of all of them (`data.SampleOrder`).
+        Chooses and orders the items of each epoch; without it, all of them are shuffled (`data.SampleOrder`).
         Random ones draw from their attribute `generator`, as torch's do.
     num_workers
         Threads that read and collate items ahead, by microbatches. With more than one, data set and `collate`

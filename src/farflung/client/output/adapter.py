@@ -121,7 +121,7 @@ def adapter_that_holds(module: nn.Module, names: Collection[str]) -> Adapter | N
 
 
 def merged(module: nn.Module, trained: Mapping[str, Tensor], ties: Mapping[str, str]) -> dict[str, Tensor]:
-    """The module's state dict with `trained` tensors in place of its own; `ties` maps further names."""
+    """The module's state dict, updated with the `trained` tensors; `ties` maps further names."""
     return {
         name: trained.get(ties.get(name, name), own)
         for name, own in module.state_dict(keep_vars=True).items()

@@ -37,7 +37,7 @@ def save_result(
     """Write `adapter/`, or `model.safetensors`, with the tensors that `step` steps trained.
 
     `best` says what makes them the best ones of a run that keeps those, for the files' metadata. With
-    `averages` of parameters, `ema_adapter/` or `ema.safetensors` gets those in place of the parameters.
+    `averages`, `ema_adapter/` or `ema.safetensors` holds each parameter's average where it has one.
 
     Raises
     ------

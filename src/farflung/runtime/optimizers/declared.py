@@ -290,7 +290,7 @@ Optimizer = AdamW | SGD | Lion | Adafactor | Muon
 
 
 class Recipe(NamedTuple):
-    """How one parameter is updated: by the rule of `declared`, with these numbers in place of its own."""
+    """How one parameter is updated: by the rule of `declared`, but with these numbers."""
 
     declared: Optimizer
     lr_scale: float

@@ -18,7 +18,9 @@ def hurry(patch: Patch) -> None:
 
 
 def counts_on_standbys_that_are_gone(patch: Patch) -> None:
-    """A worker that was lost, or that another job has taken, still stands by."""
+    """A worker that has left or was lost, or that another job has taken, still stands by."""
+    only(patch, "leave")
+    patch.setattr(standbys, "lost", lambda turn, worker: None)
     patch.setattr(standbys, "_still_there", lambda state, job: sorted(set(job.standbys.values())))
 
 

@@ -4,19 +4,25 @@ text
     Byte-level text as a data set.
 Pad
     Brings items of different lengths to one, as `Job(collate=)`.
+Pack, PackStream
+    Rows with several short sequences each, which a model keeps apart, such as by `block_mask`.
 sampling
     The order in which a job visits its items, and how items become a batch.
 """
 
+from farflung.data.packing import Pack, PackStream, block_mask
 from farflung.data.padding import Pad
 from farflung.data.sampling import Collate, SampleOrder, collate, spread_indices
 from farflung.data.text import TextDataset, reading_from, text
 
 __all__ = [
     "Collate",
+    "Pack",
+    "PackStream",
     "Pad",
     "SampleOrder",
     "TextDataset",
+    "block_mask",
     "collate",
     "reading_from",
     "spread_indices",

@@ -53,6 +53,11 @@ class StreamItems:
         self._cursors: list[_Cursor] = []  # the one that was used last is the last
         self._lock = Lock()
 
+    @property
+    def source(self) -> Any:
+        """The stream itself."""
+        return self._source
+
     def __getitem__(self, number: int) -> Any:
         """Item `number`, from 0; raises JobError if the stream gives no more, even from its beginning."""
         with self._lock:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.client.api.job import Job
+from farflung.client.capture.packed_rows import require_apart
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.client.run.microbatches import Microbatches, read_batch, weighted
 from farflung.data.streams import StreamItems
@@ -61,12 +62,15 @@ def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Ca
     ------
     CaptureError
         The graph does not compute what the module does.
+    JobError
+        Sequences of packed rows see each other.
     """
     if not job.has_values:
         return _not_checked(captured, "no weights")
     samples, missing = _samples(captured.graph, job.microbatch_size)
     if missing:
         return _not_checked(captured, missing)
+    require_apart(job)
     part = {name: tensor[:samples] for name, tensor in batch.items()}
     found = _run(job, captured, part, samples)
     if not found.trains_as_eager:
@@ -226,8 +230,8 @@ def check_job(
     Raises
     ------
     CaptureError, PlanError, JobError
-        The model cannot be captured, or cut into that many segments; or a batch has
-        another shape than the captured one.
+        The model cannot be captured, or cut into that many segments; a batch has another shape than the
+        captured one; or sequences of packed rows see each other.
     """
     if (segments is not None and segments < 1) or steps < 1:
         raise JobError(f"use at least 1 segment and 1 step, found {segments} and {steps}")
@@ -237,6 +241,7 @@ def check_job(
         )
     tell("capturing the model")
     captured = capture_shapes(job)
+    require_apart(job)
     tell(
         f"{count_of(len(captured.graph.nodes), 'node')}; training {count_of(steps, 'step')} and comparing"
         " with eager"

@@ -146,7 +146,7 @@ class _Eager:
         training: Training,
         draws: Sequence[int],
     ) -> None:
-        self._module = _shared_copy(module)
+        self._module = shared_copy(module)
         self._loss_of = loss_of(self._module)
         self._seed = training.seed
         self._graph = graph
@@ -221,7 +221,7 @@ def _failed(what: str, batch: Batch, error: Exception) -> CaptureError:
     )
 
 
-def _shared_copy(module: nn.Module) -> nn.Module:
+def shared_copy(module: nn.Module) -> nn.Module:
     """A copy that shares the parameters' memory but has its own gradients, buffers and hooks."""
     memo: dict[int, object] = {
         id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()

@@ -62,6 +62,21 @@ def test_an_item_is_the_same_whenever_it_is_read(
         assert items[number] == divmod(number, length)
 
 
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 30))
+def test_a_first_epoch_that_fills_no_batch_is_refused(length: int, least: int, number: int) -> None:
+    items = StreamItems("data", Counting(length), 4, least)
+    if length >= least or number < length:
+        assert items[number] == divmod(number, length)
+        return
+    with pytest.raises(JobError, match=f"a stream of {length} items?, one batch needs {least}"):
+        items[number]
+
+
+def test_a_first_epoch_of_which_a_part_is_skipped_is_not_counted() -> None:
+    items = StreamItems("data", Skipping(10), 2, 8)
+    assert items[9] == (0, 9) and items[12] == (1, 2)
+
+
 def test_steps_in_order_read_each_item_once_whichever_thread_comes_first() -> None:
     source, order = Counting(1000), StreamOrder(8)
     items = StreamItems("data", source, 64)

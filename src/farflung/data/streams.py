@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from farflung.errors import JobError
-from farflung.text import kind_of
+from farflung.text import count_of, kind_of
 
 MOST_CURSORS = 2
 """One for the run, and one for past steps that are read again meanwhile."""
@@ -33,7 +33,8 @@ class StreamItems:
 
     When the stream ends, the next epoch begins, after `set_epoch` if it has that. An item that comes later is
     reached by reading on, or by the stream's own `skip` where a run begins. For one that came before the
-    newest `kept`, the stream is read from its beginning again. Threads may share it.
+    newest `kept`, the stream is read from its beginning again. Its first epoch must have `least` items.
+    Threads may share it.
 
     Raises
     ------
@@ -41,7 +42,7 @@ class StreamItems:
         It is an iterator, which can be read once only.
     """
 
-    def __init__(self, name: str, source: Any, kept: int) -> None:
+    def __init__(self, name: str, source: Any, kept: int, least: int = 1) -> None:
         if isinstance(source, Iterator):
             raise JobError(
                 f"{name} is an iterator, which can be read only once: pass an object whose __iter__ begins"
@@ -50,6 +51,7 @@ class StreamItems:
         self._name = name
         self._source = source
         self._kept = kept
+        self._least = least
         self._cursors: list[_Cursor] = []  # the one that was used last is the last
         self._lock = Lock()
 
@@ -59,11 +61,11 @@ class StreamItems:
         return self._source
 
     def __getitem__(self, number: int) -> Any:
-        """Item `number`, from 0; raises JobError if the stream gives no more, even from its beginning."""
+        """Item `number`, from 0; raises JobError if the stream gives no more, or too few at first."""
         with self._lock:
             cursor = max(filter(self._is_near(number), self._cursors), key=lambda one: one.next, default=None)
             if cursor is None:
-                cursor = _Cursor(self._name, self._source, number, self._kept)
+                cursor = _Cursor(self._name, self._source, number, self._kept, self._least)
             others = [one for one in self._cursors if one is not cursor]
             self._cursors = others[1 - MOST_CURSORS :]
             found = cursor.item(number)
@@ -84,10 +86,12 @@ class StreamItems:
 class _Cursor:
     """One pass over the epochs of a stream. Items `first` to before `next` are in memory."""
 
-    def __init__(self, name: str, source: Any, number: int, kept: int) -> None:
+    def __init__(self, name: str, source: Any, number: int, kept: int, least: int) -> None:
         self._name = name
         self._source = source
         self._kept = max(1, kept)
+        self._least = least
+        self._taken = 0  # of the first epoch, unless a part of it was skipped
         self._items: deque[Any] = deque()
         self._epoch = 0
         self.next = 0
@@ -114,6 +118,7 @@ class _Cursor:
             with suppress(StopIteration):
                 self._items.append(next(iterator))
                 self.next = number + 1
+                self._least = 0
                 return iterator
         self._iterator = iter(self._source)
         for _ in range(number):
@@ -124,8 +129,11 @@ class _Cursor:
     def _read(self) -> Any:
         """The next item, of the next epoch if this one is over."""
         try:
-            return next(self._iterator)
+            item = next(self._iterator)
+            self._taken += 1
+            return item
         except StopIteration:
+            self._require_enough()
             self._epoch += 1
         self._set_epoch()
         self._iterator = iter(self._source)
@@ -135,6 +143,14 @@ class _Cursor:
             raise JobError(
                 f"{self._name} ran dry: {kind_of(self._source)} gave no item in epoch {self._epoch + 1}"
             ) from None
+
+    def _require_enough(self) -> None:
+        """Refuse a first epoch that fills no batch: its items would stand in one several times."""
+        if not self._epoch and 0 < self._taken < self._least:
+            raise JobError(
+                f"{self._name} is a stream of {count_of(self._taken, 'item')}, one batch needs {self._least}:"
+                " make the batch smaller, or let the stream repeat its items itself"
+            )
 
     def _set_epoch(self) -> None:
         if callable(set_epoch := getattr(self._source, "set_epoch", None)):

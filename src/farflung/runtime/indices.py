@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from farflung.errors import GraphError, JobError
 from farflung.opdag import opset
-from farflung.opdag.graph import Argument, Node, Ref
+from farflung.opdag.graph import Argument, Graph, Node, Ref
 from farflung.opdag.segment import Segment
 
 CLASS_LOSSES = frozenset({"aten.nll_loss_nd.default", "aten.cross_entropy_loss.default"})
@@ -45,8 +45,8 @@ class IndexRange(NamedTuple):
         return f"{self.op} (node {self.node})"
 
 
-def index_ranges(segment: Segment, batch: int) -> list[IndexRange]:
-    """The indices that the nodes of a segment take, in their order, in microbatches of `batch` samples."""
+def index_ranges(segment: Segment | Graph, batch: int) -> list[IndexRange]:
+    """The indices that the nodes of a segment or graph take, in their order, with `batch` samples a time."""
     names = {entry.value: entry.name for entry in segment.inputs if entry.kind == "parameter"}
     keys = _keys(segment)
     return [
@@ -64,17 +64,23 @@ def require_in_range(expected: IndexRange, least: int, greatest: int, microbatch
     JobError
         One of them is out of range.
     """
+    if words := out_of_range(expected, least, greatest):
+        raise JobError(f"microbatch {microbatch + 1} contains {words}")
+
+
+def out_of_range(expected: IndexRange, least: int, greatest: int) -> str:
+    """Which of the smallest and largest index is out of range, and what is taken there; empty if none is."""
     if least >= expected.least and greatest < expected.limit:
-        return
+        return ""
     found = least if least < expected.least else greatest
     holder = "" if expected.key is None else f" in {expected.key[:60]!r}"
-    raise JobError(
-        f"microbatch {microbatch + 1} contains index {found}{holder} where {expected.taker} takes "
-        f"{expected.least} to {expected.limit - 1}: the data has a token or class that the model lacks"
+    return (
+        f"index {found}{holder} where {expected.taker} takes {expected.least} to {expected.limit - 1}:"
+        " the data has a token or class that the model lacks"
     )
 
 
-def _keys(segment: Segment) -> dict[int, str]:
+def _keys(segment: Segment | Graph) -> dict[int, str]:
     """For integer values that derive from a single model input in the segment, that input's name."""
     found = {entry.value: entry.name for entry in segment.inputs if entry.kind == "input"}
     for node in segment.nodes:
@@ -94,7 +100,7 @@ def _chosen_from(node: Node, names: Mapping[int, str]) -> str | None:
     return None
 
 
-def _of_node(node: Node, segment: Segment, batch: int) -> list[IndexRange]:
+def _of_node(node: Node, segment: Segment | Graph, batch: int) -> list[IndexRange]:
     def shape(name: str) -> tuple[int, ...]:
         argument = node.arguments[name]
         assert isinstance(argument, Ref)
@@ -133,7 +139,7 @@ def _range(
     argument: Argument,
     least: int,
     limit: int,
-    segment: Segment,
+    segment: Segment | Graph,
     batch: int,
     ignored: int | None,
 ) -> list[IndexRange]:

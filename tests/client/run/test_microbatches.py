@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from farflung.client.api.job import Job
 from farflung.client.output.checkpoints.identity import data_identity
 from farflung.client.run import microbatches
-from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
+from farflung.client.run.microbatches import DataFailed, DataWaits, Microbatch, Microbatches
 from farflung.data import SampleOrder, spread_indices
 from farflung.errors import JobError
 from farflung.opdag.graph import BatchSize, Graph, Input, ValueType
@@ -121,6 +121,25 @@ def test_little_is_loaded_before_it_is_needed() -> None:
 def test_a_bad_item_is_named(data: Numbers, words: str) -> None:
     with pytest.raises(JobError, match=words):
         stream(job(data, validation=None))
+
+
+@pytest.mark.parametrize("readers", [1, 7])
+def test_the_microbatches_before_a_bad_item_come_first(readers: int) -> None:
+    order = SampleOrder(20, 4, 5)
+    bad = order.indices(2)[3]
+
+    async def collect() -> tuple[list[int], DataFailed]:
+        made, found = job(Numbers(20, broken=bad), num_workers=readers), []
+        try:
+            async for microbatch in Microbatches(made, GRAPH).stream():
+                found.append(microbatch.unit.number)
+        except DataFailed as failed:
+            return found, failed
+        raise AssertionError("the item was not read")
+
+    units, failed = asyncio.run(collect())
+    assert units == [0, 0, 1, 1, 2, 2, 3] and failed.unit == 3
+    assert str(failed) == f"data[{bad}] raised ValueError: no such picture"
 
 
 def test_a_batch_unlike_the_captured_one_is_refused() -> None:
@@ -260,6 +279,11 @@ def test_a_stream_that_cannot_be_read_again_is_noticed() -> None:
     assert data_identity(job(Endless(), batch=4, validation=None)).is_repeatable
     found = data_identity(job(Endless(noise=True), batch=4, validation=None))
     assert not found.is_repeatable and (found.items, found.order) == (0, "stream")
+
+
+def test_a_stream_that_fills_no_batch_is_refused() -> None:
+    with pytest.raises(JobError, match="data is a stream of 30 items, one batch needs 32: make the batch"):
+        stream(job(Endless(), batch=32, validation=None))
 
 
 class Ragged(Numbers):

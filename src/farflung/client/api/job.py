@@ -228,7 +228,7 @@ class Job:
             return data
         if self.sampler is not None:
             raise JobError("data is a stream, which has its own order: leave Job(sampler=) out")
-        return StreamItems("data", data, self._read_at_once * self.microbatch_size)
+        return StreamItems("data", data, self._read_at_once * self.microbatch_size, least=self.batch)
 
     @cached_property
     def held_out(self) -> Dataset | None:

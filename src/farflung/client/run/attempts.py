@@ -12,6 +12,7 @@ from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpoints import RunCheckpoints
 from farflung.client.run.connection import Connection
 from farflung.client.run.events import AttemptLost, BackgroundTasks, Event, TaskFailed, first_error
+from farflung.client.run.microbatches import DataFailed
 from farflung.client.run.returns import Returns
 from farflung.client.run.state_saver import StateSaver
 from farflung.errors import ConnectionFailed, RunFailed
@@ -57,6 +58,7 @@ class Attempts:
         self._ended = 0
         self._held = 0  # whose end left the state with workers, for whom the job waits
         self._failing: asyncio.TimerHandle | None = None
+        self._decided = asyncio.Event()
 
     @property
     def number(self) -> int:
@@ -117,8 +119,12 @@ class Attempts:
             return
         attempt.is_fed = True
         await self._recorder.running(attempt.bytes_sent, attempt.base_bytes)
-        self._tasks.begin(attempt.feed, collect=True)
+        self._tasks.begin(partial(self._feed, attempt), collect=True)
         self._checkpoints.ask_later(attempt.planned)
+
+    def unit_done(self) -> None:
+        """The recorder has learned of another unit that is decided."""
+        self._decided.set()
 
     def save_copy(self, unit: int) -> None:
         """Take in the copy of the state after `unit`, and save it as a checkpoint."""
@@ -182,6 +188,16 @@ class Attempts:
         if self._failing is not None:
             self._failing.cancel()
             self._failing = None
+
+    async def _feed(self, attempt: Attempt) -> None:
+        """Feed the attempt; data that fail do so only once the units before theirs are decided."""
+        try:
+            await attempt.feed()
+        except DataFailed as failed:
+            while self._recorder.metrics.next_unit < failed.unit:
+                self._decided.clear()
+                await self._decided.wait()
+            raise
 
     async def _load(self, attempt: Attempt) -> None:
         try:

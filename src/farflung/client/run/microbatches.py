@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farflung.client.api.job import Dataset, Job
+from farflung.client.run.index_check import IndexCheck
 from farflung.data import spread_indices
 from farflung.data.streams import StreamItems
 from farflung.errors import FarflungError, JobError
@@ -46,6 +47,14 @@ class _Read(NamedTuple):
 
     tensors: dict[str, Tensor]
     targets: int
+
+
+class DataFailed(JobError):
+    """A microbatch of the unit with this number cannot be loaded or used; those of earlier units can."""
+
+    def __init__(self, message: str, unit: int) -> None:
+        super().__init__(message)
+        self.unit = unit
 
 
 class DataWaits:
@@ -98,6 +107,7 @@ class Microbatches:
             else []
         )
         self._types = {entry.name: graph.values[entry.value] for entry in graph.inputs_of("input")}
+        self._check = IndexCheck(graph, self._size)
 
     def load_unit(self, unit: Unit) -> list[Microbatch]:
         """Read and collate all microbatches of `unit`; `stream` holds fewer in memory.
@@ -105,8 +115,8 @@ class Microbatches:
         Raises
         ------
         JobError
-            An item cannot be read, a batch differs in types or shapes from the captured one, or a microbatch
-            has no target that counts.
+            An item cannot be read, a batch differs in types or shapes from the captured one, it has a token
+            or class that the model lacks, or a microbatch has no target that counts.
         """
         read = [self._read(unit, number) for number in range(unit.microbatches)]
         scales = loss_scales([one.targets for one in read]) if self._job.counted is not None else []
@@ -123,8 +133,8 @@ class Microbatches:
 
         Raises
         ------
-        JobError
-            As `load_unit`.
+        DataFailed
+            As `load_unit` raises JobError, once all microbatches before that one were taken.
         """
         parts, waits = self._parts(first, last), waits or DataWaits()
         readers, counts = self._job.readers, self._job.counted is not None
@@ -142,7 +152,7 @@ class Microbatches:
                 if not ahead:
                     return
                 unit, number, reading = ahead[0]
-                with waits.one():
+                with waits.one(), _of_unit(unit):
                     if counts and number == 0 and unit.train:
                         own = [future for of, _, future in ahead if of == unit]
                         scales = loss_scales([(await asyncio.wrap_future(one)).targets for one in own])
@@ -164,11 +174,13 @@ class Microbatches:
         targets = 0 if self._job.counted is None else _count(self._job.counted, batch)
         if self._job.counted is not None and not targets:
             raise JobError(NO_TARGET)
+        name, indices = "data" if unit.train else "validation", self._indices(unit, number)
         try:
-            return _Read({n: self._fit(n, batch) for n in self._types if n != LOSS_WEIGHT}, targets)
+            tensors = {n: self._fit(n, batch) for n in self._types if n != LOSS_WEIGHT}
         except JobError as error:
-            name, indices = "data" if unit.train else "validation", self._indices(unit, number)
             raise JobError(f"{error} (items {and_more(list(map(str, indices)), 8)} of {name})") from None
+        self._check.require(tensors, [f"{name}[{index}]" for index in indices])
+        return _Read(tensors, targets)
 
     def _targets(self, unit: Unit, number: int) -> int:
         """The targets of a microbatch, which is dropped."""
@@ -282,6 +294,15 @@ def _unlike(items: Sequence[Any], job: Job) -> list[int]:
     rarest = min(forms.count(form) for form in forms)
     firsts = [number for number, form in enumerate(forms) if forms.index(form) == number]
     return [] if len(firsts) == 1 else [n for n in firsts if forms.count(forms[n]) == rarest][:2]
+
+
+@contextmanager
+def _of_unit(unit: Unit) -> Iterator[None]:
+    """An error of the user's data in this block is one of this unit."""
+    try:
+        yield
+    except FarflungError as error:
+        raise DataFailed(str(error), unit.number) from error
 
 
 @contextmanager

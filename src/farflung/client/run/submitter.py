@@ -346,6 +346,7 @@ class Submitter:
                 await self.recorder.goes_on_at(message.unit)
         is_repeated = self._returns.is_repeating or attempt is None
         await self.recorder.unit_done(message, None if attempt is None else attempt.bytes_sent, is_repeated)
+        self._attempts.unit_done()
         if message.keep and attempt is not None:
             self._attempts.save_copy(message.unit)
         if not is_repeated:
@@ -358,7 +359,9 @@ class Submitter:
         if ended.state == DONE:
             return Outcome(DONE, ended.reason)
         if ended.state == CANCELLED:
-            return Outcome(FAILED, self._failure) if self._failure else Outcome(CANCELLED, ended.reason)
+            if self._failure:
+                return Outcome(FAILED, f"{self._failure}{self.recorder.stored_note()}")
+            return Outcome(CANCELLED, ended.reason)
         return Outcome(ended.state, f"{ended.reason}{self.recorder.stored_note()}")
 
     def _task_failed(self, failed: TaskFailed) -> Outcome | None:

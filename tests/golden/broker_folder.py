@@ -88,6 +88,7 @@ def _history() -> Iterator[Any]:
     for number in range(1, 5):
         yield fact(facts.WorkerAdmitted, worker=f"w-{number}", boot=f"boot-{number}")
     yield fact(facts.WorkerMoved, worker="w-1")
+    yield fact(facts.WorkerMeasured, worker="w-1")
     for number in range(1, 4):
         digest = digest_of(_BLOBS[0])
         resumed = {"unit": 2, "attempts": 3} if number == 3 else {"unit": 0, "attempts": 0}

@@ -18,7 +18,7 @@ from farflung.runtime.torch_backend.profiling import rates
 from farflung.worker.computing.running_job import RunningJob
 from farflung.worker.computing.task_deadlines import Stopwatch
 from farflung.worker.events import UnitFinished
-from farflung.worker.service import describe_device
+from farflung.worker.measuring import describe_device
 
 
 class Seen(NamedTuple):

@@ -16,7 +16,7 @@ from farflung.runtime.kernels import SAMPLES, digest_of, sample_segment
 from farflung.runtime.torch_backend import kernels
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.verify import verify_segment
-from farflung.worker.service import describe_device
+from farflung.worker.measuring import describe_device
 
 PROGRAM = """
 import sys

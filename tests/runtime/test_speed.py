@@ -5,7 +5,7 @@ from __future__ import annotations
 from farflung.plans import Rates
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.runtime.torch_backend.backend import TorchBackend
-from farflung.worker.service import describe_device
+from farflung.worker.measuring import describe_device
 
 
 def test_a_device_that_computes_is_measured() -> None:

@@ -52,6 +52,7 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
 ABOUT_WORKERS = (
     facts.WorkerAdmitted,
     facts.WorkerMoved,
+    facts.WorkerMeasured,
     facts.WorkerLost,
     facts.WorkerAway,
     facts.WorkerLeaving,

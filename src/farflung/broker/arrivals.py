@@ -26,6 +26,7 @@ from farflung.protocol.messages import (
     Keep,
     Kept,
     Loaded,
+    Measured,
     Message,
     Moved,
     NotReached,
@@ -88,6 +89,8 @@ def events_of(
             yield events.WorkerMoves(
                 now, session.peer.id, _addresses_of(_require_registered(session, sessions), addresses)
             )
+        case Measured():
+            yield events.WorkerMeasures(now, _require_registered(session, sessions).peer.id, content)
         case AskReverse() | AskCircuit() if session.peer.role == "submitter":
             yield _submitter_event(session, content, sessions, timeouts, now)
         case (

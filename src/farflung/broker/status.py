@@ -46,7 +46,8 @@ def status_of(
         silent = None if sighting is None else sighting.seconds
         what = membership(state, worker, silent, suspect_seconds, joining)
         gone = 0.0 if what.state != LEFT or worker.gone_at is None else max(0.0, now - worker.gone_at)
-        return _worker_status(worker, sighting, what, gone)
+        measured = max(0.0, now - worker.measured_at) if worker.measured_at else -1.0
+        return _worker_status(worker, sighting, what, gone, measured)
 
     return Status(
         version=version,
@@ -70,7 +71,11 @@ def _is_there(state: State, view: LinkView) -> bool:
 
 
 def _worker_status(
-    worker: Worker, sighting: Sighting | None, what: Membership, gone_seconds: float
+    worker: Worker,
+    sighting: Sighting | None,
+    what: Membership,
+    gone_seconds: float,
+    measured_seconds: float,
 ) -> WorkerStatus:
     return WorkerStatus(
         worker=worker.worker,
@@ -94,6 +99,7 @@ def _worker_status(
         tflops=worker.device.tflops,
         rates=worker.device.rates,
         in_order=worker.in_order,
+        measured_seconds=measured_seconds,
     )
 
 

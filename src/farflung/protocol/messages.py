@@ -51,6 +51,7 @@ from farflung.protocol.worker import (
     Decide,
     Load,
     Loaded,
+    Measured,
     Moved,
     PeerMoved,
     Refused,
@@ -68,6 +69,7 @@ FromWorker = (
     Attach
     | Register
     | Moved
+    | Measured
     | Loaded
     | Refused
     | UnitReady

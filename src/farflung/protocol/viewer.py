@@ -42,7 +42,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
     that it knows, `lacks` the ops and element types that its backend refuses, `kernels` the digest of what
-    its kernels compute (`Device.kernels`). `tflops` and `rates` are as in `Device`.
+    its kernels compute (`Device.kernels`). `tflops` and `rates` are as in `Device`, measured
+    `measured_seconds` ago; -1: not known when.
     """
 
     worker: str
@@ -64,6 +65,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     tflops: float = 0.0
     rates: Rates | None = None
     in_order: bool = True
+    measured_seconds: float = -1.0
 
     @property
     def is_away(self) -> bool:

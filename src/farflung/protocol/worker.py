@@ -29,8 +29,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `memory_bytes` is what its owner lets jobs use, `framework` the framework that it computes with, `lacks`
     the ops of the opset and the element types that it refuses. `tflops` is the rate that it sustains in
-    float32 matrix products without TF32, `rates` are its others, as measured by the worker when it started; 0
-    and None are unknown. `kernels` is the digest of what its kernels compute
+    float32 matrix products without TF32, `rates` are its others, as measured by the worker when it started
+    and later (`Measured`); 0 and None are unknown. `kernels` is the digest of what its kernels compute
     (`runtime.kernels`): devices with equal ones may repeat each other's steps bit for bit. Empty is unknown.
     """
 
@@ -127,6 +127,13 @@ class Moved(Message, frozen=True):
     """The addresses of a registered worker have changed."""
 
     addresses: Addresses
+
+
+class Measured(Message, frozen=True):
+    """A registered worker has measured its device again, while it was idle; the fields are as in `Device`."""
+
+    tflops: Annotated[float, Meta(ge=0, le=MOST_TFLOPS)]
+    rates: Rates | None = None
 
 
 class PeerMoved(Message, frozen=True):

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from farflung.errors import CopyError, DeviceFailed, DeviceHeld, GraphError, ProtocolError
-from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol import messages
 from farflung.protocol.broker_session import BrokerSession
 from farflung.protocol.copies import MOST_HELD, HeldCopy
-from farflung.protocol.fields import Opset, shutting_down
+from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import Copied, Load, Message, Register
 from farflung.protocol.sessions import BaseList
 from farflung.protocol.worker import Device, HomeLine
@@ -40,6 +39,7 @@ from farflung.worker.linking.dialling import Dialling
 from farflung.worker.linking.peers import Peers
 from farflung.worker.linking.routes import PathMessage, Routes
 from farflung.worker.linking.traffic_meter import TrafficMeter
+from farflung.worker.measuring import describe_device, improved, measure_again
 from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.copying import Copying
 from farflung.worker.weights.cache import WeightCache
@@ -97,7 +97,8 @@ async def run(options: WorkerOptions, departure: Departure | None = None) -> Non
     await service.start()
     reason = shutting_down(options.identity.id)
     released = asyncio.create_task(departure.wait())
-    work = [asyncio.create_task(task) for task in (service.stay_registered(), service.watch_device())]
+    tasks = (service.stay_registered(), service.watch_device(), service.stay_measured())
+    work = [asyncio.create_task(task) for task in tasks]
     try:
         done, _ = await asyncio.wait([*work, released], return_when=asyncio.FIRST_COMPLETED)
         for task in done - {released}:
@@ -111,24 +112,6 @@ async def run(options: WorkerOptions, departure: Departure | None = None) -> Non
             task.cancel()
         await asyncio.gather(*work, released, return_exceptions=True)
         await service.stop(reason)
-
-
-def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
-    """Describe this worker's device for the broker; takes a moment, because it tries the device out."""
-    offer = backend.offer()
-    tflops = min(backend.measure_tflops(), MOST_TFLOPS)
-    return Device(
-        kind=offer.kind,
-        name=offer.name,
-        cores=offer.cores,
-        memory_bytes=memory_bytes,
-        framework=offer.framework,
-        opset=Opset.own(),
-        tflops=tflops,
-        lacks=offer.lacks,
-        kernels=backend.kernel_digest(),
-        rates=backend.measure_rates(),
-    )
 
 
 class WorkerService:
@@ -224,6 +207,17 @@ class WorkerService:
             watch = watch.seen(self._compute.stopwatch.doing, min(now - before, 2 * pause))
             before = now
         raise DeviceHeld(f"{overrun}, and only the end of its process ends an op")
+
+    async def stay_measured(self) -> None:
+        """Measure the device again while it is idle, and tell the broker of better rates."""
+        await measure_again(lambda: self._state.load is None and not self._state.away, self._measure)
+
+    async def _measure(self) -> None:
+        found = await asyncio.wrap_future(self._compute.measure())
+        assert self._device is not None
+        if found is not None and (device := improved(self._device, found)) is not self._device:
+            self._device = device
+            self._send(messages.Measured(device.tflops, device.rates))
 
     def _most_seconds(self) -> float:
         return most_seconds(self._compute.attempt, self._state.attempt, self._timeouts.chore_seconds)

@@ -31,6 +31,7 @@ from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
 from farflung.errors import FarflungError, ProtocolError
 from farflung.plans.ability import Ability
+from farflung.plans.rates import Rates
 from farflung.protocol import messages
 from farflung.protocol.fields import TEXT_LENGTH, Opset
 from farflung.protocol.messages import (
@@ -57,7 +58,7 @@ from farflung.protocol.messages import (
     UnitDone,
     UnitReady,
 )
-from farflung.protocol.worker import Share, Standing
+from farflung.protocol.worker import Measured, Share, Standing
 
 
 def ended(story: Scenario, job: str = "job-1") -> Ended:
@@ -274,6 +275,20 @@ def test_where_a_worker_has_moved_to_is_told_to_whom_its_plan_links_it() -> None
     assert len(outcome.decisions()) == 1
     assert not story.feed(events.WorkerMoves(story.now, "lab-1", there)).facts
     assert story.state.workers["lab-1"].where == there
+
+
+def test_rates_that_a_worker_measures_again_are_those_of_its_device() -> None:
+    story = Scenario("lab-1", "lab-2")
+    before = story.state.workers["lab-1"]
+    found = Measured(before.device.tflops + 3.5, Rates(bfloat16_tflops=7.0))
+    at = story.now
+    outcome = story.feed(events.WorkerMeasures(at, "lab-1", found))
+    assert len(outcome.decisions()) == 1
+    worker = story.state.workers["lab-1"]
+    assert (worker.device.tflops, worker.device.rates) == (found.tflops, found.rates)
+    assert worker.measured_at == at and worker.device.kernels == before.device.kernels
+    assert not story.feed(events.WorkerMeasures(story.now, "lab-1", found)).facts
+    assert story.state.workers["lab-2"].device == before.device
 
 
 def test_where_a_workers_key_has_answered_is_told_until_it_claims_something_else() -> None:

@@ -34,7 +34,7 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
-from farflung.protocol.worker import SegmentProgram
+from farflung.protocol.worker import Measured, SegmentProgram
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:
@@ -90,6 +90,14 @@ class WorkerMoves(Event):
 
     worker: str
     where: WorkerAddresses
+
+
+@dataclass(frozen=True)
+class WorkerMeasures(Event):
+    """A registered worker has measured its device again."""
+
+    worker: str
+    measured: Measured
 
 
 @dataclass(frozen=True)

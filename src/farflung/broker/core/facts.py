@@ -15,6 +15,7 @@ from farflung.broker.core.blobs import Digest
 from farflung.broker.core.protecting.unfit import Unfit
 from farflung.errors import FarflungError
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.plans.rates import Rates
 from farflung.protocol import copies
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.messages import UnitReady
@@ -57,6 +58,14 @@ class WorkerMoved(Decision, frozen=True):
     addresses: list[str]
     claims: list[str] = []
     seen: str = ""
+
+
+class WorkerMeasured(Decision, frozen=True):
+    """The rates of the worker's device, which it has measured again."""
+
+    worker: str
+    tflops: float
+    rates: Rates | None = None
 
 
 class WorkerLost(Decision, frozen=True):
@@ -463,6 +472,7 @@ class WaitExplained(msgspec.Struct, frozen=True):
 AnyDecision = (
     WorkerAdmitted
     | WorkerMoved
+    | WorkerMeasured
     | WorkerLost
     | WorkerAway
     | WorkerLeaving

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from farflung.broker.core import facts
+from farflung.plans.rates import tflops_text
 from farflung.protocol.fields import has_left, one_line
 from farflung.text import and_more, format_seconds
 
@@ -52,6 +53,11 @@ def _describe_submitter_returned(fact: facts.SubmitterReturned) -> str:
 @log_line.register
 def _describe_worker_moved(fact: facts.WorkerMoved) -> str:
     return one_line(f"worker {fact.worker} moved to {', '.join([*fact.addresses, *fact.claims])}")
+
+
+@log_line.register
+def _describe_worker_measured(fact: facts.WorkerMeasured) -> str:
+    return f"worker {fact.worker} sustains {tflops_text(fact.tflops, fact.rates)} TFLOP/s, measured again"
 
 
 @log_line.register

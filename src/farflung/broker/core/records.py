@@ -52,7 +52,8 @@ class Worker:
 
     `relay_mbps` is the rate at which it relays links of others, `line` its access line as its owner describes
     it. `held` are the copies of jobs' state on its disk, as it last said, which may take `disk_bytes` there;
-    `held` is observed, and empty after a replay. A worker that is `leaving` takes no job.
+    `held` is observed, and empty after a replay. A worker that is `leaving` takes no job. The rates of its
+    device are those that the broker heard of at `measured_at`; 0: in an older log.
     """
 
     worker: str
@@ -72,6 +73,7 @@ class Worker:
     gone_at: float | None = None
     released: bool = False
     in_order: bool = True
+    measured_at: float = 0.0
 
     @property
     def away(self) -> bool:

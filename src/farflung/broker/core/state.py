@@ -217,6 +217,13 @@ def _on_worker_moves(event: events.WorkerMoves, turn: Transition) -> None:
 
 
 @_decide.register
+def _on_worker_measures(event: events.WorkerMeasures, turn: Transition) -> None:
+    device, found = turn.state.workers[event.worker].device, event.measured
+    if (device.tflops, device.rates) != (found.tflops, found.rates):
+        turn.emit(facts.WorkerMeasured(turn.now, event.worker, found.tflops, found.rates))
+
+
+@_decide.register
 def _on_worker_verified(event: events.WorkerVerified, turn: Transition) -> None:
     worker = turn.state.workers[event.worker]
     if (

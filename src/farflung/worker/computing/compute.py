@@ -12,12 +12,13 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from farflung.errors import DeviceFailed, FarflungError
 from farflung.heap import give_freed_memory_back
 from farflung.plans import LinkCodec
-from farflung.protocol.messages import Load
+from farflung.protocol.messages import Load, Measured
 from farflung.runtime.backend import AnyBackend
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.worker.computing.codec_thread import CodecThread
@@ -30,6 +31,7 @@ from farflung.worker.computing.running_job import RunningJob
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.computing.task_deadlines import Doing, Limits, Stopwatch, of_state
 from farflung.worker.events import Attempt, ComputeFailed, Filled, Verified
+from farflung.worker.measuring import measured
 
 _ENDING = "ending a job"
 _Call = tuple[Attempt | None, Doing, Callable[[], None]]  # its attempt, if any; its description; the call
@@ -66,6 +68,23 @@ class ComputeThread(threading.Thread):
     def warm_up(self) -> None:
         """Get ready for the first program that is loaded."""
         self._post(None, "getting ready for a program", self._backend.warm_up)
+
+    def measure(self) -> Future[Measured | None]:
+        """Measure the device again; None if that fails, as it may where memory is taken."""
+        found: Future[Measured | None] = Future()
+
+        def measure() -> None:
+            if not found.set_running_or_notify_cancel():
+                return
+            try:
+                found.set_result(measured(self._backend))
+            except RuntimeError as error:
+                found.set_result(None)
+                if isinstance(self._backend.failure(error), DeviceFailed):
+                    raise
+
+        self._post(None, "measuring the device", measure)
+        return found
 
     def prepare(self, load: Load, receiver: StateReceiver, limits: Limits) -> None:
         """Verify the programs and build the segments over `receiver`'s memory; answers `Verified`."""

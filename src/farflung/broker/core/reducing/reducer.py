@@ -42,6 +42,7 @@ for _function in (
     worker_reducer.worker_admitted,
     worker_reducer.worker_holds,
     worker_reducer.worker_moved,
+    worker_reducer.worker_measured,
     worker_reducer.worker_verified,
     worker_reducer.worker_lost,
     worker_reducer.worker_away,

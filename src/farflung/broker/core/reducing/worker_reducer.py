@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from farflung.broker.core import facts
 from farflung.broker.core.records import (
     Leave,
@@ -39,6 +41,7 @@ def worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
             line=fact.line,
             disk_bytes=fact.disk_bytes,
             leaving=known.leaving if known is not None and known.boot == fact.boot else None,
+            measured_at=known.measured_at if known is not None and known.boot == fact.boot else fact.at,
         )
     )
 
@@ -50,6 +53,12 @@ def worker_holds(fact: facts.WorkerHolds, state: State) -> State:
 def worker_moved(fact: facts.WorkerMoved, state: State) -> State:
     worker = state.workers[fact.worker]
     return state.with_worker(replace(worker, where=_new_addresses(worker, fact)))
+
+
+def worker_measured(fact: facts.WorkerMeasured, state: State) -> State:
+    worker = state.workers[fact.worker]
+    device = msgspec.structs.replace(worker.device, tflops=fact.tflops, rates=fact.rates)
+    return state.with_worker(replace(worker, device=device, measured_at=fact.at))
 
 
 def worker_verified(fact: facts.WorkerVerified, state: State) -> State:

@@ -1,7 +1,8 @@
 """What a device sustains: matrix products by precision, memory, copies to and from the host, launches.
 
 On a device with events these time what the host has queued; elsewhere the host's clock does, up to the end of
-the work. Everything together takes one to two seconds, and at most 0.3 GB of the device's memory.
+the work. Of a CPU with one thread that is the thread's own time, which other programs on the machine change
+little. Everything together takes one to two seconds, and at most 0.3 GB of the device's memory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from farflung.runtime.torch_backend import pinned
 from farflung.runtime.torch_backend.crossing import has_streams
 from farflung.runtime.torch_backend.device import HOST
 from farflung.runtime.torch_backend.modes import repeatable, use_mode
+from farflung.runtime.torch_backend.profiling.timing import clock
 
 SIZES = (256, 1024)
 SIZES_ON_GPU = (1024, 4096)
@@ -141,12 +143,13 @@ def _seconds(work: Callable[[], object], device: torch.device, seconds: float) -
 def _elapsed(work: Callable[[], object], runs: int, device: torch.device) -> float:
     """The seconds of each of `runs` runs that follow one another."""
     if not has_streams(device):
-        begun = time.perf_counter()
+        now = clock if device.type == "cpu" else time.perf_counter
+        begun = now()
         for _ in range(runs):
             work()
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-        return (time.perf_counter() - begun) / runs
+        return (now() - begun) / runs
     module: Any = torch.get_device_module(device)
     stream = module.current_stream(device)
     begin, end = (module.Event(enable_timing=True) for _ in range(2))

@@ -105,7 +105,9 @@ def test_a_job_moves_right_after_its_version_and_loses_no_step() -> None:
     assert isinstance(planned, Planned) and (planned.unit, planned.recut) == (MOVE + 1, True)
     assert back.in_order and planned.prediction is not None
     assert f"on another plan {format_seconds(planned.prediction.step_seconds)};" in back.reason
-    assert back.reason.startswith("the job moves to another plan on a, b, d: a step takes ")
+    assert back.reason.startswith(
+        "the job moves to another plan on a, b, d, as d can take part: a step takes "
+    )
     assert story.state.workers["c"].idle and job.recovery.failed == 0
     for worker in job.members:
         story.loaded(worker, attempt=2)

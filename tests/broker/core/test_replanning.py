@@ -21,6 +21,7 @@ from farflung.broker.core.fleet.replanning import (
     Figures,
     Replanning,
     between_faults,
+    cause,
 )
 
 SECONDS = st.floats(1e-3, 1e4)
@@ -119,3 +120,17 @@ def test_the_planner_is_asked_when_something_has_changed_and_else_seldom() -> No
 
 def test_faults_are_expected_as_often_as_they_were() -> None:
     assert between_faults(3600.0, 0) == math.inf and between_faults(3600.0, 4) == 900.0
+
+
+@pytest.mark.parametrize(
+    ("slow", "workers", "words"),
+    [
+        ([], "ab", ""),
+        (["b"], "ba", "b has become slow"),
+        (["b", "a"], "ba", "a, b have become slow"),
+        ([], "acd", "c, d can take part"),
+        (["b"], "ac", "b has become slow and c can take part"),
+    ],
+)
+def test_a_move_names_its_cause(slow: list[str], workers: str, words: str) -> None:
+    assert cause(slow, ["a", "b"], list(workers)) == words

@@ -66,10 +66,13 @@ def on_considered(turn: Transition, job: Job, event: PlanConsidered) -> None:
         if predicted.brief and not is_same:
             words = "tasks are too brief to predict what another plan would gain"
         _say(turn, job, known.answered(one_line(words)))
-    elif not _can_switch(turn.state, job, Proposal(result, found, turn.now)):
+        return
+    why = replanning.cause(known.slow, job.members, result.plan.workers())
+    proposal = Proposal(result, found, turn.now, why)
+    if not _can_switch(turn.state, job, proposal):
         _say(turn, job, known.answered("a better plan would cost copies that the job needs"))
     else:
-        _say(turn, job, known.answered(one_line(found.words), Proposal(result, found, turn.now)), moves=True)
+        _say(turn, job, known.answered(one_line(found.words), proposal), moves=True)
 
 
 def settle(turn: Transition) -> None:
@@ -148,7 +151,7 @@ def _switch(turn: Transition, job: Job, proposal: Proposal) -> None:
     result = proposal.result
     sources = recutting.sources(turn.state, job, result.plan, result.owned)
     assert sources is not None
-    why = one_line(replanning.reason(proposal.figures, result.plan.workers()))
+    why = one_line(replanning.reason(proposal))
     turn.emit(facts.JobMoves(turn.now, job.job, job.attempt, why))
     recovery.drop(turn, job, why, in_order=True)
     queued = turn.state.jobs[job.job]

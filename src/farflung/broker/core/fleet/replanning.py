@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -95,12 +95,14 @@ class Figures:
 class Proposal:
     """Another plan that pays, with all that its workers need.
 
-    The job moves right after `version`, once that is stable; None until it is taken. It was decided at `at`.
+    The job moves right after `version`, once that is stable; None until it is taken. It was decided at `at`,
+    because of `cause`; empty if the planner only found better.
     """
 
     result: PlanResult
     figures: Figures
     at: float
+    cause: str = ""
     version: StateVersion | None = None
 
 
@@ -187,6 +189,20 @@ def between_faults(seconds: float, faults: int) -> float:
     return seconds / faults if faults else math.inf
 
 
-def reason(found: Figures, workers: list[str]) -> str:
-    """Why an attempt ends that moves to these workers."""
-    return f"the job moves to another plan on {and_more(workers)}: {found.words}"
+def cause(slow: Iterable[str], members: Sequence[str], workers: Sequence[str]) -> str:
+    """Why a plan on these workers is better than one on the job's members, some of which have become slow."""
+    slow, added = sorted(slow), [name for name in workers if name not in members]
+    causes = [f"{and_more(slow)} {_has(slow)} become slow"] if slow else []
+    causes += [f"{and_more(added)} can take part"] if added else []
+    return " and ".join(causes)
+
+
+def reason(proposal: Proposal) -> str:
+    """Why an attempt ends that moves to another plan."""
+    because = f", as {proposal.cause}" if proposal.cause else ""
+    where = and_more(proposal.result.plan.workers())
+    return f"the job moves to another plan on {where}{because}: {proposal.figures.words}"
+
+
+def _has(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"

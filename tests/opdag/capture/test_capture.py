@@ -242,7 +242,7 @@ def test_a_changed_input_is_refused() -> None:
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        (lambda self, x, y: self.first(x) + y, "tensor of shape"),
+        (lambda self, x, y: self.first(x) + y, "tensor of shape [batch, 4]"),
         (lambda self, x, y: (error(self.first(x), y), y), "tuple"),
         (lambda self, x, y: {"logits": self.first(x)}, "dict"),
         (lambda self, x, y: None, "NoneType"),

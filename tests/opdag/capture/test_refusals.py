@@ -50,6 +50,36 @@ def mask(self: Base, x: Tensor, y: Tensor) -> Tensor:
     return self.first(x)[y > 0].mean()
 
 
+def mask_of_a_batch(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    return self.first(x)[(y > 0)][None].mean()
+
+
+def mask_of_a_known_size(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    return (self.first(x)[:, y[0] > 0] + y).mean()  # export concludes that the mask is all true
+
+
+def cut_by_item(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    k = y.abs().max().long().clamp(1, 3).item()
+    z = self.first(x)[:, :k]  # cut
+    return z.mean()
+
+
+def cut_by_int(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    k = int(y.abs().max().long().clamp(1, 3))
+    return self.first(x)[:, :k].mean()
+
+
+def cut_by_tensor(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    k = y.abs().max().long().clamp(1, 3)
+    z = self.first(x)[:, :k]  # cut
+    return z.mean()
+
+
+def narrowed(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    k = y.abs().max().long().clamp(1, 3).item()
+    return self.first(x).narrow(1, 0, k).mean()
+
+
 def cond(self: Base, x: Tensor, y: Tensor) -> Tensor:
     z = torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t * 3, (self.first(x),))
     return error(z, y)
@@ -111,6 +141,12 @@ CASES = [
     (through_numpy, "control-flow", "x.numpy()", ("torch ops",)),
     (nonzero, "control-flow", "torch.nonzero", ("nonzero", "torch.where")),
     (mask, "control-flow", "[y > 0]", ("x[mask]", "torch.where(mask, x, 0)")),
+    (mask_of_a_batch, "control-flow", "[(y > 0)][None]", ("x[mask]", "torch.where(mask, x, 0)")),
+    (mask_of_a_known_size, "control-flow", "y[0] > 0]", ("x[mask]", "torch.where(mask, x, 0)")),
+    (cut_by_item, "control-flow", "# cut", ("x[:, :k]", "torch.where(torch.arange(x.shape[1]) < k, x, 0)")),
+    (cut_by_int, "control-flow", "int(y", ("int(tensor)", "torch.where(torch.arange(n) < k, x, 0)")),
+    (cut_by_tensor, "control-flow", "# cut", ("x[:, :k]", "torch.where(torch.arange(x.shape[1]) < k, x, 0)")),
+    (narrowed, "control-flow", ".narrow(", ("the size of narrow", "use torch.where or a mask")),
     (cond, "control-flow", "torch.cond", ("higher-order op", "torch.where")),
     (while_loop, "control-flow", "repeat(", ("a loop of fixed length",)),
     (complex_numbers, "opset", "view_as_complex", ("complex", "cos and sin")),

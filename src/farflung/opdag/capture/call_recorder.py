@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from farflung.errors import CaptureError
 from farflung.opdag.capture.failures import DECIDE, here
 from farflung.opdag.capture.python_state import Attributes
+from farflung.opdag.capture.symbols import is_of_data
 
 _REFUSED: dict[str, tuple[str, str, str]] = {
     "register_hook": ("hooks", "a gradient hook is registered", "no worker would run it: leave it out"),
@@ -36,17 +37,25 @@ _REFUSED: dict[str, tuple[str, str, str]] = {
 
 _ASKS_FOR_GRADIENT = ("requires_grad_", "requires_grad.__set__")
 
+_NUMBER = (
+    "keep it a tensor of no dimensions; where it would be a size, keep the whole and mask it:"
+    " torch.where(torch.arange(n) < k, x, 0)"
+)
 _ASKS = {
-    "item": ("`.item()` takes a number out of a tensor", "keep it a tensor of no dimensions"),
+    "item": ("`.item()` takes a number out of a tensor", _NUMBER),
     "tolist": ("`.tolist()` takes numbers out of a tensor", "keep them a tensor"),
     "numpy": ("`.numpy()` takes data out of torch", "write it with torch ops"),
     "__array__": ("numpy takes data out of torch", "write it with torch ops"),
     "__bool__": ("control flow depends on a tensor's data", DECIDE),
-    "__int__": ("int(tensor) depends on a tensor's data", "keep it a tensor of no dimensions"),
+    "__int__": ("int(tensor) depends on a tensor's data", _NUMBER),
     "__float__": ("float(tensor) depends on a tensor's data", "keep it a tensor of no dimensions"),
-    "__index__": ("an index depends on a tensor's data", "use torch.gather or torch.index_select"),
+    "__index__": (
+        "an index depends on a tensor's data",
+        "use torch.gather or torch.index_select, for a slice torch.where(torch.arange(n) < k, x, 0)",
+    ),
 }
 _MASK = "keep the size: torch.where(mask, x, 0), or (x * mask).sum() / mask.sum() for a mean"
+_SLICE = "keep the size, and mask what lies behind: torch.where(torch.arange(x.shape[1]) < k, x, 0)"
 _SIZES = {
     "nonzero": "keep the size: use the mask itself, with torch.where",
     "__getitem__": _MASK,
@@ -69,6 +78,7 @@ class Watch(TorchFunctionMode):
         self._sizes: list[int | torch.SymInt] = []
         self._inputs: dict[str, tuple[Tensor, int]] = {}
         self._has_cast = False
+        self._is_asked = False  # `dependent` is about a number, not about a size
 
     def follow(self, batch: Mapping[str, Tensor]) -> None:
         """Detect when an input changes, or when its first size becomes a plain number."""
@@ -105,9 +115,9 @@ class Watch(TorchFunctionMode):
         except CaptureError:
             raise
         except Exception:
-            self._note(name)
+            self._note(name, args)
             raise
-        self._look(name, result)
+        self._look(name, args, result)
         if name.endswith("_") and self._inputs:
             self._require_unchanged()
         makes_number = name == "__len__" and not _is_fixed(result)  # Python's len, once this returns
@@ -118,23 +128,34 @@ class Watch(TorchFunctionMode):
             return _detached(result)  # export loses `no_grad` within autocast
         return result
 
-    def _note(self, name: str) -> None:
+    def _note(self, name: str, args: Sequence[Any]) -> None:
         if self.dependent is not None:  # the first remark caused the others
             return
         if name in _ASKS:
             what, fix = _ASKS[name]
             self.dependent = f"{what} at {here()}: {fix}"
+            self._is_asked = True
         elif name in _SIZES:
-            self.dependent = (
-                f"the size of {_shown(name)} depends on a tensor's data at {here()}: {_SIZES[name]}"
-            )
+            self._note_size(name, args)
 
-    def _look(self, name: str, result: Any) -> None:
+    def _note_size(self, name: str, args: Sequence[Any]) -> None:
+        """Remark on a size; what helps a number that was taken out for it does not help there."""
+        if self.dependent is not None and not self._is_asked:
+            return
+        shown, fix = name, _SIZES.get(name, "use torch.where or a mask")
+        if name == "__getitem__":
+            shown, fix = ("x[:, :k]", _SLICE) if _is_cut_by_data(args) else ("x[mask]", fix)
+        self.dependent = f"the size of {shown} depends on a tensor's data at {here()}: {fix}"
+        self._is_asked = False
+
+    def _look(self, name: str, args: Sequence[Any], result: Any) -> None:
         if name in _ASKS and _depends(result):
-            self._note(name)
+            self._note(name, args)
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
                 self._look_at(name, tensor)
+                if any(map(_depends, tensor.shape)):
+                    self._note_size(name, args)
 
     def _look_at(self, name: str, tensor: Tensor) -> None:
         if tensor.dtype.is_complex:
@@ -148,9 +169,6 @@ class Watch(TorchFunctionMode):
             raise CaptureError(
                 f"a quantised tensor is made by {_shown(name)} ({here()}): train in floating point"
             )
-        if self.dependent is None and any(map(_depends, tensor.shape)):
-            fix = _SIZES.get(name, "use torch.where or a mask")
-            self.dependent = f"the size of {_shown(name)} depends on a tensor's data at {here()}: {fix}"
 
 
 def _is_without_effect(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -189,8 +207,16 @@ def _is_fixed(size: int | torch.SymInt) -> bool:
 def _depends(value: object) -> bool:
     """Whether a number, or any of several, depends on data."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return any(str(symbol).startswith(("u", "zuf")) for symbol in value.node.expr.free_symbols)
+        return any(map(is_of_data, value.node.expr.free_symbols))
     return isinstance(value, list) and any(map(_depends, _flat(value)))
+
+
+def _is_cut_by_data(args: Sequence[Any]) -> bool:
+    """Whether an index of `x[...]` is a slice whose ends depend on data."""
+    index = args[1] if len(args) > 1 else None
+    cuts = [part for part in (index if isinstance(index, tuple) else (index,)) if isinstance(part, slice)]
+    ends = [end for cut in cuts for end in (cut.start, cut.stop, cut.step)]
+    return any(isinstance(end, Tensor) or _depends(end) for end in ends)
 
 
 def _flat(values: Iterable[Any]) -> Iterable[Any]:

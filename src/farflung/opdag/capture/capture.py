@@ -26,6 +26,7 @@ from farflung.opdag.capture.failures import explain_failure, quiet, with_switch
 from farflung.opdag.capture.lint_results import Remarks, Verdict
 from farflung.opdag.capture.lints import (
     check_batch,
+    check_masks,
     forbid_buffer_assignment,
     forbid_custom_functions,
     watch_checkpointing,
@@ -214,6 +215,7 @@ def _trace(
     try:
         check_batch(exported, names, wrapper.watch.fixed_at, remarks)
         graph, origins = normaliser.run()
+        check_masks(graph, wrapper.watch.dependent)
     except CaptureError as error:
         raise _more_exact(error, wrapper.watch.dependent) from None
     draws = all_draws(normaliser.draws(), is_live, len(origins))

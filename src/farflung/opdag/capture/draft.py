@@ -17,6 +17,7 @@ from farflung.errors import CaptureError, GraphError
 from farflung.opdag import opset, wire
 from farflung.opdag.analysis import live_nodes, uses_together
 from farflung.opdag.capture.failures import line_of_stack_trace
+from farflung.opdag.capture.symbols import in_words, is_of_data
 from farflung.opdag.graph import (
     ITEM_BYTES,
     MOST_RANK,
@@ -83,18 +84,18 @@ def batch_size(size: int | torch.SymInt) -> int | BatchSize:
     symbols = expression.free_symbols
     if not symbols:
         return int(expression)
-    if any(str(symbol).startswith("u") for symbol in symbols):
+    if any(map(is_of_data, symbols)):
         raise CaptureError("a size depends on a tensor's data")
     at = [expression.subs(dict.fromkeys(symbols, batch)) for batch in (2, 3, 7)]
     if not all(value.is_integer for value in at):
         raise CaptureError(
-            f"a size depends on the batch as {expression}; only factor * batch + offset is known"
+            f"a size depends on the batch as {in_words(expression)}; only factor * batch + offset is known"
         )
     two, three, seven = (int(value) for value in at)
     factor = three - two
     if seven - three != 4 * factor:
         raise CaptureError(
-            f"a size depends on the batch as {expression}; only factor * batch + offset is known"
+            f"a size depends on the batch as {in_words(expression)}; only factor * batch + offset is known"
         )
     offset = two - 2 * factor
     return BatchSize(factor, offset) if factor else offset

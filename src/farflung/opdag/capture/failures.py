@@ -16,6 +16,7 @@ from torch import nn
 
 from farflung.errors import CaptureError
 from farflung.opdag.capture.loss import CALLED
+from farflung.opdag.capture.symbols import in_words
 from farflung.text import first_line
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -121,7 +122,9 @@ def explain_failure(error: Exception, dependent: str | None = None) -> CaptureEr
             if lint == "control-flow" and dependent:
                 return CaptureError(dependent, lint)
             return CaptureError(f"{meaning} at {line}: {hint}", lint)
-    said = first_line(error)[:300]
+    if dependent and any(isinstance(cause, AssertionError) for cause in causes):
+        return CaptureError(dependent, "control-flow")  # torch's own: the user's ask for data, and are known
+    said = in_words(first_line(error))[:300]
     message = f"the model cannot be captured: {type(error).__name__}: {said} (at {line})"
     notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
     called = next((f"; {note}" for note in notes if note.startswith(CALLED)), "")

@@ -21,6 +21,7 @@ from torch.utils._sympy.numbers import int_oo
 from farflung.errors import CaptureError
 from farflung.opdag.capture.failures import here, is_of_torch
 from farflung.opdag.capture.lint_results import Remarks
+from farflung.opdag.graph import Graph, Ref
 
 _INSTEAD = {
     "CondOp": "use torch.where, which computes both sides",
@@ -144,6 +145,22 @@ def check_batch(
             words = f"{least} or more" if most is int_oo else f"{least} to {most}"
             where = _line_of_guard(inputs[0])
             remarks.add("batch-size", f"forward takes a branch that holds for {words} samples only{where}")
+
+
+def check_masks(graph: Graph, dependent: str | None) -> None:
+    """Refuse `x[mask]`, which export accepts where it takes the result's size for another one.
+
+    Raises
+    ------
+    CaptureError
+        The graph has such a node. `dependent` is the reason, with the line, if that was observed.
+    """
+    for node in graph.nodes:
+        indices = node.arguments.get("indices") if node.op == "aten.index.Tensor" else None
+        refs = [one for one in indices if isinstance(one, Ref)] if isinstance(indices, list) else []
+        if any(graph.values[ref.id].dtype in ("bool", "uint8") for ref in refs):
+            words = dependent or "the size of x[mask] depends on a tensor's data: use torch.where or a mask"
+            raise CaptureError(words, "control-flow")
 
 
 def _inputs(exported: torch.export.ExportedProgram) -> list[fx.Node]:

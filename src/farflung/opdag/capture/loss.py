@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from farflung.errors import CaptureError
+from farflung.opdag.capture.symbols import in_words
 from farflung.opdag.graph import LOSS_WEIGHT, Precision
 from farflung.text import kind_of
 
@@ -183,7 +184,9 @@ def _scalar(loss: object, whose: str, advice: str) -> Tensor:
             "control-flow",
         )
     if not isinstance(loss, Tensor) or loss.ndim != 0:
-        found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        found = type(loss).__name__
+        if isinstance(loss, Tensor):
+            found = f"a tensor of shape {in_words(list(loss.shape))}"
         raise CaptureError(
             f"{whose} must return the mean loss as a scalar tensor, found {found}: {advice}",
             "inputs",

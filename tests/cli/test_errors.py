@@ -81,6 +81,8 @@ CASES = [
     (["train", "good.py", "--local", "0"], 2, "--local takes 1 to 256 workers"),
     (["train", "good.py", "--local", "2", "--broker", "h:1"], 2, "--local starts its own broker"),
     (["train", "good.py", "--local", "2", "--on", "a"], 2, "--local starts its own broker"),
+    (["train", "good.py", "--local", "2", "--workers", "2"], 2, "all its 2 workers: leave --workers out"),
+    (["train", "good.py", "--local", "2", "--workers", "9"], 2, "or start as many with --local 9"),
     (
         ["train", "missing.py", "--local", "2", "--codec", "worker-0->worker-9=int8"],
         2,
@@ -160,6 +162,8 @@ CASES = [
     (["token", "create", "--role", "king"], 2, "for '--role': 'king' is not one of"),
     (["token", "create", "--role", "worker", "--uses", "0"], 2, "1 to 1000000 uses, found 0"),
     (["status"], 2, "no identity of a submitter"),
+    (["attach", "job-1"], 2, "then this command again with --broker HOST:PORT --token T"),
+    (["topology", "show", "--fleet"], 2, "then this command again with --broker HOST:PORT --token T"),
     (["lab", "run", "good.py", "--topology", "four-house"], 2, "the testbeds are four-homes, two-sites"),
     (["lab", "run", "good.py", "--topology", "none.json"], 2, "the testbeds are four-homes"),
     (["lab", "run", "good.py", "--topology", "good.py"], 2, "good.py is not a topology: not JSON"),
@@ -215,7 +219,7 @@ def test_too_many_workers_are_told_right_after_capture(
 
 
 @pytest.mark.parametrize(
-    ("option", "cure"), [("--workers", "use --workers 3"), ("--on", "name at most 3 with --on")]
+    ("option", "cure"), [("--workers", "use --workers 3 or fewer"), ("--on", "name at most 3 with --on")]
 )
 def test_too_many_workers_are_told_in_the_option_that_asked_for_them(option: str, cure: str) -> None:
     with pytest.raises(PlanError, match=f"^too many: {cure}$"), fewer_workers_advice(option):

@@ -45,7 +45,7 @@ def test_a_run_is_shown(
     assert printed.out == ""
     for words in (
         "waiting for 1 more worker (have 0, the job needs 1)",
-        "start more workers with `farflung join`, press Ctrl-C to cancel, or lower --workers",
+        "start a worker with `farflung join`, or press Ctrl-C to cancel",
         "lab-1",
         "planned by auto: 432 ms a step, limited by the link lab-1 -> lab-2, busy 93%",
         "left out: lab-4: its backend has no aten.relu.default",
@@ -246,6 +246,39 @@ def test_a_run_that_starts_its_own_workers_gives_no_advice(
     observer.close()
     printed = capsys.readouterr().err
     assert "waiting for 1 more worker" in printed and "farflung join" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (
+            "6 more workers (have 3, the job needs 9)",
+            "more workers with `farflung join`, or press Ctrl-C to use --workers 3",
+        ),
+        (
+            "9 more workers (have 0, the job needs 9; 3 workers are busy with job-1)",
+            "more workers with `farflung join`, or press Ctrl-C to cancel",
+        ),
+        ("1 more worker", "a worker with `farflung join`, or press Ctrl-C to cancel"),
+    ],
+)
+def test_fewer_workers_are_advised_only_where_there_are_some(
+    words: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PlainObserver(1).waiting(f"waiting for {words}")
+    assert capsys.readouterr().err.splitlines() == [f"waiting for {words}", f"start {advice}"]
+
+
+def test_the_bar_of_loading_counts_only_what_is_sent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    observer = LiveObserver(1)
+    observer.loading(1000, 9000)
+    observer.loading(1000, 1000)
+    assert {task.percentage for task in observer._progress.tasks} == {100.0}
+    observer.close()
+    assert "1.0 kB of 1.0 kB" in capsys.readouterr().err
 
 
 def test_a_step_that_python_decides_is_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,8 +183,8 @@ def test_what_cannot_be_is_one_line_in_the_words_of_python(fleet: farflung.Fleet
         fleet.train(Chain())  # type: ignore[arg-type]
     with pytest.raises(JobError, match=r"^farflung.local\(\) takes 1 to 256 workers, found 0"):
         farflung.local(0)
-    with pytest.raises(JobError, match=r"leave broker=, token=, workers=, on= and topology= out"):
-        fleet.train(job(), workers=2)
+    with pytest.raises(JobError, match=r"^farflung.local\(2\) trains on all its 2 workers: leave workers="):
+        fleet.train(job(), workers=9)
     assert not (tmp_path / "run").exists()
 
 

@@ -167,7 +167,8 @@ def _no_identity() -> Finding:
 
 def _certificate(identity: Identity) -> Finding:
     days = (identity.expires_at - time.time()) / 86400
-    return Finding("certificate", True, f"{identity.role} {identity.id}, good for {days:.1f} more days")
+    holder = identity.id if identity.id == identity.role else f"{identity.role} {identity.id}"
+    return Finding("certificate", True, f"{holder}, good for {days:.1f} more days")
 
 
 async def _reach(address: str) -> tuple[Finding, Finding | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -94,6 +95,17 @@ def waiting_for(workers: str) -> str:
 def waits_for_more(state: str) -> bool:
     """Whether the state text `state` is that of a job that waits for any more workers."""
     return state.startswith(f"{_WAITING} ") and " more " in state
+
+
+def had_of_needed(had: int, needed: int) -> str:
+    """The part of such a text that says how many workers there are, and how many the job needs."""
+    return f"have {had}, the job needs {needed}"
+
+
+def had_and_needed(state: str) -> tuple[int, int]:
+    """What `had_of_needed` said in a state text; (0, 1) if it said nothing there."""
+    found = re.search(had_of_needed(0, 0).replace("0", r"(\d+)"), state)
+    return (int(found[1]), int(found[2])) if found else (0, 1)
 
 
 class Accepted(Message, frozen=True):

@@ -75,7 +75,7 @@ async def any_identity(broker: str | None, token: str | None, folder: Path | Non
     if not present:
         raise IdentityError(
             f"no identity of a submitter, viewer, worker or operator in {folder or home_folder()}:"
-            " run `farflung token create --role viewer` on the broker's machine, then here"
-            " `farflung status --broker HOST:PORT --token T`"
+            " run `farflung token create --role viewer` on the broker's machine, then this command again with"
+            " --broker HOST:PORT --token T"
         )
     return await obtain_identity(present[0], "viewer", broker, None)

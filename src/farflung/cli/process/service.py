@@ -102,5 +102,7 @@ def _log_to(as_json: bool) -> None:
     handler.setFormatter(
         _JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
     )
-    logging.getLogger("farflung").addHandler(handler)
-    logging.getLogger("farflung").setLevel(logging.INFO)
+    log = logging.getLogger("farflung")
+    log.addHandler(handler)
+    log.propagate = False  # a library may give the root logger a handler, which would print all again
+    log.setLevel(logging.INFO)

@@ -153,4 +153,4 @@ class LiveObserver(Observer):
             self._bars[phase] = self._progress.add_task(phase, total=total, facts=facts, remaining=remaining)
         if done:
             self._remaining[phase].came(done)
-        self._progress.update(self._bars[phase], completed=done, facts=facts)
+        self._progress.update(self._bars[phase], completed=done, total=total, facts=facts)

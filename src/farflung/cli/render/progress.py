@@ -17,7 +17,7 @@ from farflung.cli.render.plan import chosen_lines, plan_rows, planned_lines
 from farflung.client.output.progress import Observer, goes_on
 from farflung.client.output.records import StepRow
 from farflung.protocol.messages import CodecsChosen, Planned
-from farflung.protocol.submitter import waits_for_more
+from farflung.protocol.submitter import had_and_needed, waits_for_more
 from farflung.schedule import Unit
 from farflung.text import count_of, format_bytes, format_clock, format_number
 
@@ -84,7 +84,10 @@ def advice_on(words: str, is_local: bool) -> str:
     """Advice for a job that waits for workers; empty for other messages, and where the run starts them."""
     if is_local or not waits_for_more(words):
         return ""
-    return "start more workers with `farflung join`, press Ctrl-C to cancel, or lower --workers"
+    had, needed = had_and_needed(words)
+    fewer = f"use --workers {had}" if 0 < had < needed else "cancel"
+    more = "more workers" if needed > 1 else "a worker"
+    return f"start {more} with `farflung join`, or press Ctrl-C to {fewer}"
 
 
 def returned_words(job: str, step: int) -> str:

@@ -34,12 +34,24 @@ class Frontend:
     @contextmanager
     def reading(self) -> Iterator[ProgressCallback]:
         """The job is loaded in this block, which may take seconds."""
-        yield self.note
+        yield self._note_changes()
 
     @contextmanager
     def capturing(self) -> Iterator[ProgressCallback]:
         """The model is captured in this block, which may take a minute."""
-        yield self.note
+        yield self._note_changes()
+
+    def _note_changes(self) -> ProgressCallback:
+        """Note each stage that is told, once if it is told again."""
+        said = ""
+
+        def tell(words: str) -> None:
+            nonlocal said
+            if words != said:
+                said = words
+                self.note(words)
+
+        return tell
 
     def observer(self, prepared: Prepared, run: RunFolder) -> Observer:
         """What follows a run that now begins in a folder."""

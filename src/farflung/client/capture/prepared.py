@@ -6,7 +6,7 @@ Both capture the model, which takes seconds: never call them on an event loop.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from farflung.planner.notes import draws
 from farflung.plans.codec_policy import is_auto
 from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.training import Training
+from farflung.text import count_of
 from farflung.workload import Workload, workload_of
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) ->
     graph = captured.graph
     # A tied parameter has several names in the model and one of them in the graph.
     require_patterns(job.optimizer, [entry.name for entry in graph.inputs_of("parameter") if entry.trainable])
-    return _with_state(job, graph, wire.dump(graph), _remarks(captured))
+    return _with_state(job, graph, wire.dump(graph), (*_remarks(captured), *_on_validation(job)))
 
 
 def _require_values(job: Job) -> None:
@@ -187,6 +188,21 @@ def prepare_emulated(job: Job, program: bytes) -> Prepared:
 
     graph = wire.load_graph(program, job.microbatch_size)
     return Prepared(job, graph, program, {}, (), emulated=True)
+
+
+def _on_validation(job: Job) -> Iterator[str]:
+    """What the job asks of evaluations and does not get."""
+    asked, size = job.validation_batches, job.microbatch_size
+    if job.held_out is None:
+        usual = {"validate_every": None, "validation_batches": Job.validation_batches}
+        for name in (name for name, value in usual.items() if getattr(job, name) != value):
+            yield f"{name}={getattr(job, name)} has no effect without Job(validation=)"
+    elif asked is not None and job.validation_microbatches < asked:
+        found = count_of(job.validation_microbatches, "batch", "batches")
+        yield (
+            f"validation has {count_of(len(job.held_out), 'item')}, so an evaluation takes {found} of {size}:"
+            f" fewer than validation_batches={asked}"
+        )
 
 
 MOST_ALTERNATIVES = 6

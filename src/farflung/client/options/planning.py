@@ -46,4 +46,6 @@ def fewer_workers_advice(option: str) -> Iterator[None]:
         yield
     except TooFewCuts as error:
         cure = f"name at most {error.most} with --on" if option == "--on" else f"use {option} {error.most}"
+        if option == "--workers" and error.most > 1:
+            cure += " or fewer"  # how many there are is not known yet
         raise PlanError(f"{error.found}: {cure}") from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from farflung.client.options.planning import load_topology, parse_efficiency, parse_recompute
 from farflung.errors import JobError
 from farflung.plans.wishes import AUTO
+from farflung.text import count_of
 
 if TYPE_CHECKING:
     from farflung.client.output.run_record import RunOptions
@@ -41,15 +42,10 @@ def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) ->
     """The target that the options describe; raises JobError if they contradict each other."""
     local, workers, on = options.local, options.workers or 0, options.on
     at_broker = options.broker is not None or token is not None
-    if local is not None and (at_broker or workers or on or options.topology):
-        raise JobError(
-            "--local starts its own broker and workers, all alike:"
-            " leave --broker, --token, --workers, --on and --topology out"
-        )
+    if local is not None:
+        _require_own_workers(local, workers, bool(at_broker or on or options.topology))
     if workers and on:
         raise JobError("--on names the workers, --workers counts them: leave one out")
-    if local is not None and not 1 <= local <= MOST_LOCAL:
-        raise JobError(f"--local takes 1 to {MOST_LOCAL} workers, found {local}")
     if workers < 0:
         raise JobError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
     frameworks, chosen = _frameworks(local, options.backends), _chosen(on)
@@ -63,6 +59,22 @@ def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) ->
     asked_by = "--local" if local else "--on" if chosen else "--workers"
     count = local or workers or len(chosen)
     return Target(local or 0, count, asked_by, pool, frameworks, _device(options), wishes, notes)
+
+
+def _require_own_workers(local: int, workers: int, names_others: bool) -> None:
+    """Check what is said beside `--local`: it trains on all workers that it starts."""
+    if not 1 <= local <= MOST_LOCAL:
+        raise JobError(f"--local takes 1 to {MOST_LOCAL} workers, found {local}")
+    if names_others:
+        raise JobError(
+            "--local starts its own broker and workers, all alike:"
+            " leave --broker, --token, --workers, --on and --topology out"
+        )
+    if workers:
+        other = "" if workers == local else f", or start as many with --local {workers}"
+        raise JobError(
+            f"--local {local} trains on all its {count_of(local, 'worker')}: leave --workers out{other}"
+        )
 
 
 def local_ids(count: int) -> list[str]:

@@ -58,7 +58,7 @@ class Observer:
         """There is a plan, which says where each segment runs."""
 
     def loading(self, sent_bytes: int, total_bytes: int) -> None:
-        """Workers have received this much of the model's initial state."""
+        """Workers have received this much of the initial state; the total falls by what they have already."""
 
     def running(self) -> None:
         """Every worker has loaded; the first unit begins."""

@@ -82,7 +82,7 @@ class StateSender:
                 asked.setdefault(segment, []).append(name)
             is_last = lacking.last
             if is_last:
-                self._progress(requests.bytes.cached + requests.bytes.fetched)
+                self._need_not_send(requests.bytes.cached + requests.bytes.fetched)
                 self.base_bytes += requests.bytes
                 self._say(worker, lacking.troubles)
             await send_state(
@@ -104,6 +104,11 @@ class StateSender:
 
     def _is_base(self, name: str) -> bool:
         return name not in self._prepared.changed and self._forms[name].nbytes >= LEAST_BYTES
+
+    def _need_not_send(self, size: int) -> None:
+        """So many bytes are with the workers already."""
+        self._total -= size
+        self._observer.loading(self._done, self._total)
 
     def _progress(self, size: int) -> None:
         self._done += size

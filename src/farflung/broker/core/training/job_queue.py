@@ -16,7 +16,7 @@ from farflung.broker.core.training.loads import load_of, planned_of
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import TEXT_LENGTH, one_line
 from farflung.protocol.messages import Accepted, RolledBack
-from farflung.protocol.submitter import waiting_for
+from farflung.protocol.submitter import had_of_needed, waiting_for
 from farflung.text import and_more, count_of, duration_words, format_utc
 
 _PLANNING_LENGTH = 120
@@ -225,7 +225,7 @@ def _plan(turn: Transition, job: Job, workers: list[str], count: int, restores: 
 def _waiting(state: State, job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]) -> str:
     have, missing = len(usable), needs - len(usable)
     why = [f"{name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
-    found = [f"have {have}, the job needs {needs}", *_busy(state, job), *why]
+    found = [had_of_needed(have, needs), *_busy(state, job), *why]
     account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
     if job.on:
         names = [name for name in job.on if name not in usable]

@@ -1,0 +1,36 @@
+"""What a job asks of evaluations and does not get is said when it is captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.localhost.jobs import Vectors, job
+
+from farflung.client.capture.prepared import prepare
+
+
+class Few(Vectors):
+    """Ten items."""
+
+    def __len__(self) -> int:
+        return 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"validation": Few()},
+            "validation has 10 items, so an evaluation takes 2 batches of 4: fewer than validation_batches=8",
+        ),
+        ({"validation_batches": 5}, "validation_batches=5 has no effect without Job(validation=)"),
+        ({"validate_every": 2}, "validate_every=2 has no effect without Job(validation=)"),
+        ({"validation": Few(), "validation_batches": 2, "validate_every": 2}, ""),
+        ({"validation": Few(), "validation_batches": None}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_has_no_effect_is_said(changes: dict[str, Any], words: str) -> None:
+    found = [remark for remark in prepare(job(**changes)).remarks if "validat" in remark]
+    assert found == ([words] if words else [])

@@ -1,0 +1,66 @@
+"""How far the sending of the state is, where workers have parts of it already."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.localhost.jobs import Chain, Vectors, job
+
+from farflung.client.capture.prepared import Prepared, prepare
+from farflung.client.output.progress import Observer
+from farflung.client.run.base_transfer import BaseRequests
+from farflung.client.run.start import Start
+from farflung.client.run.state_sender import StateSender
+from farflung.plans import Placement, Plan
+from farflung.protocol.messages import Planned
+from farflung.protocol.sessions import BaseLacking, BaseList
+
+
+class Caching:
+    """A worker's session; the worker has all base weights but the last one."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def list_base(self, base: BaseList, sizes: Mapping[str, int]) -> BaseRequests:
+        requests = BaseRequests("a", base, sizes)
+        last = base.pieces[-1]
+        requests.answered(BaseLacking(base.job, base.attempt, [(last.segment, last.name)]))
+        return requests
+
+    async def send(self, header: Any, buffer: memoryview) -> None:
+        self.sent += len(buffer)
+
+
+class Loading(Observer):
+    """Remembers how far loading was said to be."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[int, int]] = []
+
+    def loading(self, sent_bytes: int, total_bytes: int) -> None:
+        self.said.append((sent_bytes, total_bytes))
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    model = Chain(layers=3, width=32)
+    for layer in model.layers[:2]:
+        layer.requires_grad_(False)
+    return prepare(job(model=model, data=Vectors(width=32)))
+
+
+def test_what_a_worker_has_is_not_counted(prepared: Prepared) -> None:
+    owned = sorted(prepared.state)
+    planned = Planned("j", 1, Plan([Placement(0, ["a"], 1, 1, 1)], [], 2, 2), [owned], {})
+    start = Start.fresh(prepared, prepared.training)
+    observer, session = Loading(), Caching()
+    sender = StateSender(prepared, planned, start, observer)
+    asyncio.run(sender.send("a", session))  # type: ignore[arg-type]
+    whole = sum(tensor.nbytes for tensor in prepared.state.values())
+    assert sender.base_bytes.cached and session.sent == whole - sender.base_bytes.cached
+    assert observer.said[-1] == (session.sent, session.sent)
+    assert all(sent <= session.sent for sent, _ in observer.said)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from farflung import data, errors, metrics
+    from farflung import data, errors, metrics, objectives
     from farflung.client.api.checking import capture, check
     from farflung.client.api.connect import connect
     from farflung.client.api.fleet import Fleet
@@ -74,11 +74,12 @@ __all__ = [
     "errors",
     "local",
     "metrics",
+    "objectives",
     "plan",
     "simulate",
 ]
 
-_MODULES = ("data", "errors", "metrics")
+_MODULES = ("data", "errors", "metrics", "objectives")
 _HOMES = {
     "Adafactor": "farflung.runtime.optimizers.declared",
     "AdamW": "farflung.runtime.optimizers.declared",

@@ -79,6 +79,24 @@ class Accuracy:
         raise KeyError(f"accuracy needs one of {', '.join(names)} in a batch, which has {', '.join(batch)}")
 
 
+def reward_accuracy(outputs: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The share of pairs whose chosen answer has the larger reward, for `farflung.objectives.DPO`.
+
+    It returns the number of such pairs and of all, float32 scalars. Without any training, all rewards are 0,
+    and so is the share.
+
+    Raises
+    ------
+    KeyError
+        The outputs have no rewards.
+    """
+    import torch
+
+    chosen, rejected = outputs["chosen_rewards"], outputs["rejected_rewards"]
+    wins = (chosen > rejected).float()
+    return wins.sum(), torch.ones_like(wins).sum()
+
+
 class Perplexity:
     """The exponential of the validation loss, which must be a mean cross entropy in nats.
 

@@ -4,10 +4,6 @@
 values whose gradient is sent back; the other depends on parameters alone. Nodes that read both are *joins*.
 The gradients that a segment sends need no gradient of the second side, and the second side needs only the
 gradients of the joins' results.
-
-`uses_together` reorders nodes so that uses of one parameter are close. A worker runs every use of a
-parameter, so a use in the middle of the graph would tie that part to the first. T5's decoder, for example,
-looks up its tokens in the encoder's table; that reads only inputs, so it can be done at the beginning.
 """
 
 from __future__ import annotations
@@ -124,57 +120,3 @@ def _differentiable(node: Node, segment: Segment) -> tuple[int, ...]:
     # Further results of normalisations are statistics, which have no gradient.
     outputs = node.outputs[:1] if lookup(node.op).group == "normalisation" else node.outputs
     return tuple(value for value in outputs if value >= 0 and segment.values[value].dtype in FLOATING)
-
-
-def uses_together(graph: Graph) -> Graph:
-    """Move later uses of a parameter directly after its first use, if they otherwise read only static values.
-
-    The nodes that such a use needs move with it. Nodes keep their numbers; random nodes keep their order.
-    """
-    parameters = {entry.value for entry in graph.inputs_of("parameter")}
-    users: dict[int, list[int]] = {}
-    for at, node in enumerate(graph.nodes):
-        for value in parameters.intersection(node.reads()):
-            users.setdefault(value, []).append(at)
-    mover = _Mover(graph)
-    for at, node in enumerate(graph.nodes):
-        mover.place(at)
-        for value in parameters.intersection(node.reads()):
-            for later in users[value]:
-                mover.bring(later, value)
-    return msgspec.structs.replace(graph, nodes=[graph.nodes[at] for at in mover.order])
-
-
-class _Mover:
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._static = static_values(graph)
-        self._producers = graph.producers()
-        self._placed: set[int] = set()
-        self.order: list[int] = []
-
-    def place(self, at: int) -> None:
-        """Place the node at position `at` next, unless it is placed already."""
-        if at not in self._placed:
-            self._placed.add(at)
-            self.order.append(at)
-
-    def bring(self, at: int, parameter: int) -> None:
-        """Place a use of `parameter` next, with all nodes that it needs, if they are static."""
-        others = [value for value in self._graph.nodes[at].reads() if value != parameter]
-        if at in self._placed or not all(value in self._static for value in others):
-            return
-        for needed in sorted(self._needed(others)):
-            self.place(needed)
-        self.place(at)
-
-    def _needed(self, values: list[int]) -> set[int]:
-        found: set[int] = set()
-        waiting = [self._producers[value] for value in values if value in self._producers]
-        while waiting:
-            at = waiting.pop()
-            if at not in found and at not in self._placed:
-                found.add(at)
-                reads = self._graph.nodes[at].reads()
-                waiting.extend(self._producers[value] for value in reads if value in self._producers)
-        return found

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _WRAPPERS = ("base_model.model.", "base_model.", "module.", "_orig_mod.")
+_OBJECTIVES = ("policy.", "student.")
 _INSIDE = (".base_layer.", ".original_module.")
 
 
@@ -28,7 +29,8 @@ def open_weights(place: str) -> WeightFiles:
 def stored_names(name: str, aliases: Sequence[str] = ()) -> Iterator[str]:
     """Names under which a file may have a model's parameter: its own, those it is tied to, and a base's.
 
-    PEFT puts a model and the layers that it adapts into modules of its own, and so do torch's wrappers.
+    PEFT puts a model and the layers that it adapts into modules of its own, and so do torch's wrappers and
+    our objectives.
     """
     for one in (name, *aliases):
         yield one
@@ -36,6 +38,10 @@ def stored_names(name: str, aliases: Sequence[str] = ()) -> Iterator[str]:
         for inside in _INSIDE:
             one = one.replace(inside, ".")
         yield one
+        for objective in _OBJECTIVES:
+            if one.startswith(objective):
+                one = one.removeprefix(objective)
+                yield one
         for wrapper in _WRAPPERS:
             if one.startswith(wrapper):
                 yield one.removeprefix(wrapper)

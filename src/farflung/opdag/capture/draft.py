@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from farflung.errors import CaptureError, GraphError
 from farflung.opdag import opset, wire
-from farflung.opdag.analysis import live_nodes, uses_together
+from farflung.opdag.analysis import live_nodes
 from farflung.opdag.capture.failures import line_of_stack_trace
 from farflung.opdag.capture.symbols import in_words, is_of_data
 from farflung.opdag.graph import (
@@ -32,6 +32,7 @@ from farflung.opdag.graph import (
     Node,
     ValueType,
 )
+from farflung.opdag.ordering import uses_together
 
 
 @dataclass(frozen=True)

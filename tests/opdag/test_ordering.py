@@ -1,9 +1,11 @@
-"""A later use of a parameter moves behind the first where only static values go in; nothing else changes."""
+"""Uses of one parameter come together: lookups of inputs, and several passes through one module."""
 
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
@@ -11,15 +13,24 @@ from hypothesis import strategies as st
 from tests.support.random_graphs import random_graph
 from torch import Tensor, nn
 
-from farflung.opdag.analysis import uses_together
+import farflung
+from farflung.opdag.analysis import differentiable_values
 from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph
+from farflung.opdag.ordering import uses_together
+from farflung.planner.cutting.ties import positions_within_ties
+from farflung.workload import workload_of
 
 
 def uses(graph: Graph, name: str) -> list[int]:
     """Positions of the nodes that read the parameter."""
     (value,) = [entry.value for entry in graph.inputs if entry.name == name]
     return [at for at, node in enumerate(graph.nodes) if value in node.reads()]
+
+
+def readers(graph: Graph, value: int) -> list[int]:
+    """Numbers of the nodes that read a value, in order."""
+    return [node.number for node in graph.nodes if value in node.reads()]
 
 
 class Twice(nn.Module):
@@ -67,7 +78,64 @@ def test_every_node_stays_behind_what_it_reads(seed: int) -> None:
     for node in ordered.nodes:
         assert made.issuperset(node.reads())
         made.update(node.writes())
+    inputs = {entry.value for entry in graph.inputs}
+    for value in differentiable_values(graph) - inputs:
+        assert readers(ordered, value) == readers(graph, value)
     drawing = "aten.native_dropout.default"
     assert [n.number for n in ordered.nodes if n.op == drawing] == [
         n.number for n in graph.nodes if n.op == drawing
     ]
+
+
+class Towers(nn.Module):
+    """Two questions through one encoder; with `dropout` one after the other, as draws keep their order."""
+
+    def __init__(self, layers: int = 4, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+
+    def encoded(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + self.dropout(torch.tanh(layer(x)))
+        return x
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return (self.encoded(one) * self.encoded(other)).sum(-1).square().mean()
+
+
+def towers(dropout: float) -> Graph:
+    batch = {name: torch.randn(2, 6) for name in ("one", "other")}
+    return capture(Towers(dropout=dropout), batch).graph
+
+
+def test_two_passes_through_one_module_run_side_by_side() -> None:
+    graph = towers(0.0)
+    ends = [(uses(graph, f"layers.{n}.weight")[0], uses(graph, f"layers.{n}.weight")[-1]) for n in range(4)]
+    assert all(one[1] < other[0] for one, other in pairwise(ends))
+    workload = workload_of(graph, 1, 2)
+    state = 2 * 6 * 4
+    legal = positions_within_ties(workload)
+    assert all(
+        (
+            workload.crossing_forward[one[1] + 1 : other[0] + 1][legal[one[1] + 1 : other[0] + 1]]
+            == 2 * state
+        ).any()
+        for one, other in pairwise(ends)
+    )
+
+
+def test_passes_with_random_numbers_keep_their_order() -> None:
+    graph = towers(0.5)
+    assert uses(graph, "layers.1.weight")[-1] > uses(graph, "layers.3.weight")[0]
+
+
+@pytest.mark.parametrize("segments", [2, 4])
+def test_a_pair_of_towers_is_cut_without_a_difference(segments: int) -> None:
+    torch.manual_seed(0)
+    items = [{"one": torch.randn(6), "other": torch.randn(6)} for _ in range(8)]
+    job = farflung.Job(
+        model=Towers(), data=items, optimizer=farflung.SGD(lr=0.1), batch=8, microbatches=2, steps=2
+    )
+    report = farflung.check(job, segments=segments)
+    assert report.ok and report.worst_gradient_difference == report.worst_parameter_difference == 0.0

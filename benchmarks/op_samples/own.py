@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from benchmarks.op_samples.samples import Sample
 from torch import Tensor
+
+from farflung.quantization import FORMATS, quantize, quantized_bytes
+from farflung.runtime.torch_backend.quantized import dequantized
 
 
 def _random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -203,6 +207,37 @@ def _nearest(*shape: int) -> Callable[[str], Iterator[Sample]]:
     return samples
 
 
+def _quantized_linear(op: str) -> Iterator[Sample]:
+    """With and without a bias, by rows of outputs or inputs; nothing is asked of the matrix itself."""
+    for form in FORMATS:
+        for dtype in (torch.float32, torch.bfloat16):
+            for transposed, bias in ((False, None), (False, 6), (True, 64)):
+                weight = _quantized(_random(6, 64), form)
+                given: dict[str, Any] = {
+                    "input": _random(2, 3, 6 if transposed else 64, seed=2, dtype=dtype),
+                    "weight": weight,
+                    "format": form,
+                    "transposed": transposed,
+                }
+                if bias is not None:
+                    given["bias"] = _random(bias, seed=3, dtype=dtype)
+
+                def made(given: dict[str, Any] = given) -> Tensor:
+                    matrix = dequantized(given["weight"], given["format"], given["input"].dtype)
+                    return F.linear(
+                        given["input"], matrix.t() if given["transposed"] else matrix, given.get("bias")
+                    )
+
+                yield Sample(op, given, made)
+
+
+def _quantized(matrix: Tensor, form: str) -> Tensor:
+    """A matrix as codes and scales, uint8 [rows, bytes of a row]."""
+    packed = np.empty(quantized_bytes(matrix.numel(), form), np.uint8)
+    quantize(matrix.detach().numpy().reshape(-1), form, packed)
+    return torch.from_numpy(packed).view(len(matrix), -1)
+
+
 OWN: dict[str, Callable[[str], Iterator[Sample]]] = {
     "aten.detach.default": _detach,
     "aten._to_copy.default": _to_copy,
@@ -213,6 +248,7 @@ OWN: dict[str, Callable[[str], Iterator[Sample]]] = {
     "aten._native_batch_norm_legit_functional.default": _batch_norm,
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.scaled_dot_product_attention.default": _attention,
+    "farflung.quantized_linear.default": _quantized_linear,
     "aten.upsample_linear1d.vec": _upsampled("linear", 2, 3, 4),
     "aten.upsample_bilinear2d.vec": _upsampled("bilinear", 2, 3, 4, 3),
     "aten.upsample_bicubic2d.vec": _upsampled("bicubic", 2, 3, 4, 3),
@@ -230,6 +266,7 @@ OWN: dict[str, Callable[[str], Iterator[Sample]]] = {
 UNKNOWN_TO_TORCH = {
     "aten.detach.default",
     "aten._to_copy.default",
+    "farflung.quantized_linear.default",
     "aten.upsample_linear1d.vec",
     "aten.upsample_bilinear2d.vec",
     "aten.upsample_bicubic2d.vec",

@@ -16,12 +16,13 @@ peft = pytest.importorskip("peft", reason="PEFT is not installed")
 WORDS, LENGTH = 64, 12
 
 
-def base(seed: int = 0, layers: int = 3, tied: bool = True) -> nn.Module:
+def base(seed: int = 0, layers: int = 3, tied: bool = True, width: int = 32) -> nn.Module:
     """A Llama of random weights, whose head is its embedding if it is `tied`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": width, "intermediate_size": width + width // 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(
         vocab_size=WORDS, num_hidden_layers=layers, tie_word_embeddings=tied, use_cache=False, **sizes
     )
@@ -69,6 +70,20 @@ def with_adapter(model: nn.Module, config: Any, **changes: Any) -> Any:
     for name, value in changes.items():
         setattr(config, name, value)
     return peft.get_peft_model(model, config)
+
+
+def on_the_meta_device(**sizes: int) -> Any:
+    """The tiny model without values, but those of its buffers, which are in no file, and of its adapter."""
+    with torch.device("meta"):
+        bare: Any = base(**sizes)
+    whole: Any = base(**sizes)
+    bare.model.rotary_emb = whole.model.rotary_emb
+    model = with_adapter(bare, LORA)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.requires_grad:
+            values = nn.Parameter(torch.zeros(parameter.shape))
+            model.get_submodule(name.rpartition(".")[0]).weight = values
+    return model
 
 
 class Sentences:

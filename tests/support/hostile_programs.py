@@ -24,7 +24,8 @@ def segment_of(
         owned=[],
         receives=[],
         nodes=[
-            Node(at, f"aten.{op}", arguments, outputs) for at, (op, arguments, outputs) in enumerate(nodes)
+            Node(at, opset.full_name(op), arguments, outputs)
+            for at, (op, arguments, outputs) in enumerate(nodes)
         ],
         sends=[len(types) - 1],
         differentiable=[],

@@ -18,7 +18,7 @@ from tests.support.web import web
 from farflung.errors import WeightsError
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.weights.digest_store import StoredDigests
-from farflung.weights.files import INDEX, WeightFiles
+from farflung.weights.files import INDEX, Reading, WeightFiles
 from farflung.weights.widening import PIECE_BYTES, widen, widen_in_place
 
 TENSORS = {
@@ -49,7 +49,7 @@ def holds_all(files: WeightFiles) -> None:
         assert content(files, name) == bytes(memory(tensor))
         assert files.tensors[name].shape == tuple(tensor.shape)
         assert files.sha256(name) == hashlib.sha256(memory(tensor)).digest()
-    assert files.sha256("b", widened=True) == hashlib.sha256(memory(TENSORS["b"].float())).digest()
+    assert files.sha256("b", Reading("bfloat16")) == hashlib.sha256(memory(TENSORS["b"].float())).digest()
     files.close()
 
 

@@ -7,10 +7,13 @@ import socket
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.support.web import answering
 
 from farflung.protocol.sessions import BasePiece, StoredAt
+from farflung.quantization import BLOCK, FORMATS, quantize, quantized_bytes
 from farflung.weights.allowed import Allowed
 from farflung.worker.weights import fetching as module
 from farflung.worker.weights.fetching import Fetching, Wanted
@@ -59,6 +62,54 @@ def test_a_size_that_is_none_of_float32_costs_only_that_piece(files: list[str], 
     lacking, troubles = fetched(files, pieces, [f"file://{tmp_path}"])
     assert lacking == ["odd"]
     assert troubles == ["'odd' has 6 bytes, which are no float32 values"]
+
+
+VALUES = np.random.default_rng(3).standard_normal(4 * BLOCK).astype(np.float32)
+
+
+def quantized(name: str, values: NDArray[np.float32], file: int, kind: str, form: str) -> Wanted:
+    """A piece that is stored as floats of a type and held as codes and scales."""
+    packed = np.empty(quantized_bytes(values.size, form), np.uint8)
+    quantize(values, form, packed)
+    at = StoredAt(file, 8, "" if kind == "float32" else kind, form)  # type: ignore[arg-type]
+    piece = BasePiece(1, name, hashlib.sha256(packed.tobytes()).digest(), at)
+    return Wanted(piece, at, memoryview(bytearray(packed.size)))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_floats_are_quantized_as_they_come(tmp_path: Path, form: str) -> None:
+    """The last piece is of other values than the job says, so it counts as missing."""
+    halves = VALUES.astype(np.float16)
+    words = (VALUES.view(np.uint32) >> 16).astype("<u2")
+    stored = {"float32": VALUES, "float16": halves, "bfloat16": words}
+    exact = {
+        "float32": VALUES,
+        "float16": halves.astype(np.float32),
+        "bfloat16": (words.astype(np.uint32) << 16).view(np.float32),
+    }
+    urls = []
+    for kind, values in stored.items():
+        (tmp_path / kind).write_bytes(bytes(8) + values.tobytes())
+        urls.append(f"file://{tmp_path}/{kind}")
+    pieces = [quantized(kind, exact[kind], at, kind, form) for at, kind in enumerate(stored)]
+    pieces.append(quantized("other", -VALUES, 0, "float32", form))
+    lacking, troubles = fetched(urls, pieces, [f"file://{tmp_path}"])
+    assert lacking == ["other"]
+    assert len(troubles) == 1 and "'other' is not what the job says" in troubles[0]
+
+
+def test_what_cannot_be_quantized_costs_only_that_piece(tmp_path: Path) -> None:
+    values = VALUES.copy()
+    values[-1] = np.nan
+    (tmp_path / "a").write_bytes(bytes(8) + values.tobytes())
+    first = quantized("first", VALUES[:BLOCK], 0, "float32", "nf4")
+    broken = quantized("broken", VALUES, 0, "float32", "nf4")
+    odd = Wanted(broken.piece, broken.at, memoryview(bytearray(35)))
+    lacking, troubles = fetched([f"file://{tmp_path}/a"], [first, broken], [f"file://{tmp_path}"])
+    assert lacking == ["broken"]
+    assert "'broken' cannot be quantized: it has values that are infinite or not a number" in troubles
+    lacking, troubles = fetched([f"file://{tmp_path}/a"], [odd], [f"file://{tmp_path}"])
+    assert (lacking, troubles) == (["broken"], ["'broken' has 35 bytes, which are no blocks of nf4"])
 
 
 def test_a_zero_byte_in_the_url_of_a_file_is_refused(files: list[str], tmp_path: Path) -> None:

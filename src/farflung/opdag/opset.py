@@ -103,6 +103,11 @@ _ARGUMENT = re.compile(
 )
 
 
+def full_name(name: str) -> str:
+    """An op's name with its namespace, which the table leaves out where it is torch's own."""
+    return name if name.count(".") == 2 else f"aten.{name}"
+
+
 def _parameter(text: str) -> Parameter:
     match = _ARGUMENT.fullmatch(text)
     assert match, f"opset table: {text!r}"
@@ -127,7 +132,7 @@ def _op(line: str, group: str) -> Op:
     assert match, f"opset table: {line!r}"
     parameters = [_parameter(p) for p in re.split(r", (?![^\[]*\])", match["arguments"]) if p]
     return Op(
-        name=f"aten.{match['name']}",
+        name=full_name(match["name"]),
         group=group,
         parameters={p.name: p for p in parameters},
         results=MANY if match["results"] == "*" else int(match["results"]),

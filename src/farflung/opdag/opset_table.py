@@ -9,7 +9,8 @@ A line is never changed or removed. A new one ends in `since N`, where N is one 
 version (3); a line without it belongs to version 1. So each version has all ops of those before it.
 
 Arguments that PyTorch has and the table lacks (device, layout, memory format, sparse gradients) do not exist
-on the wire. A test compares the table with torch's own schemas.
+on the wire. A test compares the table with torch's own schemas. Names without a namespace are torch's own, in
+`aten`; `farflung.` marks the few that each backend defines.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ mm.default(Tensor self, Tensor mat2) -> 1
 addmm.default(Tensor self, Tensor mat1, Tensor mat2, Scalar beta=1, Scalar alpha=1) -> 1
 baddbmm.default(Tensor self, Tensor batch1, Tensor batch2, Scalar beta=1, Scalar alpha=1) -> 1
 linear.default(Tensor input, Tensor weight, Tensor? bias=None) -> 1
+farflung.quantized_linear.default(Tensor input, Tensor weight, str(int8|nf4) format, Tensor? bias=None, bool transposed=False) -> 1 since 4
 """
 CONVOLUTION = """
 conv1d.default(Tensor input, Tensor weight, Tensor? bias=None, int[] stride=[1], int[] padding=[0], int[] dilation=[1], int groups=1) -> 1

@@ -13,7 +13,9 @@ from itertools import zip_longest
 from farflung.opdag.cost import Types
 from farflung.opdag.graph import ITEM_BYTES, Node, Ref
 from farflung.opdag.opset import lookup
+from farflung.opdag.quantized import DEQUANTIZED_AT_ONCE, QUANTIZED_LINEAR
 from farflung.opdag.storage import Storage, reshaped, uses_fused_attention
+from farflung.quantization import values_in
 
 _KEPT = {
     "add": "",
@@ -49,6 +51,7 @@ _KEPT = {
     "addmm": "mat1:mat2 mat2:mat1",
     "baddbmm": "batch1:batch2 batch2:batch1",
     "linear": "input:weight weight:input",
+    "quantized_linear": "weight:input",
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d": "input weight",
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d": "",
     "embedding": "indices",
@@ -71,6 +74,9 @@ _BACKWARD_COPIES = {
     "binary_cross_entropy_with_logits": 3, "cross_entropy_loss": 1,
 }  # fmt: skip
 """Temporary tensors of a backward pass besides gradients, each as large as the op's largest operand."""
+
+_PIECE_BYTES = 6
+"""Of a value that is being dequantized: its level in float32, and half of an index of two levels."""
 
 _FORWARD_COPIES = {"binary_cross_entropy_with_logits": 3}
 
@@ -242,12 +248,14 @@ def _attention(
 
 
 def _workspace(node: Node, types: Types, batch: int, backward: bool) -> int:
-    """Temporary memory of convolutions.
+    """Temporary memory of quantized matrices, which are dequantized one at a time, and of convolutions.
 
     oneDNN copies operands, results and weights into blocks of channels. In the backward pass the gradients of
     operand and weights, which are counted separately, are computed one after the other. PyTorch's own
     kernels, for other types, unfold the operand for every position of a window.
     """
+    if node.op == QUANTIZED_LINEAR:
+        return _dequantized(node, types, batch)
     if lookup(node.op).group != "convolution":
         return 0
     (read, weight), made = (_named(node, name)[0] for name in ("input", "weight")), node.writes()[0]
@@ -260,3 +268,10 @@ def _workspace(node: Node, types: Types, batch: int, backward: bool) -> int:
     channels = types[wide].shape_at(batch)[-rank - 1]
     places = types[many].numel(batch) // max(1, types[many].shape_at(batch)[-rank - 1])
     return channels * math.prod(kernel[2:]) * places * ITEM_BYTES[types[read].dtype]
+
+
+def _dequantized(node: Node, types: Types, batch: int) -> int:
+    """Bytes of a quantized matrix in the type of its input, and of what making it takes."""
+    (read, weight), form = (_named(node, name)[0] for name in ("input", "weight")), node.arguments["format"]
+    values = values_in(types[weight].numel(batch), str(form))
+    return values * ITEM_BYTES[types[read].dtype] + min(values, DEQUANTIZED_AT_ONCE) * _PIECE_BYTES

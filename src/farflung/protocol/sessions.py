@@ -82,12 +82,14 @@ Url = Annotated[str, Meta(max_length=2048)]
 class StoredAt(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where a piece's bytes are also to be had: in which of the list's files, and from which byte on.
 
-    Values that are stored as `widened` are widened to float32; empty: the bytes are those of the piece.
+    Values that are stored as `widened` are widened to float32; empty: the bytes are those of the piece. With
+    `quantized` they are float32, or of the type `widened`, and a piece is what they are quantized to.
     """
 
     file: Annotated[int, Meta(ge=0, lt=MOST_FILES)]
     offset: Count
     widened: Widened = ""
+    quantized: Literal["", "int8", "nf4"] = ""
 
 
 class BasePiece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from farflung.files import cache_folder, make_folder, write_atomically
-from farflung.weights.files import WeightFiles
+from farflung.weights.files import AS_IT_IS, Reading, WeightFiles
 
 
 class StoredDigests:
@@ -29,12 +29,12 @@ class StoredDigests:
                 found = msgspec.json.decode(b"" if place is None else place.read_bytes(), type=dict[str, str])
             self._known.append(found)
 
-    def sha256(self, name: str, widened: bool = False) -> bytes:
+    def sha256(self, name: str, how: Reading = AS_IT_IS) -> bytes:
         """The digest of a tensor, as `WeightFiles.sha256` gives it."""
-        number, key = self._files.tensors[name].file, f"{name} in float32" if widened else name
+        number, key = self._files.tensors[name].file, f"{name}{_form(how)}"
         known = self._known[number].get(key, "")
         if len(known) != 64:
-            known = self._known[number][key] = self._files.sha256(name, widened).hex()
+            known = self._known[number][key] = self._files.sha256(name, how).hex()
         return bytes.fromhex(known)
 
     def save(self) -> None:
@@ -50,3 +50,10 @@ class StoredDigests:
         if not version:
             return None
         return self._folder / f"{hashlib.sha256(f'{file} {version}'.encode()).hexdigest()}.json"
+
+
+def _form(how: Reading) -> str:
+    """What tells digests of the same stored tensor apart."""
+    if how.quantized:
+        return f" in {how.quantized}"
+    return " in float32" if how.widened else ""

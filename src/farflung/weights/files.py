@@ -10,14 +10,16 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from farflung.errors import WeightsError
+from farflung.quantization import QuantizedFormat, quantized_bytes, values_in
 from farflung.weights.allowed import ANYTHING, shown
+from farflung.weights.quantizing import item_bytes, quantize_stored
 from farflung.weights.ranges import FileRanges, Ranges, open_ranges, whole_file
 from farflung.weights.widening import Kind, widen
 
@@ -58,6 +60,35 @@ class StoredTensor(NamedTuple):
     bytes: int
 
 
+class Reading(NamedTuple):
+    """What becomes of a tensor's stored bytes.
+
+    Values of the type `widened` become float32; empty: they stay as they are. With `quantized` they are
+    float32, or of the type `widened`, and become codes and scales of that format.
+    """
+
+    widened: Kind | Literal[""] = ""
+    quantized: QuantizedFormat | Literal[""] = ""
+
+    @property
+    def kind(self) -> str:
+        """The element type of stored values that are widened or quantized."""
+        return self.widened or "float32"
+
+    def quantized_bytes(self, stored: int) -> int:
+        """Bytes of codes and scales that so many stored bytes become."""
+        return quantized_bytes(stored // item_bytes(self.kind), self.quantized)
+
+    def stored_bytes(self, held: int) -> int:
+        """How many bytes are stored of a tensor that has `held` when it has been read."""
+        if self.quantized:
+            return values_in(held, self.quantized) * item_bytes(self.kind)
+        return held // 2 if self.widened else held
+
+
+AS_IT_IS = Reading()
+
+
 class WeightFiles:
     """The tensors in the safetensors file, or the folder with shards, at a path or URL.
 
@@ -96,10 +127,23 @@ class WeightFiles:
                 self._open(self.files[stored.file]).read(stored.offset + at, [part])
             take(part)
 
-    def sha256(self, name: str, widened: bool = False) -> bytes:
-        """The digest of a tensor's bytes, or of those that it has once it is widened to float32."""
-        digest, kind = hashlib.sha256(), KINDS[self.tensors[name].kind]
-        self.read(name, lambda part: digest.update(widen(part, kind) if widened else part))
+    def sha256(self, name: str, how: Reading = AS_IT_IS) -> bytes:
+        """The digest of a tensor's bytes once it is read in that way; WeightsError if it cannot be."""
+        digest = hashlib.sha256()
+
+        def take(part: memoryview) -> None:
+            if how.quantized:
+                blocks = memoryview(bytearray(how.quantized_bytes(len(part))))
+                try:
+                    quantize_stored(part, how.kind, how.quantized, blocks)
+                except WeightsError as error:
+                    raise WeightsError(f"{self.name}: {name} cannot be quantized: {error}") from None
+                part = blocks
+            elif how.widened:
+                part = widen(part, how.widened)
+            digest.update(part)
+
+        self.read(name, take)
         return digest.digest()
 
     def versions(self) -> tuple[str, ...]:

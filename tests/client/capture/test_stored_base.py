@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from tests.support.web import Web, web
 
 from farflung.client.capture.prepared import Prepared, prepare
 from farflung.client.output.weights_reader import stored_names
-from farflung.errors import JobError
+from farflung.errors import JobError, WeightsError
+from farflung.quantization import values_in
+from farflung.weights.quantizing import quantize_stored
 
 pytestmark = pytest.mark.slow
 
@@ -39,8 +42,8 @@ def stored(server: Web, dtype: torch.dtype = torch.float32, **changes: Any) -> N
     save_file({**tensors, **changes}, server.folder / "model.safetensors")
 
 
-def prepared(server: Web, model: Any) -> Prepared:
-    return prepare(adapters.job_of(model, weights=server.url))
+def prepared(server: Web, model: Any, quantize: str | None = None) -> Prepared:
+    return prepare(adapters.job_of(model, weights=server.url, quantize=quantize))
 
 
 def found(server: Web, of: Prepared) -> set[str]:
@@ -82,14 +85,7 @@ def test_a_peft_models_base_is_found_under_its_plain_names(server: Web, dtype: t
 def test_a_base_on_the_meta_device_is_never_made_here(server: Web) -> None:
     stored(server, torch.bfloat16)
     real = prepared(server, adapters.with_adapter(rounded(torch.bfloat16), adapters.LORA))
-    with torch.device("meta"):
-        base = adapters.base()
-    base.model.rotary_emb = adapters.base().model.rotary_emb  # buffers are in no file
-    model = adapters.with_adapter(base, adapters.LORA)
-    for name, parameter in list(model.named_parameters()):
-        if parameter.requires_grad:
-            values = torch.nn.Parameter(torch.zeros(parameter.shape))
-            model.get_submodule(name.rpartition(".")[0]).weight = values
+    model = adapters.on_the_meta_device()
     of = prepared(server, model)
     assert of.digests.of(parameters(of)) == real.digests.of(parameters(of))
     assert of.base_sha256 == real.base_sha256
@@ -99,6 +95,59 @@ def test_a_base_on_the_meta_device_is_never_made_here(server: Web) -> None:
     assert again.base_sha256 == of.base_sha256 and opened < 20_000
     assert server.sent_bytes == before + opened  # the digests are known from the first time
     assert found(server, of) == parameters(of)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("names", ["its own", "others"])
+def test_quantized_matrices_are_found_as_they_are_stored(server: Web, dtype: torch.dtype, names: str) -> None:
+    """They are listed by the digests of their codes, and told how to be made of what is stored."""
+    tensors = {n: one.detach().to(dtype) for n, one in adapters.base(width=128).named_parameters()}
+    if names == "others":
+        tensors = {f"other.{at}": one for at, one in enumerate(tensors.values())}
+    save_file(tensors, server.folder / "model.safetensors")
+    model = adapters.base(width=128)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype).float()
+    model = adapters.with_adapter(model, adapters.LORA)
+    of, plain = prepared(server, model, "nf4"), prepared(server, model)
+    assert of.quantization is not None and of.stored is not None
+    assert of.base_sha256 == plain.base_sha256  # the base is what it was
+    assert of.state.keys() == plain.state.keys()
+    listed = of.digests.of(sorted(of.state.keys() - of.changed))
+    places = of.stored.places(listed)
+    assert {name for name, at in places.items() if at.quantized} == of.quantization.matrices
+    content = (server.folder / "model.safetensors").read_bytes()
+    for name in of.quantization.matrices:
+        at, held = places[name], of.state[name]
+        assert (at.widened, at.quantized) == ("" if dtype == torch.float32 else "bfloat16", "nf4")
+        memory = memoryview(bytearray(held.numel()))
+        size = values_in(held.numel(), "nf4") * dtype.itemsize
+        quantize_stored(memoryview(content)[at.offset : at.offset + size], str(dtype)[6:], "nf4", memory)
+        assert bytes(memory) == held.numpy().tobytes()
+        assert hashlib.sha256(memory).digest() == listed[name]
+
+
+def test_quantized_matrices_of_a_model_without_values_are_never_made_whole(server: Web) -> None:
+    tensors = {n: one.detach().bfloat16() for n, one in adapters.base(width=128).named_parameters()}
+    save_file(tensors, server.folder / "model.safetensors")
+    rounded = adapters.base(width=128)
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    real = prepared(server, adapters.with_adapter(rounded, adapters.LORA), "int8")
+    of = prepared(server, adapters.on_the_meta_device(width=128), "int8")
+    names = sorted(of.state.keys() - of.changed)
+    assert of.digests.of(names) == real.digests.of(names)
+    assert of.base_sha256 == real.base_sha256
+
+
+def test_stored_values_that_are_no_numbers_end_the_job_in_one_line(server: Web) -> None:
+    tensors = {n: one.detach().clone() for n, one in adapters.base(width=128).named_parameters()}
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][3, 3] = torch.nan
+    save_file(tensors, server.folder / "model.safetensors")
+    of = prepared(server, adapters.on_the_meta_device(width=128), "nf4")
+    with pytest.raises(WeightsError, match=r"up_proj.weight cannot be quantized: it has values"):
+        of.digests.of(sorted(of.state.keys() - of.changed))
 
 
 def test_a_base_with_other_names_is_found_by_its_bytes(server: Web) -> None:

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from tests.runtime.jax_backend.samples import Sample, flags, floats, n, x
+
+from farflung.quantization import quantize, quantized_bytes
 
 
 def _call(op: str, tolerance: float = 2e-6, **arguments: object) -> Sample:
@@ -30,4 +33,22 @@ SCATTERED = [
     _call("index_put.default", self=n, indices=[torch.tensor([0])], values=torch.tensor(7)),
 ]  # fmt: skip
 
-GROUPS_OF_VERSION_4: dict[str, list[Sample]] = {"scattering of version 4": SCATTERED}
+
+def _packed(form: str, rows: int, columns: int) -> torch.Tensor:
+    """A quantized matrix of random values."""
+    values = floats(rows, columns).numpy().reshape(-1)
+    made = np.empty(quantized_bytes(values.size, form), np.uint8)
+    quantize(values, form, made)
+    return torch.from_numpy(made).view(rows, -1)
+
+
+QUANTIZED = [
+    _call("farflung.quantized_linear.default", 1e-5, input=floats(*shape, rows if t else columns, seed=1), weight=_packed(form, rows, columns), format=form, bias=bias, transposed=t)
+    for form in ("int8", "nf4")
+    for shape, rows, columns, bias, t in (((2, 3), 5, 128, None, False), ((4,), 3, 64, floats(3, seed=2), False), ((2, 2), 6, 64, floats(64, seed=3), True))
+]  # fmt: skip
+
+GROUPS_OF_VERSION_4: dict[str, list[Sample]] = {
+    "scattering of version 4": SCATTERED,
+    "quantized matrices of version 4": QUANTIZED,
+}

@@ -11,7 +11,10 @@ from farflung.opdag.opset_table import GROUPS
 from farflung.runtime.jax_backend import lowering
 
 LINES = {
-    f"aten.{line.split('(', 1)[0]}": line for text in GROUPS.values() for line in text.split("\n") if line
+    opset.full_name(line.split("(", 1)[0]): line
+    for text in GROUPS.values()
+    for line in text.split("\n")
+    if line
 }
 OPS = sorted(lowering.table())
 

@@ -59,7 +59,7 @@ class Expected:
         without = WITHOUT_GRADIENT.get(sample.op, frozenset())
         arguments = {name: _leaf(a, name not in without) for name, a in sample.arguments.items()}
         self.given = tensors_of(arguments)
-        made = resolve(sample.op if sample.op.startswith("aten.") else f"aten.{sample.op}")(**arguments)
+        made = resolve(opset.full_name(sample.op))(**arguments)
         self.made: list[Tensor] = list(made) if isinstance(made, list | tuple) else [made]
         generator = torch.Generator().manual_seed(7)
         self.cotangents = [
@@ -95,7 +95,7 @@ def node_of(sample: Sample, results: int) -> Node:
         return argument
 
     arguments = {name: convert(argument) for name, argument in sample.arguments.items()}
-    return Node(0, f"aten.{sample.op}", arguments, list(range(100, 100 + results)))
+    return Node(0, opset.full_name(sample.op), arguments, list(range(100, 100 + results)))
 
 
 def _pulled(sample: Sample, expected: Expected) -> Any:
@@ -168,6 +168,6 @@ def test_an_op_computes_what_torch_does(group: str, at: int) -> None:
 
 
 def test_every_op_has_a_sample_or_draws_random_numbers() -> None:
-    sampled = {f"aten.{sample.op}" for samples in GROUPS.values() for sample in samples}
+    sampled = {opset.full_name(sample.op) for samples in GROUPS.values() for sample in samples}
     draws = {name for name, op in opset.table().items() if op.random}
     assert opset.table().keys() - sampled - draws - set(lowering.REFUSED) == set()

@@ -168,6 +168,7 @@ def _draw(path: Path, declared: Job, captured: Capture) -> None:
 
 def _profile(declared: Job, captured: Capture, path: Path) -> ProfileReport:
     from farflung.client.capture.check import first_microbatch
+    from farflung.client.capture.quantizing import quantized_matrices
     from farflung.client.capture.report import ProfileReport
     from farflung.errors import ProfileError
     from farflung.heap import keep_freed_memory
@@ -181,10 +182,11 @@ def _profile(declared: Job, captured: Capture, path: Path) -> ProfileReport:
         raise ProfileError("the model is on the meta device and has no values: nothing can be timed")
     keep_freed_memory()  # as workers do
     graph, device, folder = captured.graph, this_device(), cache_folder()
+    state = named_state(declared.model, graph) | quantized_matrices(declared.model, captured.quantization)
     made = profile_graph(
         graph,
         declared.microbatch_size,
-        named_state(declared.model, graph),
+        state,
         first_microbatch(declared),
         declared.optimizer,
         recall(device, folder),

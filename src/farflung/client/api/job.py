@@ -29,6 +29,7 @@ from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import is_auto, policy_of
 from farflung.plans.phases import codecs_in
 from farflung.plans.wishes import MAX_LOSS_GAP
+from farflung.quantization import FORMATS, QuantizedFormat
 from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
 from farflung.runtime.training import Training
 from farflung.text import and_more
@@ -119,6 +120,14 @@ class Job:
         Values for a model on the meta device: a safetensors file, or a folder with shards and their index, by
         path or URL. They are read one tensor at a time. Workers fetch what they can of a URL themselves,
         also for a model that has values.
+    quantize
+        "int8" or "nf4": workers hold frozen matrices as codes of 8 or 4 bits with a float32 scale for each
+        block of 64 values (`farflung.quantization`; QLoRA, arXiv 2305.14314), and dequantize one at a time
+        where it is used. That are the matrices that linear layers (`nn.Linear`, `F.linear`, products with a
+        parameter) alone read; embeddings, a head tied to one, norms, biases and whatever is trained stay as
+        they are. It changes numbers: the run computes what one process with the dequantized matrices does,
+        not what the model with its own values does. The run's result has the model's own values beside what
+        was trained.
     collate
         Turns a list of items into a batch, a dict of tensors. By default tensors are stacked.
     names
@@ -161,6 +170,7 @@ class Job:
     precision: Precision = "float32"
     deterministic: bool = False
     weights: Path | str | None = None
+    quantize: QuantizedFormat | None = None
     collate: Collate | None = None
     names: Sequence[str] | None = None
     sampler: Iterable[int] | None = None
@@ -195,6 +205,9 @@ class Job:
             known = " or ".join(map(repr, get_args(Precision)))
             raise JobError(f"precision must be {known}, found {self.precision!r}")
         _require_weights(self.weights, self.model)
+        if self.quantize is not None and self.quantize not in FORMATS:
+            known = " or ".join(map(repr, FORMATS))
+            raise JobError(f"quantize must be {known} or None, found {self.quantize!r}")
         _require_whole("num_workers", self.num_workers, 1, MAXIMUM_READERS)
         _require_names(self.names)
         _require_metrics(self.metrics, self.validation is not None)

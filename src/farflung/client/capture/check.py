@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from farflung.client.api.job import Job
 from farflung.client.capture.packed_rows import require_apart
+from farflung.client.capture.quantizing import dequantized_copy, quantized_matrices, with_quantized
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.client.run.microbatches import Microbatches, read_batch, weighted
 from farflung.data.streams import StreamItems
@@ -186,8 +187,9 @@ def first_microbatch(job: Job) -> Batch:
 def capture_job(job: Job, tell: ProgressCallback = no_progress, workers: int = 0) -> Capture:
     """Capture the job's model, and compare one microbatch of the graph with the eager module.
 
-    A model without values is captured but not compared; its verdicts say so. If `workers` is given, the model
-    is first cut for that many. `tell` is called with a description of each stage.
+    What is compared is the graph before it is quantized, if the job asks for that. A model without values is
+    captured but not compared; its verdicts say so. If `workers` is given, the model is first cut for that
+    many. `tell` is called with a description of each stage.
 
     Raises
     ------
@@ -197,12 +199,13 @@ def capture_job(job: Job, tell: ProgressCallback = no_progress, workers: int = 0
         The model cannot be cut for so many workers.
     """
     tell("capturing the model")
-    captured = capture_shapes(job)
+    captured = _captured(job)
+    runs = with_quantized(captured, job)
     if workers:
-        plan_graph(captured.graph, job.microbatches, job.microbatch_size, _names(workers))
+        plan_graph(runs.graph, job.microbatches, job.microbatch_size, _names(workers))
     if job.has_values:
         tell(f"comparing {count_of(len(captured.graph.nodes), 'node')} with eager")
-    return check_itself(job, captured, first_microbatch(job))
+    return replace(runs, verdicts=check_itself(job, captured, first_microbatch(job)).verdicts)
 
 
 def capture_shapes(job: Job) -> Capture:
@@ -212,7 +215,14 @@ def capture_shapes(job: Job) -> Capture:
     ------
     CaptureError
         The model cannot be captured, or its loss depends on no trainable parameter.
+    JobError
+        The job quantizes, and nothing in the model can be.
     """
+    return with_quantized(_captured(job), job)
+
+
+def _captured(job: Job) -> Capture:
+    """The model as it was captured, before anything of it is quantized."""
     captured = capture(job.model, example_batch(job), job.loss, job.precision, job.captured_metrics)
     if captured.graph.loss not in differentiable_values(captured.graph):
         raise CaptureError(NOTHING_TO_TRAIN, "gradient-modes")
@@ -223,6 +233,8 @@ def check_job(
     job: Job, segments: int | None = None, steps: int = 2, tell: ProgressCallback = no_progress
 ) -> CheckReport:
     """Capture the job's model, cut it into `segments`, and train it for `steps` steps beside eager.
+
+    If the job quantizes, the eager module has the dequantized matrices.
 
     Without `segments` these are four, or as many as the model can be cut into. The job's own
     model is not changed. `tell` is called with a description of each stage.
@@ -268,9 +280,12 @@ def _compare(job: Job, captured: Capture, segments: int | None, steps: int) -> C
     loader = Microbatches(job, captured.graph)
     units = [unit for unit in training.units() if unit.train]
     batches = [[microbatch.tensors for microbatch in loader.load_unit(unit)] for unit in units]
-    require_own_loss(job.model, loss_of, captured.graph, training, captured.draws, batches[0][0])
+    before = captured.graph if captured.quantization is None else captured.quantization.before
+    require_own_loss(job.model, loss_of, before, training, captured.draws, batches[0][0])
+    held = quantized_matrices(job.model, captured.quantization)
+    module = dequantized_copy(job.model, held, captured.quantization)
     comparison = Comparison(
-        job.model, loss_of, captured.graph, planned.plan, programs, training, captured.draws
+        module, loss_of, captured.graph, planned.plan, programs, training, captured.draws, held
     )
     return compare(comparison, batches, planned.cut_bytes, segments, job.validation is not None)
 

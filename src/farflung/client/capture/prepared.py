@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from farflung.client.capture.stored_base import StoredBase
     from farflung.opdag.capture import Capture
+    from farflung.opdag.quantized import Quantization
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Prepared:
 
     `state` holds the tensors of the job's own module, or reads them from its stored weights. `program` is the
     serialized graph, `remarks` are notes on the capture for the user. An `emulated` job runs on emulated
-    devices and has no state. `stored` are the weights that the job names.
+    devices and has no state. `stored` are the weights that the job names. If the job quantizes, `graph` and
+    `state` have the matrices as workers hold them, and `quantization` says what they were before.
     """
 
     job: Job
@@ -54,6 +56,22 @@ class Prepared:
     remarks: tuple[str, ...]
     emulated: bool = False
     stored: StoredBase | None = None
+    quantization: Quantization | None = None
+
+    @property
+    def own_graph(self) -> Graph:
+        """The graph before anything was quantized."""
+        return self.graph if self.quantization is None else self.quantization.before
+
+    @property
+    def own_state(self) -> Mapping[str, Tensor]:
+        """The values of the model itself, before anything was quantized."""
+        if self.quantization is None:
+            return self.state
+        from farflung.client.capture.quantizing import QuantizedState
+
+        assert isinstance(self.state, QuantizedState)
+        return self.state.own
 
     @property
     def training(self) -> Training:
@@ -85,24 +103,27 @@ class Prepared:
     def base_sha256(self) -> str:
         """A digest of the parameters and buffers that no step changes; empty without frozen parameters.
 
-        It reads each of them.
+        It reads each of them, as the model has them: how they are quantized does not change it.
         """
         if not self.has_base:
             return ""
         names = sorted(self.state.keys() - self.changed)
         digest = hashlib.sha256()
-        for name, of_one in self.digests.of(names).items():
+        digests = self.digests
+        if self.quantization is not None:
+            digests = Digests(self.own_state, None if self.stored is None else self.stored.unquantized())
+        for name, of_one in digests.of(names).items():
             digest.update(repr((name, *self._form(name), of_one)).encode())
         return digest.hexdigest()
 
     @cached_property
     def digests(self) -> Digests:
-        """The digests of the parameters and buffers that no step changes."""
+        """The digests of the parameters and buffers that no step changes, as workers hold them."""
         return Digests(self.state, self.stored)
 
     def _form(self, name: str) -> Form:
-        entry = next(entry for entry in self.graph.inputs if entry.name == name)
-        return Form.of(self.graph.values[entry.value], self.job.microbatch_size)
+        entry = next(entry for entry in self.own_graph.inputs if entry.name == name)
+        return Form.of(self.own_graph.values[entry.value], self.job.microbatch_size)
 
     def written_by(self, codec: str) -> Prepared:
         """A copy with another codec than the job's, if that changes which evaluations run."""
@@ -134,7 +155,8 @@ def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) ->
     graph = captured.graph
     # A tied parameter has several names in the model and one of them in the graph.
     require_patterns(job.optimizer, [entry.name for entry in graph.inputs_of("parameter") if entry.trainable])
-    return _with_state(job, graph, wire.dump(graph), (*_remarks(captured), *_on_validation(job)))
+    remarks = (*_remarks(captured), *_on_validation(job))
+    return _with_state(job, captured, wire.dump(graph), remarks)
 
 
 def _require_values(job: Job) -> None:
@@ -146,11 +168,14 @@ def _require_values(job: Job) -> None:
         )
 
 
-def _with_state(job: Job, graph: Graph, program: bytes, remarks: tuple[str, ...]) -> Prepared:
-    """The prepared job with its module's tensors, or those of its stored weights."""
+def _with_state(job: Job, captured: Capture, program: bytes, remarks: tuple[str, ...]) -> Prepared:
+    """The prepared job with its module's tensors, or those of its stored weights, quantized if it asks so."""
+    from farflung.client.capture.quantizing import QuantizedState
     from farflung.client.output.weights_reader import WeightsReader, open_weights
     from farflung.runtime.parity.steps import named_state
 
+    quantization = captured.quantization
+    graph = captured.graph if quantization is None else quantization.before
     files = None if job.weights is None else open_weights(str(job.weights))
     state: Mapping[str, Tensor]
     if job.has_values or files is None:
@@ -159,12 +184,14 @@ def _with_state(job: Job, graph: Graph, program: bytes, remarks: tuple[str, ...]
         tensors = dict(job.model.named_buffers()) | dict(job.model.named_parameters())
         own = {name: tensor.detach() for name, tensor in tensors.items() if not tensor.is_meta}
         state = WeightsReader(files, graph, own)
-    if files is None:
-        return Prepared(job, graph, program, state, remarks)
-    from farflung.client.capture.stored_base import StoredBase
+    stored = None
+    if files is not None:
+        from farflung.client.capture.stored_base import StoredBase
 
-    stored = StoredBase(files, graph, job.microbatch_size, state)
-    return Prepared(job, graph, program, state, remarks, stored=stored)
+        stored = StoredBase(files, graph, job.microbatch_size, state, quantization)
+    if quantization is not None:
+        state = QuantizedState(state, quantization)
+    return Prepared(job, captured.graph, program, state, remarks, False, stored, quantization)
 
 
 def _remarks(captured: Capture) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport
     return CaptureReport(
         nodes=len(graph.nodes),
         operators=dict(Counter(node.op for node in graph.nodes).most_common()),
-        parameters=sum(graph.values[entry.value].numel(1) for entry in graph.inputs_of("parameter")),
+        parameters=_parameters(captured),
         parameter_bytes=parameter_bytes,
         flops=int(workload.flops.sum()),
         graph_bytes=len(wire.dump(graph)),
@@ -102,6 +102,12 @@ def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport
         cuts=cuts_of(captured, workload) if is_full else None,
         divisions=divisions_of(captured, workload) if is_full else None,
     )
+
+
+def _parameters(captured: Capture) -> int:
+    """Numbers in all parameters, of which quantized ones count as before."""
+    graph = captured.graph if captured.quantization is None else captured.quantization.before
+    return sum(graph.values[entry.value].numel(1) for entry in graph.inputs_of("parameter"))
 
 
 def cuts_of(captured: Capture, workload: Workload) -> list[Cut]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING
 from farflung.client.output.weights_reader import WeightsReader, stored_names
 from farflung.opdag.form import Form
 from farflung.opdag.graph import Graph
-from farflung.protocol.sessions import StoredAt, Widened
+from farflung.protocol.sessions import StoredAt
 from farflung.weights.digest_store import StoredDigests
-from farflung.weights.files import KINDS, StoredTensor, WeightFiles, is_url, widens
+from farflung.weights.files import KINDS, Reading, StoredTensor, WeightFiles, is_url, widens
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from farflung.opdag.quantized import Quantization
 
 
 class StoredBase:
@@ -22,11 +25,22 @@ class StoredBase:
 
     A model on the meta device takes its tensors from the files by name. One that has values has its own
     names, and its tensors are found in the files by name and form, or else by their bytes.
+
+    `graph` and `state` are those of the model itself. What `quantization` names is quantized by whoever reads
+    it from the files, so digests are those of codes and scales.
     """
 
-    def __init__(self, files: WeightFiles, graph: Graph, batch: int, state: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        files: WeightFiles,
+        graph: Graph,
+        batch: int,
+        state: Mapping[str, Tensor],
+        quantization: Quantization | None = None,
+    ) -> None:
         self._stored = files
         self._state = state
+        self._quantization = quantization
         entries = [entry for entry in graph.inputs if entry.kind in ("parameter", "buffer")]
         self._forms = {entry.name: Form.of(graph.values[entry.value], batch) for entry in entries}
         self._aliases: dict[str, list[str]] = {}
@@ -36,13 +50,19 @@ class StoredBase:
         self._reading = threading.Lock()
         self._places: dict[str, StoredAt | None] = {}
 
+    def unquantized(self) -> StoredBase:
+        """The same weights as they are stored, with the same digests of them."""
+        other = copy.copy(self)
+        other._quantization, other._places = None, {}
+        return other
+
     @property
     def files(self) -> list[str]:
         """The URLs of the files; empty if they are paths of this machine, which no worker can reach."""
         return self._stored.files if all(map(is_url, self._stored.files)) else []
 
     def digests(self, names: Iterable[str]) -> dict[str, bytes]:
-        """The digests of those tensors that the model takes from the files as they are, or widened.
+        """The digests of those tensors that the model takes from the files as they are, widened or quantized.
 
         Reads through each once, without keeping it in memory.
         """
@@ -54,7 +74,7 @@ class StoredBase:
             for name in names:
                 stored = reader.stored.get(name)
                 if stored is not None and (how := self._how(name, self._stored.tensors[stored])) is not None:
-                    found[name] = self._digests.sha256(stored, bool(how))
+                    found[name] = self._digests.sha256(stored, how)
             self._digests.save()
         return found
 
@@ -73,7 +93,7 @@ class StoredBase:
             for candidate in stored_names(name, self._aliases.get(name, ())):
                 stored = self._stored.tensors.get(candidate)
                 if stored is not None and (how := self._how(name, stored)) is not None:
-                    self._places[name] = StoredAt(stored.file, stored.offset, how)
+                    self._places[name] = _place(stored, how)
                     break
 
     def _find_by_digest(self, names: Sequence[str], digests: Mapping[str, bytes]) -> None:
@@ -82,17 +102,26 @@ class StoredBase:
             self._places[name] = None
             for stored_name, stored in self._stored.tensors.items():
                 how = self._how(name, stored)
-                if how is not None and self._digests.sha256(stored_name, bool(how)) == digests[name]:
-                    self._places[name] = StoredAt(stored.file, stored.offset, how)
+                if how is not None and self._digests.sha256(stored_name, how) == digests[name]:
+                    self._places[name] = _place(stored, how)
                     break
         if names:
             self._digests.save()
 
-    def _how(self, name: str, stored: StoredTensor) -> Widened | None:
-        """Whether stored bytes are a tensor's own (empty), or from which type they are widened; else None."""
+    def _how(self, name: str, stored: StoredTensor) -> Reading | None:
+        """How stored bytes become those that a worker holds; None if they are no tensor of this form."""
         dtype, shape = self._forms[name]
         if stored.shape != shape:
             return None
-        if KINDS.get(stored.kind) == dtype:
-            return ""
-        return widens(stored.kind, dtype)
+        is_own = KINDS.get(stored.kind) == dtype
+        widened = "" if is_own else widens(stored.kind, dtype)
+        if widened is None:
+            return None
+        if self._quantization is None or name not in self._quantization.matrices:
+            return Reading(widened)
+        # Whoever quantizes widens first, also where the model has the type of the file.
+        return Reading(widens(stored.kind, "float32") or "", self._quantization.form)
+
+
+def _place(stored: StoredTensor, how: Reading) -> StoredAt:
+    return StoredAt(stored.file, stored.offset, how.widened, how.quantized)

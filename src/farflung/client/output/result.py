@@ -51,7 +51,7 @@ def save_result(
         kinds.insert(0, (folder.average_path, folder.average_adapter_path, averaged))
     for file, adapter, tensors in kinds:
         if prepared.adapter is None:
-            save_weights(file, module, {**prepared.state, **tensors}, ties, step, best)
+            save_weights(file, module, {**prepared.own_state, **tensors}, ties, step, best)
         else:
             weights = merged(module, tensors, ties)
             made = TrainedAdapter(prepared.adapter, weights, step, prepared.base_sha256, best)

@@ -39,6 +39,7 @@ from farflung.opdag.capture.other_names import drop_other_names
 from farflung.opdag.capture.recurrent import unroll_recurrent_layers
 from farflung.opdag.capture.regions import inline_regions
 from farflung.opdag.graph import Graph, Precision
+from farflung.opdag.quantized import Quantization
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,20 @@ class Capture:
 
     `origins` maps a node's number to the module path and source line. `draws` are the numbers of all nodes
     that draw random numbers, including those that the graph lacks because nothing depends on them: eager
-    execution runs them.
+    execution runs them. `quantization` says what of the graph was quantized after it was captured.
     """
 
     graph: Graph
     origins: Mapping[int, Origin]
     verdicts: tuple[Verdict, ...]
     draws: tuple[int, ...]
+    quantization: Quantization | None = None
 
     @property
     def lints(self) -> tuple[str, ...]:
         """Remarks for the user, which do not stop a run."""
-        return tuple(verdict.words for verdict in self.verdicts if verdict.outcome == "remark")
+        remarks = [verdict.words for verdict in self.verdicts if verdict.outcome == "remark"]
+        return tuple(remarks if self.quantization is None else [*remarks, *self.quantization.remarks()])
 
 
 def capture(

@@ -31,18 +31,18 @@ REFUSED: dict[str, str] = {}
 
 _GROUPS = (
     "elementwise", "comparison", "reduction", "loss", "normalisation", "pooling", "resampling", "product",
-    "convolution", "attention", "view", "movement", "creation", "random",
+    "quantized", "convolution", "attention", "view", "movement", "creation", "random",
 )  # fmt: skip
 _TABLE: dict[str, Lowering] = {}
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
-    """Register a function in the table under the names of the ops that it lowers, without their `aten.`."""
+    """Register a function in the table under the names of the ops that it lowers, as the table has them."""
 
     def enter(function: Lowering) -> Lowering:
         for name in names:
-            assert f"aten.{name}" not in _TABLE, name
-            _TABLE[f"aten.{name}"] = function
+            assert opset.full_name(name) not in _TABLE, name
+            _TABLE[opset.full_name(name)] = function
         return function
 
     return enter

@@ -161,7 +161,7 @@ class Comparison:
     """The cut model and the user's eager module, trained side by side on the same microbatches.
 
     Both use copies of `module`. `loss_of(module)` returns the function from a batch to the scalar loss.
-    `draws` are as in `Reference`.
+    `draws` are as in `Reference`. `held` are parameters that the cut model holds in another form, by name.
     """
 
     def __init__(
@@ -173,6 +173,7 @@ class Comparison:
         segments: Sequence[Segment],
         training: Training,
         draws: Sequence[int] | None = None,
+        held: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._graph = graph
         self._training = training
@@ -181,7 +182,8 @@ class Comparison:
         self._reference = Reference(self._eager, self._loss_of, graph, training, draws)
         ours = copy.deepcopy(module)
         self._state = _whole_state(ours, graph)
-        self._pipeline = InProcessPipeline(graph, plan, segments, named_state(ours, graph), training)
+        state = {**named_state(ours, graph), **(held or {})}
+        self._pipeline = InProcessPipeline(graph, plan, segments, state, training)
         self._units = {unit.step: unit.number for unit in training.units() if unit.train}
 
     def step(self, microbatches: Sequence[Batch]) -> tuple[float, tuple[float, str], tuple[float, str]]:

@@ -20,9 +20,12 @@ from farflung.opdag import opset
 from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref
 from farflung.opdag.segment import EVALUATION, Segment
 from farflung.runtime.indices import index_ranges
+from farflung.runtime.torch_backend import quantized
 from farflung.runtime.torch_backend.device import ON_HOST, Place, generator_of, tightest
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.seeds import mix
+
+quantized.register()
 
 # (state tensors, value tensors, seed of the microbatch) -> results, in the orders of `Program`
 Function = Callable[[Sequence[Tensor], Sequence[Tensor], int], tuple[Tensor, ...]]

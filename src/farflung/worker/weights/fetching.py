@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 from farflung.errors import WeightsError
 from farflung.protocol.sessions import MOST_TROUBLES, BasePiece, StoredAt
+from farflung.quantization import block_bytes
 from farflung.text import first_line, printable
 from farflung.weights.allowed import Allowed, shown
+from farflung.weights.files import Reading
+from farflung.weights.quantizing import quantize_stored
 from farflung.weights.ranges import Ranges, open_ranges
 from farflung.weights.widening import widen_in_place
 
@@ -34,7 +37,19 @@ class Wanted(NamedTuple):
     @property
     def bytes(self) -> int:
         """Its size in the file."""
-        return len(self.memory) // (2 if self.at.widened else 1)
+        return self.how.stored_bytes(len(self.memory))
+
+    @property
+    def how(self) -> Reading:
+        """What becomes of the bytes in the file."""
+        return Reading(self.at.widened, self.at.quantized)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its memory has a size that the job's claim about its bytes can give."""
+        if self.at.quantized:
+            return len(self.memory) % block_bytes(self.at.quantized) == 0
+        return not self.at.widened or len(self.memory) % 4 == 0
 
     @property
     def end(self) -> int:
@@ -75,11 +90,10 @@ class Fetching:
         return [one for one in wanted if _name(one) not in self._fetched]
 
     def _is_sound(self, one: Wanted) -> bool:
-        """Whether a piece that is to be widened has the size of float32 values, as the job claims."""
-        is_sound = not one.at.widened or len(one.memory) % 4 == 0
-        if not is_sound:
-            self._note(f"{one.piece.name[:60]!r} has {len(one.memory)} bytes, which are no float32 values")
-        return is_sound
+        if not one.is_sound:
+            what = f"blocks of {one.at.quantized}" if one.at.quantized else "float32 values"
+            self._note(f"{one.piece.name[:60]!r} has {len(one.memory)} bytes, which are no {what}")
+        return one.is_sound
 
     def _fetch_file(self, url: str, wanted: Sequence[Wanted]) -> None:
         ranges = open_ranges(url, self._allowed, self._stopped.is_set)
@@ -93,12 +107,10 @@ class Fetching:
 
     def _fetch_together(self, ranges: Ranges, url: str, together: Sequence[Wanted]) -> None:
         """Fetch pieces that follow each other in a file."""
-        # What will be widened in place is read into the second half of its memory.
-        buffers = [one.memory[-one.bytes :] for one in together]
+        buffers = [_buffer(one) for one in together]
         ranges.read(together[0].at.offset, buffers)
         for one in together:
-            if one.at.widened:
-                widen_in_place(one.memory, one.at.widened)
+            self._convert(one, buffers.pop(0))
             if hashlib.sha256(one.memory).digest() == one.piece.sha256:
                 self.fetched_bytes += len(one.memory)
                 self._fetched.add(_name(one))
@@ -107,9 +119,26 @@ class Fetching:
             name = repr(one.piece.name[:60])
             self._note(f"{name} is not what the job says in {shown(url)}: its SHA-256 differs")
 
+    def _convert(self, one: Wanted, buffer: memoryview) -> None:
+        """Make of what was read what the piece is."""
+        if one.at.quantized:
+            try:
+                quantize_stored(buffer, one.how.kind, one.at.quantized, one.memory)
+            except WeightsError as error:  # then its digest differs
+                self._note(f"{one.piece.name[:60]!r} cannot be quantized: {error}")
+        elif one.at.widened:
+            widen_in_place(one.memory, one.at.widened)
+
     def _note(self, trouble: str) -> None:
         if trouble not in self.troubles and len(self.troubles) < MOST_TROUBLES:
             self.troubles.append(trouble)
+
+
+def _buffer(one: Wanted) -> memoryview:
+    """Where the bytes of a piece are read to."""
+    if one.at.quantized:
+        return memoryview(bytearray(one.bytes))  # they are more than those of the piece
+    return one.memory[-one.bytes :]  # what will be widened in place goes to the second half of its memory
 
 
 def _name(wanted: Wanted) -> tuple[int, str]:

@@ -64,7 +64,8 @@ def identity_of(prepared: Prepared, training: Training) -> RunIdentity:
         An item cannot be read.
     """
     digest = hashlib.sha256(prepared.program).hexdigest()
-    model = ModelIdentity(digest, _numbers(prepared.graph), prepared.base_sha256 or None)
+    base, quantize = prepared.base_sha256 or None, prepared.job.quantize or ""
+    model = ModelIdentity(digest, _numbers(prepared.own_graph), base, quantize)
     return RunIdentity(model, training, data_identity(prepared.job))
 
 
@@ -171,6 +172,9 @@ def _model_differences(there: ModelIdentity, here: ModelIdentity, versions: Vers
         old, new = there.base_sha256, here.base_sha256
         if old and new and old != new:  # earlier versions of farflung named none, and saved all weights
             yield f"model: frozen weights {old[:12]} there, {new[:12]} here"
+        return
+    if there.quantize != here.quantize:
+        yield f"model: quantize {there.quantize or 'none'} there, {here.quantize or 'none'} here"
         return
     if there.numbers != here.numbers:
         yield f"model: parameters of {there.numbers:,} numbers there, {here.numbers:,} here"

@@ -41,12 +41,13 @@ class ModelIdentity(msgspec.Struct, frozen=True):
     """The captured model: the digest of its OP-DAG's wire form, and how many numbers its parameters have.
 
     If some are frozen, `base_sha256` is a digest of all tensors that no step changes; a checkpoint leaves
-    those out.
+    those out. `quantize` is the format of its quantized matrices; the others are of the model itself.
     """
 
     graph_sha256: Sha256
     numbers: Count
     base_sha256: Sha256 | None = None
+    quantize: str = ""
 
 
 class DataIdentity(msgspec.Struct, frozen=True):

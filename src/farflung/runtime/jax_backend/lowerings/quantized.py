@@ -1,0 +1,78 @@
+"""The linear layer over a quantized matrix, whose backward pass dequantizes it once more."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from farflung.quantization import BLOCK, NF4_LEVELS, SCALE_BYTES, block_bytes
+from farflung.runtime.jax_backend.lowering import lowers
+from farflung.runtime.jax_backend.lowerings.product import linear
+from farflung.runtime.jax_backend.promotion import compute_type, is_floating, to
+
+Array = jax.Array
+_LEVELS = np.array(NF4_LEVELS, np.float32)
+
+
+@lowers("farflung.quantized_linear.default")
+def quantized_linear(
+    input: Array, weight: Array, format: str, bias: Array | None = None, transposed: bool = False
+) -> Array:
+    """A linear layer whose matrix is what `weight` stands for, in the type of `input`.
+
+    Raises
+    ------
+    ValueError
+        `weight` has no whole blocks, or does not fit `input`.
+    """
+    if weight.ndim != 2 or weight.dtype != np.uint8 or weight.shape[1] % block_bytes(format):
+        raise ValueError(f"a {format} matrix is uint8 of rows of {block_bytes(format)} bytes a block")
+    if not is_floating(input.dtype) or (bias is not None and bias.ndim != 1):
+        raise ValueError(f"a linear layer of {input.dtype}")
+    return _linear(input, weight, bias, format, transposed)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _linear(input: Array, weight: Array, bias: Array | None, format: str, transposed: bool) -> Array:
+    return linear(input, _matrix(weight, format, transposed, input.dtype), bias)
+
+
+def _forward(
+    input: Array, weight: Array, bias: Array | None, format: str, transposed: bool
+) -> tuple[Array, tuple[Array, Array | None]]:
+    return _linear(input, weight, bias, format, transposed), (weight, bias)
+
+
+def _backward(
+    format: str, transposed: bool, kept: tuple[Array, Array | None], gradient: Array
+) -> tuple[Array, None, Array | None]:
+    weight, bias = kept
+    wide = compute_type(gradient.dtype)
+    matrix = _matrix(weight, format, transposed, gradient.dtype)
+    over = ((gradient.ndim - 1,), (0,)), ((), ())
+    of_input = lax.dot_general(gradient, matrix, over, preferred_element_type=wide)
+    axes = tuple(range(gradient.ndim - 1))
+    of_bias = None if bias is None else to(jnp.sum(to(gradient, wide), axes), gradient.dtype)
+    return to(of_input, gradient.dtype), None, of_bias
+
+
+_linear.defvjp(_forward, _backward)
+
+
+def _matrix(weight: Array, format: str, transposed: bool, dtype: np.dtype) -> Array:
+    """The matrix as [out, in]."""
+    rows = weight.shape[0]
+    blocks = weight.reshape(rows, -1, block_bytes(format))
+    scales = lax.bitcast_convert_type(blocks[..., :SCALE_BYTES], np.float32)[..., None]
+    codes = blocks[..., SCALE_BYTES:]
+    if format == "int8":
+        levels = to(lax.bitcast_convert_type(codes, np.int8), np.dtype(np.float32))
+    else:
+        pairs = jnp.stack([codes & np.uint8(15), codes >> np.uint8(4)], -1)
+        levels = jnp.asarray(_LEVELS)[pairs.reshape(*codes.shape[:2], BLOCK)]
+    matrix = to((levels * scales).reshape(rows, -1), dtype)
+    return matrix.T if transposed else matrix

@@ -1,0 +1,124 @@
+"""The linear layer over a quantized matrix as an op of torch, called `farflung::quantized_linear`.
+
+Autograd keeps the codes and scales that the op was given, which are the worker's state anyway, and nothing of
+the matrix that they stand for: the backward pass dequantizes it once more.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from farflung.opdag.quantized import DEQUANTIZED_AT_ONCE
+from farflung.quantization import BLOCK, NF4_LEVELS, SCALE_BYTES, block_bytes, values_in
+
+_SCHEMA = (
+    "quantized_linear(Tensor input, Tensor weight, str format, Tensor? bias=None, bool transposed=False)"
+    " -> Tensor"
+)
+
+
+@cache
+def register() -> torch.library.Library:
+    """Register the op with torch; more calls do nothing."""
+    library = torch.library.Library("farflung", "DEF")
+    library.define(_SCHEMA)
+    library.impl("quantized_linear", quantized_linear, "CompositeImplicitAutograd")
+    return library
+
+
+def quantized_linear(
+    input: Tensor, weight: Tensor, format: str, bias: Tensor | None = None, transposed: bool = False
+) -> Tensor:
+    """`F.linear(input, W, bias)`, bit for bit, where W is what `weight` stands for, in the type of `input`.
+
+    Parameters
+    ----------
+    input
+        Floating point, [..., in].
+    weight
+        uint8 [rows, bytes of a row], as `farflung.quantization` lays it out.
+    transposed
+        Whether W has its rows by input: [in, out] rather than [out, in].
+
+    Raises
+    ------
+    ValueError
+        `weight` has no whole blocks, or `input` is not floating point.
+    """
+    made: Tensor = _QuantizedLinear.apply(input, weight, bias, format, transposed)
+    return made
+
+
+def dequantized(weight: Tensor, format: str, dtype: torch.dtype) -> Tensor:
+    """The matrix that codes and scales stand for, [rows, values of a row].
+
+    Each value is one product of float32, rounded once more if `dtype` is shorter.
+
+    Raises
+    ------
+    ValueError
+        `weight` has no whole blocks.
+    """
+    size = block_bytes(format)
+    if weight.dtype != torch.uint8 or weight.dim() != 2 or weight.shape[1] % size:
+        raise ValueError(f"a {format} matrix is uint8 of rows of {size} bytes a block")
+    rows, columns = weight.shape[0], values_in(weight.shape[1], format)
+    made = torch.empty(rows, columns, dtype=dtype, device=weight.device)
+    step = max(1, DEQUANTIZED_AT_ONCE // max(1, columns))
+    for start in range(0, rows, step):
+        blocks = weight[start : start + step].reshape(-1, size)
+        out = made[start : start + step].view(-1, BLOCK)
+        torch.mul(
+            _levels(blocks[:, SCALE_BYTES:], format), blocks[:, :SCALE_BYTES].view(torch.float32), out=out
+        )
+    return made
+
+
+def _levels(codes: Tensor, format: str) -> Tensor:
+    """What codes stand for in a block whose scale is 1: int8, or float32 where they name levels."""
+    if format == "int8":
+        return codes.view(torch.int8)
+    return _pairs(codes.device)[codes.int()].view(-1, BLOCK)
+
+
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    """The two levels that each byte names, float32 [256, 2]."""
+    levels = torch.tensor(NF4_LEVELS, dtype=torch.float32)
+    byte = torch.arange(256)
+    return torch.stack([levels[byte & 15], levels[byte >> 4]], 1).to(device)
+
+
+class _QuantizedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, format: str, transposed: bool
+    ) -> Tensor:
+        if not input.is_floating_point():
+            raise ValueError(f"a linear layer of {input.dtype}")
+        ctx.save_for_backward(weight)
+        ctx.format, ctx.transposed, ctx.dtype = format, transposed, input.dtype
+        return F.linear(input, _matrix(weight, format, transposed, input.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        of_input = of_bias = None
+        if ctx.needs_input_grad[0]:
+            matrix = _matrix(weight, ctx.format, ctx.transposed, ctx.dtype)
+            of_input = flat.mm(matrix).view(*gradient.shape[:-1], matrix.shape[1])
+        if ctx.needs_input_grad[2]:
+            of_bias = flat.sum(0)
+        return of_input, None, of_bias, None, None
+
+
+def _matrix(weight: Tensor, format: str, transposed: bool, dtype: torch.dtype) -> Tensor:
+    """The matrix as [out, in]."""
+    matrix = dequantized(weight, format, dtype)
+    return matrix.t() if transposed else matrix

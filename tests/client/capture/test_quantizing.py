@@ -1,0 +1,178 @@
+"""`Job(quantize=)`: what `check` compares, what workers are told, and what cannot be quantized."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from tests.support import adapters
+from torch import Tensor, nn
+
+import farflung
+from farflung.client.api.job import Job
+from farflung.client.capture.check import capture_job, capture_shapes, check_job
+from farflung.client.capture.prepared import model_of, prepare
+from farflung.client.capture.quantizing import dequantized_copy, quantized_matrices
+from farflung.client.capture.report import report_of
+from farflung.client.options.overrides import override
+from farflung.errors import JobError
+from farflung.quantization import FORMATS, quantized_bytes
+
+pytestmark = pytest.mark.slow
+torch.set_num_threads(1)
+
+
+def job_of(quantize: str | None = "nf4", model: Any = None, **changes: Any) -> Job:
+    if model is None:
+        model = adapters.with_adapter(adapters.base(width=128), adapters.LORA)
+    return adapters.job_of(model, quantize=quantize, **changes)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_quantized_base_trains_as_eager_with_dequantized_matrices(form: str, precision: str) -> None:
+    job = job_of(form, precision=precision)
+    before = adapters.weights_of(job.model)
+    report = check_job(job, 3)
+    assert report.ok and report.segments == 3, report
+    assert report.loss_difference < (1e-6 if precision == "float32" else 1e-5)
+    assert all(tensor.equal(before[name]) for name, tensor in job.model.state_dict().items())
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_base_in_bfloat16_computes_the_bits_of_one_that_has_the_dequantized_matrices(form: str) -> None:
+    """How far a graph is from eager in bfloat16 depends on the rounding of attention, so compare graphs."""
+    job = job_of(form, adapters.with_adapter(adapters.base(width=128).bfloat16(), adapters.LORA))
+    quantization = capture_shapes(job).quantization
+    module = dequantized_copy(job.model, quantized_matrices(job.model, quantization), quantization)
+    reports = [check_job(one, 1) for one in (job, dataclasses.replace(job, model=module, quantize=None))]
+    assert reports[0] == reports[1] and reports[0].loss_difference < 1e-4
+
+
+def test_eager_with_its_own_matrices_computes_something_else() -> None:
+    job = job_of()
+    captured = capture_job(job)
+    held = quantized_matrices(job.model, captured.quantization)
+    other = dequantized_copy(job.model, held, captured.quantization)
+    batch = {n: t[None] for n, t in adapters.Sentences()[0].items()}
+    losses = [float(model.eval()(**batch).loss.detach()) for model in (copy.deepcopy(job.model), other)]
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_planner_and_report_know_the_smaller_size(form: str) -> None:
+    quantized, plain = (job_of(quantize) for quantize in (form, None))
+    found = prepare(quantized).quantization
+    assert found is not None and len(found.matrices) == 3 * 7
+    values = sum(one.numel() for name, one in quantized.model.named_parameters() if name in found.matrices)
+    saved = 4 * values - quantized_bytes(values, form)
+    sizes = [model_of(job).workload.parameter_bytes.sum() for job in (quantized, plain)]
+    assert sizes[1] - sizes[0] == saved
+    reports = [report_of(job, capture_job(job), False, None) for job in (quantized, plain)]
+    assert reports[0].parameters == reports[1].parameters
+    assert reports[1].parameter_bytes - reports[0].parameter_bytes == saved
+
+
+def test_what_stays_is_said_once() -> None:
+    (remark,) = [one for one in prepare(job_of()).remarks if "quantized" in one]
+    assert remark.startswith("1 of 22 frozen matrices are not quantized: ")
+    assert remark.endswith("lm_head.weight (embedding reads it)")
+
+
+def test_dora_needs_the_matrices_themselves_that_it_adapts() -> None:
+    model = adapters.with_adapter(adapters.base(width=128), adapters.CONFIGS["dora"])
+    found = prepare(job_of(model=model)).quantization
+    assert found is not None
+    assert not any("q_proj" in name or "down_proj" in name for name in found.matrices)
+    assert any("k_proj" in name for name in found.matrices)
+    assert check_job(job_of(model=model), 2).ok
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x))).square().mean()
+
+
+class Vectors:
+    def __init__(self, width: int = 64) -> None:
+        self._width = width
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.randn(self._width, generator=torch.Generator().manual_seed(index))}
+
+
+def net(frozen: bool = True, width: int = 64, **changes: Any) -> Job:
+    torch.manual_seed(0)
+    model = changes.pop("model", None) or Net(width)
+    model.first.requires_grad_(not frozen)
+    declared: dict[str, Any] = {"quantize": "nf4", "optimizer": farflung.SGD(lr=0.1), "steps": 2, **changes}
+    return Job(model=model, data=Vectors(width), batch=8, microbatches=2, **declared)
+
+
+def test_without_a_frozen_matrix_the_job_is_refused() -> None:
+    with pytest.raises(JobError, match=r"^quantize='nf4' finds nothing to quantize: the model has no frozen"):
+        prepare(net(frozen=False))
+
+
+def test_a_matrix_that_blocks_do_not_divide_is_named() -> None:
+    with pytest.raises(JobError, match=r"no frozen matrix can be \(first.weight: its rows have 60 values"):
+        prepare(net(width=60))
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_values_that_are_no_numbers_are_named(wrong: float) -> None:
+    model = Net().half().float()
+    model.first.weight.data[2, 2] = wrong
+    with pytest.raises(JobError, match=r"^quantize='nf4': first.weight has values that are infinite or not"):
+        model_of(net(model=model))
+
+
+class Tied(nn.Module):
+    """A head that is the table, which an embedding reads, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 64)
+        self.head = nn.Linear(64, 8, bias=False)
+        self.head.weight = self.table.weight
+        self.first = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = (x[:, :3].abs() * 2).long().clamp(max=7)
+        return self.head(self.first(self.table(tokens))).logsumexp(-1).mean()
+
+
+def test_a_tied_table_that_is_trained_under_another_name_stays() -> None:
+    model = Tied()
+    job = net(model=model)
+    found = prepare(job).quantization
+    assert found is not None and found.matrices == {"first.weight"} and not found.left
+    assert check_job(job, 1).ok
+    model.first.requires_grad_(True)
+    model.table.requires_grad_(False)
+    with pytest.raises(JobError, match=r"no frozen matrix can be \((table|head).weight: embedding reads it"):
+        prepare(Job(model=model, data=Vectors(), batch=8, microbatches=2, quantize="int8",
+                    optimizer=farflung.SGD(lr=0.1), steps=2))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fp4", 4, True, ""])
+def test_an_unknown_format_is_refused(name: Any) -> None:
+    with pytest.raises(JobError, match=r"^quantize must be 'int8' or 'nf4' or None, found "):
+        net(quantize=name)
+
+
+def test_the_command_line_sets_it() -> None:
+    assert override(net(quantize=None), ["quantize=int8"]).quantize == "int8"
+    assert override(net(), ["quantize=none"]).quantize is None
+    with pytest.raises(JobError, match=r"^--set quantize takes int8 or nf4 or none, found 'fp4'"):
+        override(net(), ["quantize=fp4"])

@@ -1,0 +1,117 @@
+"""Which matrices of a graph are quantized, and why others stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from farflung.opdag import wire
+from farflung.opdag.capture import capture
+from farflung.opdag.graph import Graph, Precision
+from farflung.opdag.quantized import QUANTIZED_LINEAR, Quantization, quantized
+
+
+class Layers(nn.Module):
+    """Matrices that linear layers read, and others."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(12, width)
+        self.linear = nn.Linear(width, width)
+        self.product = nn.Parameter(torch.randn(width, width))
+        self.narrow = nn.Linear(width, 8)
+        self.wide = nn.Linear(8, width)
+        self.twice = nn.Parameter(torch.randn(width, width))
+        self.normed = nn.Parameter(torch.randn(width, width))
+        self.doubles = nn.Parameter(torch.randn(width, width).double())
+        self.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.linear(self.embedding(tokens) * self.scale) @ self.product
+        x = self.wide(self.narrow(x))
+        x = nn.functional.linear(x, self.twice) @ self.twice
+        x = nn.functional.linear(x, self.normed) * self.normed.norm()
+        x = nn.functional.linear(x.double(), self.doubles).float()
+        return nn.functional.linear(x, self.embedding.weight).square().mean()
+
+
+def made_of(
+    module: nn.Module, precision: Precision = "float32", tokens: Tensor | None = None
+) -> tuple[Graph, Quantization]:
+    given = torch.zeros(2, 3, dtype=torch.int64) if tokens is None else tokens
+    return quantized(capture(module, {"tokens": given}, precision=precision).graph, "nf4")
+
+
+def test_matrices_that_linear_layers_alone_read_are_quantized_and_others_say_why_not() -> None:
+    graph, found = made_of(Layers())
+    assert found.matrices == {"linear.weight", "product", "narrow.weight", "twice"}
+    assert found.left.keys() == {"embedding.weight", "wide.weight", "normed", "doubles"}
+    assert found.left["embedding.weight"] == "embedding reads it"
+    assert found.left["wide.weight"] == "its rows have 8 values, which is no multiple of 64"
+    assert found.left["doubles"] == "it is float64"
+    assert found.left["normed"].endswith(" reads it")
+    nodes = [node for node in graph.nodes if node.op == QUANTIZED_LINEAR]
+    assert [bool(node.arguments.get("transposed")) for node in nodes] == [False, True, False, False, True]
+    types = {entry.name: graph.values[entry.value] for entry in graph.inputs_of("parameter")}
+    assert types["narrow.weight"].dtype == "uint8" and types["narrow.weight"].shape == [8, 36]
+    assert found.before.nodes != graph.nodes and graph.opset >= 4
+    assert wire.load_graph(wire.dump(graph), 2) == graph
+
+
+def test_what_is_trained_stays_also_where_a_frozen_layer_shares_it() -> None:
+    module = Layers()
+    module.linear.weight.requires_grad_()
+    shared = nn.Linear(64, 12, bias=False)
+    shared.weight = module.embedding.weight
+    module.embedding.weight.requires_grad_()
+    graph, found = made_of(module)
+    assert "linear.weight" not in found.matrices and "embedding.weight" not in {*found.matrices, *found.left}
+    kinds = {entry.name: graph.values[entry.value].dtype for entry in graph.inputs_of("parameter")}
+    assert kinds["linear.weight"] == kinds["embedding.weight"] == "float32"
+
+
+class Cast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = tokens[..., None] * self.scale
+        for layer in self.layers:
+            x = layer(x)
+        return x.float().square().mean()
+
+
+def test_casts_that_autocast_makes_of_a_matrix_are_left_out() -> None:
+    tokens = torch.ones(2, 3)
+    graph, found = made_of(Cast(), "bfloat16", tokens)
+    assert found.matrices == {"layers.0.weight", "layers.1.weight"}
+    matrices = {e.value for e in graph.inputs_of("parameter") if e.name in found.matrices}
+    readers = [node for node in graph.nodes if matrices.intersection(node.reads())]
+    assert [node.op for node in readers] == [QUANTIZED_LINEAR] * 2
+    given = [node.arguments["input"] for node in readers]
+    assert all(graph.values[ref.id].dtype == "bfloat16" for ref in given)  # type: ignore[union-attr]
+
+
+class Halves(Cast):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers.to(torch.float16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = (tokens[..., None] * self.scale).half()
+        for layer in self.layers:
+            x = layer(x)
+        return x.float().square().mean()
+
+
+@pytest.mark.parametrize("form", ["int8", "nf4"])
+def test_matrices_of_two_bytes_are_quantized(form: str) -> None:
+    graph = capture(Halves(), {"tokens": torch.ones(2, 3)}).graph
+    made, found = quantized(graph, form)  # type: ignore[arg-type]
+    assert len(found.matrices) == 2 and found.form == form
+    assert sum(node.op == QUANTIZED_LINEAR for node in made.nodes) == 2

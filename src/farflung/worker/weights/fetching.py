@@ -146,10 +146,13 @@ def _name(wanted: Wanted) -> tuple[int, str]:
 
 
 def _neighbours(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
-    """Pieces in runs without gaps between them, each of a bounded size."""
+    """Pieces in runs without gaps between them, each of a bounded size.
+
+    What is to be quantized comes alone: it takes several times its memory until it is.
+    """
     together: list[Wanted] = []
     for one in wanted:
-        fits = together and one.at.offset == together[-1].end
+        fits = together and one.at.offset == together[-1].end and not one.at.quantized
         if fits and one.end - together[0].at.offset <= MOST_TOGETHER:
             together.append(one)
             continue

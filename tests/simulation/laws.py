@@ -360,7 +360,7 @@ class Laws:
             self._require(run.collected, f"{ended.job} is done, but {submitter.name} lacks its state")
             if run.attempt is None:  # of an earlier process
                 return
-            whole = chain_of(run.project.whole, len(run.project.whole))
+            whole = chain_of(ledger.whole, len(ledger.whole))
             for chain in run.attempt.final.values():
                 self._require(chain == whole, f"{ended.job} is done with {chain}, expected {whole}")
             self.counts["done after a rollback"] += run.rollbacks > 0

@@ -223,8 +223,13 @@ class LogLaws:
         )
         every = ledger.submitted.checkpoint_every
         due = ledger.wish or (unit.train and every > 0 and (unit.step + 1) % every == 0)
-        is_last = units.at(fact.unit + 1) is None
-        copied = due and unit.train and ledger.under_way is None and not is_last
+        is_last = units.at(fact.unit + 1) is None or fact.stops
+        if fact.stops:
+            ledger.whole = ledger.whole[: fact.unit + 1]
+            self._counts["a job that stops early"] += 1
+        is_best = fact.keep and not unit.train and ledger.submitted.training.keeps_best
+        self._counts["a copy of the best weights"] += is_best
+        copied = (is_best or (due and unit.train)) and ledger.under_way is None and not is_last
         may_wait = ledger.copying is not None  # its memory may not be free
         self._require(
             fact.keep == copied or (may_wait and not fact.keep),

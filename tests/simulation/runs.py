@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
 from tests.broker.scenario import training
 from tests.simulation.ends import End
 from tests.simulation.model import Outcome, undisturbed
@@ -12,6 +13,7 @@ from tests.simulation.parcels import Chain
 
 from farflung.broker.core.blobs import digest_of
 from farflung.protocol.messages import Collected, Collecting, Kept, Planned, Submit
+from farflung.runtime.monitoring import Monitor
 from farflung.runtime.training import Training
 
 
@@ -98,11 +100,15 @@ class Run:
 
 
 def some_training(draw: random.Random) -> Training:
-    """A short training, sometimes with evaluations."""
+    """A short training, sometimes with evaluations; some of these stop it early and keep the best weights."""
     evaluates = draw.random() < 0.4
-    return training(
+    made = training(
         steps=draw.choice([1, 2, 5, 12, 25]),
         validate_every=draw.choice([None, 1, 2]) if evaluates else None,
         validation_microbatches=2 if evaluates else 0,
         validate_twice=evaluates and draw.random() < 0.3,
     )
+    if made.validate_every is None or made.steps < 5:
+        return made
+    monitors = Monitor(patience=3), Monitor(keeps=True)
+    return msgspec.structs.replace(made, monitors=monitors)

@@ -195,6 +195,17 @@ def test_a_job_that_is_stopped_meanwhile_sends_its_weights_once_it_is_back() -> 
     load_all(story)
     assert [message.step for message in told(story.commands) if isinstance(message, Collecting)] == [4]
     assert not any(isinstance(message, Ended) for message in told(story.commands))
+    moved = [one for one in told(story.commands) if isinstance(one, Planned) and one.replayers]
+    assert [one.reason for one in moved] == ["b was lost"]
+
+
+def test_a_job_that_is_stopped_meanwhile_ends_with_each_reason_once_if_it_stays_away() -> None:
+    story = alone()
+    story.leave("b")
+    story.say(Cancel("job-1", "stopped by the user", collect=True))
+    tick(story, 1000.0)
+    (ended,) = [one for one in told(story.commands) if isinstance(one, Ended)]
+    assert ended.reason.startswith("stopped by the user; its weights are not complete: b did not come back")
 
 
 def test_a_submitter_that_has_the_last_state_is_believed_though_members_go_back_meanwhile() -> None:

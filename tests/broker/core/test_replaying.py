@@ -142,12 +142,23 @@ def test_a_worker_that_is_lost_while_the_weights_are_sent_is_replaced_too() -> N
     story.leave("b")
     assert (job_of(story).state, job_of(story).replayers) == ("loading", ("d",))
     assert len(loads(story)[0].history) == 2 and continues(story)["a"].unit == 4
-    assert continues(story)["a"].reason.startswith("a member or a link was lost")
+    assert "worker b was lost while the weights of step 4 were collected" in continues(story)["a"].reason
     load_all(story)
     sent = [
         one.worker for one in story.commands if isinstance(one, Send) and isinstance(one.message, SendState)
     ]
     assert sent[-3:] == ["a", "d", "c"] and job_of(story).state == "collecting"
+
+
+def test_a_job_that_its_user_stops_moves_on_for_the_reason_that_it_has() -> None:
+    """What its submitter prints names the lost worker, and not that the user has stopped the run."""
+    story = place(units=2)
+    story.cancel(collect=True)
+    story.leave("b")
+    (planned,) = [one for one in told(story.commands) if isinstance(one, Planned) and one.replayers]
+    assert planned.reason == continues(story)["a"].reason
+    assert planned.reason.startswith("worker b was lost while the weights of step 2 were collected")
+    assert job_of(story).reason == "Ctrl-C"
 
 
 def test_a_worker_that_returns_before_it_heard_that_it_takes_over_hears_it_again() -> None:

@@ -66,7 +66,8 @@ def returns_to(state: State, name: str, device: Device) -> bool:
 def end(turn: Transition, job: Job, why: str) -> None:
     """Await no one any longer: the attempt is over, and all members go back."""
     jobs.lose_awaited(turn, job)
-    recovery.give_up(turn, job, f"{job.reason}; {why}" if job.reason else why)
+    is_its_own = bool(job.reason) and not job.ending  # else it is that of the job's end
+    recovery.give_up(turn, job, f"{job.reason}; {why}" if is_its_own else why)
 
 
 def resume(turn: Transition) -> None:
@@ -78,7 +79,8 @@ def resume(turn: Transition) -> None:
         found = replaying.takeover(turn.state, job, gone)
         if isinstance(found, Takeover):
             jobs.lose_awaited(turn, job)
-            recovery.take_over(turn, job, found, job.reason)
+            why = f"{and_more(job.awaited)} {'was' if len(job.awaited) == 1 else 'were'} lost"
+            recovery.take_over(turn, job, found, why if job.ending or not job.reason else job.reason)
         elif not _can_come_back(turn.state, job, gone):
             end(turn, job, f"all members go back, as {found.reason}")
 

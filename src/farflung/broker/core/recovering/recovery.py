@@ -7,6 +7,8 @@ version on workers' disks, or at the newest unit whose state the submitter has, 
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from farflung.broker.core import facts
@@ -19,8 +21,10 @@ from farflung.broker.core.training import job_queue, jobs, loads
 from farflung.broker.core.transition import Transition
 from farflung.broker.planning.messages import PlanResult
 from farflung.protocol.fields import one_line
-from farflung.protocol.messages import Continue, CopyLost, RolledBack, Stop
+from farflung.protocol.messages import Continue, CopyLost, Planned, RolledBack, Stop
 from farflung.text import count_of
+
+_Kept = TypeVar("_Kept", Continue, Planned)
 
 MOST_FRUITLESS = 5
 """After so many attempts in a row that got no further the job ends: others would fail in the same way."""
@@ -102,8 +106,13 @@ def _regroup(turn: Transition, job: Job, reason: str) -> None:
     turn.emit(facts.JobRegrouped(turn.now, job.job, job.attempt + 1, one_line(reason)))
     job = turn.state.jobs[job.job]
     for name in job.members:
-        turn.do(Send(name, continue_of(turn.state, job, name)))
-    turn.tell(job.job, loads.planned_of(turn.state, job))
+        turn.do(Send(name, _because(reason, continue_of(turn.state, job, name))))
+    turn.tell(job.job, _because(reason, loads.planned_of(turn.state, job)))
+
+
+def _because(reason: str, message: _Kept) -> _Kept:
+    """Say why the attempt begins: a job that ends keeps the reason of its end for itself."""
+    return msgspec.structs.replace(message, reason=one_line(reason)) if reason else message
 
 
 def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
@@ -140,13 +149,13 @@ def take_over(turn: Transition, job: Job, found: Takeover, reason: str, in_order
         worker = turn.state.workers[name]
         is_replaced = name not in job.members and worker.leaving is None
         if worker.connected and (name in replayers or is_replaced):
-            turn.do(Send(name, Stop(job.job, before.attempt, job.reason)))
+            turn.do(Send(name, Stop(job.job, before.attempt, one_line(reason))))
     for name in job.members:
         is_new = name in replayers
-        turn.do(
-            loads.load_of(turn.state, job, name) if is_new else Send(name, continue_of(turn.state, job, name))
-        )
-    turn.tell(job.job, msgspec.structs.replace(loads.planned_of(turn.state, job), in_order=in_order))
+        kept = _because(reason, continue_of(turn.state, job, name))
+        turn.do(loads.load_of(turn.state, job, name) if is_new else Send(name, kept))
+    planned = _because(reason, loads.planned_of(turn.state, job))
+    turn.tell(job.job, msgspec.structs.replace(planned, in_order=in_order))
     if job.blobs.steering is not None:
         turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.broker_fleet import broker, identity
 
+from farflung.client.run.broker_client import ask_status
 from farflung.errors import DeviceFailed
 from farflung.plans.rates import LEAST_RATE, MOST_RATE, Rates
 from farflung.protocol.fields import Opset
@@ -21,6 +24,7 @@ from farflung.runtime.torch_backend.device import HOST
 from farflung.runtime.torch_backend.profiling import rates as profiling
 from farflung.worker.computing.compute import ComputeThread
 from farflung.worker.measuring import LEAST_GAIN, improved, measure_again
+from farflung.worker.service import WorkerOptions, WorkerService
 
 
 def device(tflops: float, rates: Rates | None = None) -> Device:
@@ -103,3 +107,36 @@ def test_time_that_other_programs_took_does_not_count_on_one_thread() -> None:
         assert profiling._seconds(lambda: time.sleep(0.05), HOST, 0.1) < 0.025
     finally:
         torch.set_num_threads(before)
+
+
+class Growing(EmulatedBackend):
+    """A device that another program uses at first, and a third one later."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.rates = [1.0, 4.0, 2.0]
+
+    def measure_tflops(self) -> float:
+        return self.rates.pop(0)
+
+
+def test_a_broker_plans_with_the_best_rates_of_a_worker(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with broker(tmp_path) as running, asyncio.timeout(60):
+            worker, backend = await identity(running, tmp_path, "a", "worker"), Growing()
+            service = WorkerService(WorkerOptions(worker, "127.0.0.1:0", 2**20, backend))
+            await service.start()
+            registering = asyncio.create_task(service.stay_registered())
+            while not (shown := (await ask_status(worker)).workers):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert shown[0].tflops == 1.0 and shown[0].measured_seconds >= 0
+            while backend.rates:
+                await service._measure()
+            while (shown := (await ask_status(worker)).workers)[0].tflops == 1.0:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert shown[0].tflops == 4.0
+            registering.cancel()
+            await asyncio.gather(registering, return_exceptions=True)
+            await service.stop("the test is over")
+
+    asyncio.run(scene())

@@ -131,9 +131,12 @@ def collate(
 
 
 def draw(sampler: Any, seed: int, epoch: int) -> list[int]:
-    """The items that a sampler gives in an epoch, see `SampleOrder`."""
+    """The items that a sampler gives in an epoch, see `SampleOrder`; raises JobError if it raises."""
     with _seeded(sampler, mix(seed, epoch), epoch):
-        return [int(index) for index in sampler]
+        try:
+            return [int(index) for index in sampler]
+        except Exception as error:
+            raise JobError(f"the sampler raised {type(error).__name__}: {error}") from error
 
 
 def require_own_generator(name: str, sampler: Any, seed: int) -> None:

@@ -142,6 +142,23 @@ def test_the_microbatches_before_a_bad_item_come_first(readers: int) -> None:
     assert str(failed) == f"data[{bad}] raised ValueError: no such picture"
 
 
+def test_a_sampler_that_raises_later_is_an_error_of_the_data() -> None:
+    class Late:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            if self.epoch:
+                raise ValueError("no second\nepoch")
+            return iter(range(8))
+
+    with pytest.raises(DataFailed, match=r"^the sampler raised ValueError: no second") as failed:
+        stream(job(Numbers(20), sampler=Late(), validation=None))
+    assert failed.value.unit == 2
+
+
 def test_a_batch_unlike_the_captured_one_is_refused() -> None:
     def late_growth(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         batch = torch.stack([item["x"] for item in items])

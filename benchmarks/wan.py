@@ -7,6 +7,9 @@ root and /dev/net/tun; `--testbed loopback` needs neither.
 
 With `--codec RUNG`, which may be repeated, farflung also races with its links written so. Its losses differ
 then, so its steps to the target are counted in a run of its own without a network, on the plain model.
+
+With `--adapter RANK` the model is frozen, and only LoRA adapters of that rank are trained, of every block or
+of the last `--adapter-blocks`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and for all that is started
@@ -89,6 +92,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--codec", action="append", default=[], metavar="RUNG", help="race farflung with these codecs, too"
     )
+    parser.add_argument("--adapter", type=int, default=0, metavar="RANK", help="train LoRA adapters alone")
+    parser.add_argument("--adapter-blocks", type=int, metavar="N", help="of the last N blocks (default: all)")
     parser.add_argument("--rounds", type=int, help="how often the sides alternate")
     parser.add_argument("--steps", type=int, help="measured steps of a round, after 2 of warm-up")
     size = parser.add_mutually_exclusive_group()
@@ -102,7 +107,7 @@ def arguments() -> argparse.Namespace:
 
 def compete(options: argparse.Namespace) -> Result:
     """All rounds on one ground."""
-    mode = QUICK if options.quick else FULL if options.full else NORMAL
+    mode = _adapted(QUICK if options.quick else FULL if options.full else NORMAL, options)
     rounds, measured = options.rounds or mode.rounds, options.steps or mode.steps
     systems = entered(options.codec, options.peers, BASELINES)
     ours = [name for name in systems if name not in BASELINES]
@@ -126,6 +131,23 @@ def compete(options: argparse.Namespace) -> Result:
             proofs = _prove(found, place, mode.course, kept, {FARFLUNG: known, **references})
             return msgspec.structs.replace(found, proofs=proofs)
         return found
+
+
+def _adapted(mode: Mode, options: argparse.Namespace) -> Mode:
+    """The mode with the adapters that are asked for."""
+    rank, layers = options.adapter, mode.course.layers
+    blocks = layers if options.adapter_blocks is None else options.adapter_blocks
+    if rank < 0 or not 1 <= blocks <= layers:
+        raise RuntimeError(
+            f"expected a rank, and 1 to {layers} blocks, found --adapter {rank} --adapter-blocks {blocks}"
+        )
+    if not rank and options.adapter_blocks is not None:
+        raise RuntimeError("--adapter-blocks needs --adapter RANK")
+    if not rank:
+        return mode
+    return replace(
+        mode, course=msgspec.structs.replace(mode.course, adapter_rank=rank, adapter_blocks=blocks)
+    )
 
 
 def tell(line: str) -> None:

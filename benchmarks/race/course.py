@@ -15,7 +15,8 @@ class Course(msgspec.Struct, frozen=True):
     """Sizes of the model and of a step; the numbers of one race are the same for every system.
 
     `validate_every` 0 means no evaluation. `codec` is the rung that farflung writes its links with; the
-    baselines know of none.
+    baselines know of none. If `adapter_rank` is not 0, the model is frozen, and only LoRA adapters of that
+    rank (arXiv 2106.09685) are trained: on every linear layer of the last `adapter_blocks` blocks.
     """
 
     layers: int = 8
@@ -30,6 +31,8 @@ class Course(msgspec.Struct, frozen=True):
     validate_every: int = 0
     validation_batches: int = 16
     codec: str = "dense"
+    adapter_rank: int = 0
+    adapter_blocks: int = 0
 
     @property
     def microbatch_size(self) -> int:
@@ -44,7 +47,20 @@ class Course(msgspec.Struct, frozen=True):
     def model(self) -> GPT:
         """The model as every system starts from it."""
         torch.manual_seed(self.seed)
-        return GPT(Config(sequence=self.sequence, layers=self.layers, heads=self.heads, width=self.width))
+        config = Config(sequence=self.sequence, layers=self.layers, heads=self.heads, width=self.width)
+        model = GPT(config)
+        if self.adapter_rank:
+            self._adapt(model)
+        return model
+
+    def _adapt(self, model: GPT) -> None:
+        """Freeze the model, and put PEFT's adapters into it."""
+        from peft import LoraConfig, inject_adapter_in_model
+
+        blocks = [f"blocks.{number}" for number in range(self.layers - self.adapter_blocks, self.layers)]
+        names = ["attention.query_key_value", "attention.out", "widen", "narrow"]
+        targets = [f"{block}.{name}" for block in blocks for name in names]
+        inject_adapter_in_model(LoraConfig(r=self.adapter_rank, target_modules=targets), model)
 
     def optimizer(self) -> farflung.AdamW:
         """Declared once; the baselines build torch's own from it."""

@@ -24,6 +24,7 @@ from farflung.plans import FEEDER, Edge, Placement, Plan, Topology, WorkerSpec
 from farflung.simulator import PAYLOAD_SHARE
 
 TINY = Course(layers=4, width=32, heads=2, sequence=16, batch=8, microbatches=4, steps=2)
+ADAPTED = msgspec.structs.replace(TINY, adapter_rank=2, adapter_blocks=3)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,24 @@ def test_a_baseline_has_the_losses_of_one_process(system: str, eager: Reference,
     leg = race(system, LoopbackGround(2), TINY, tmp_path / system, warmup=0)
     assert leg.losses == pytest.approx(eager.losses, rel=1e-5)
     assert len(leg.seconds) == TINY.steps
+
+
+def test_adapters_alone_are_trained_in_the_blocks_that_are_asked_for() -> None:
+    model = ADAPTED.model()
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert len(trained) == 2 * 4 * ADAPTED.adapter_blocks and all(".lora_" in name for name in trained)
+    assert {name.split(".")[1] for name in trained} == {"1", "2", "3"}
+
+
+@pytest.mark.processes
+@pytest.mark.full
+@pytest.mark.parametrize("system", [FARFLUNG, "gpipe", "1f1b", "ddp"])
+def test_all_train_adapters_with_the_losses_of_one_process(system: str, tmp_path: Path) -> None:
+    course = msgspec.structs.replace(ADAPTED, steps=100 if system == FARFLUNG else 2)
+    leg = race(system, LoopbackGround(2), course, tmp_path / system, warmup=0)
+    known = train(ADAPTED)
+    assert leg.losses[:2] == pytest.approx(known.losses, rel=1e-5)
+    assert known.losses != pytest.approx(train(TINY).losses, rel=1e-5)
 
 
 @pytest.mark.processes
@@ -168,6 +187,8 @@ def test_a_loss_chart_is_a_picture_with_every_line_inside() -> None:
     [
         (["--testbed", "no-such"], "neither a file nor a testbed"),
         (["--testbed", "lan", "--peers", "nccl"], "expected --peers from"),
+        (["--testbed", "lan", "--adapter", "4", "--adapter-blocks", "9"], "1 to 8 blocks"),
+        (["--testbed", "lan", "--adapter-blocks", "4"], "--adapter RANK"),
     ],
 )
 def test_bad_input_is_one_line(

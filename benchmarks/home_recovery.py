@@ -48,7 +48,7 @@ from farflung.lab.spec import LabSpec, LinkSettings, Node
 
 HOMES = tuple(f"w{number}" for number in range(5))
 MEMBERS, LEASE_SECONDS, MBPS, LATENCY_MS = 4, 10.0, 8.0, 50.0
-WARMUP = 4  # steps in which codecs are chosen and queues fill
+WARMUP = 16  # steps in which codecs are chosen, queues fill, and the first version is made
 LONGEST_SECONDS = 900.0
 QUICK = "FARFLUNG_HOME_RECOVERY_QUICK"
 

@@ -84,8 +84,8 @@ RESUMING = {
 class Scenario:
     """Feeds events to the pure state machine and remembers every outcome.
 
-    Workers still have what they sent in the units from `logged_from` on; None: in none. Each share has a base
-    of `base_bytes`, if that is not 0.
+    Workers still have what they sent in the units from `logged_from` on; None: in none. A copy of a share has
+    `copy_bytes`, and each share a base of `base_bytes`, if that is not 0.
     """
 
     def __init__(self, *workers: str) -> None:
@@ -96,7 +96,7 @@ class Scenario:
         self.blobs: dict[bytes, bytes] = {}
         self.restarts: list[int] = []  # each by the number of facts before it
         self.logged_from: int | None = None
-        self.base_bytes = 0
+        self.copy_bytes, self.base_bytes = 500, 0
         for worker in workers:
             self.join(worker)
 
@@ -228,7 +228,7 @@ class Scenario:
         """A worker has a copy of a share, or not: `trouble` says why."""
         digest = b"" if trouble else digest_of(unit, share)
         attempt = self.state.jobs[job].attempt
-        message = Copied(job, attempt, unit, share, digest, 0 if trouble else 500, trouble)
+        message = Copied(job, attempt, unit, share, digest, 0 if trouble else self.copy_bytes, trouble)
         if self.base_bytes and not trouble:
             base = bytes([255, share]) * 16
             message = msgspec.structs.replace(message, base=base, base_bytes=self.base_bytes)

@@ -85,7 +85,9 @@ def loads_of(story: Scenario) -> dict[str, object]:
     return {command.worker: command.load for command in story.commands if hasattr(command, "load")}
 
 
-def test_no_second_version_is_under_way_and_the_next_one_waits_ten_times_what_the_last_one_took() -> None:
+def test_no_second_version_is_under_way_and_the_next_one_waits_for_a_multiple_of_what_the_last_one_took() -> (
+    None
+):
     story = place()
     story.all_ready(0)
     decided = story.now
@@ -183,7 +185,7 @@ def test_a_version_that_fails_is_tried_again_soon_and_then_ever_more_seldom() ->
     assert story.now - at <= FIRST_RETRY_SECONDS + 10
 
 
-def test_a_version_that_fails_late_is_not_tried_again_sooner_than_ten_times_as_long() -> None:
+def test_a_version_that_fails_late_is_not_tried_again_sooner_than_a_multiple_of_that() -> None:
     story = place()
     story.all_ready(0)
     spread(story, 0)

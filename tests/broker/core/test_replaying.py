@@ -11,6 +11,7 @@ from tests.broker.scenario import DEVICE, Scenario, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import Send, SendLoad
+from farflung.broker.core.protecting.versions import WEAR
 from farflung.broker.core.state import durable, replay
 from farflung.plans import LinkCodec
 from farflung.protocol.copies import CopyLost, StateVersion
@@ -31,10 +32,11 @@ KERNELS = msgspec.structs.replace(DEVICE, kernels="these kernels")
 def place(units: int = 4, stands_by: bool = True, kind: str = "cpu", **changes: object) -> Scenario:
     """Workers a, b and c run job-1, and d is idle; version 0 is stable, and `units` units are decided.
 
-    If d `stands_by`, version 1 is stable, too, and d has the copies of all of them. All have devices of one
-    `kind`.
+    If d `stands_by`, version 1 is stable, too, and d has the copies of all of them. The next version is 50 s
+    later, because disks wear. All have devices of one `kind`.
     """
     story, device = Scenario(), msgspec.structs.replace(KERNELS, kind=kind)
+    story.copy_bytes = round(25 * WEAR)
     for worker in "abc":
         story.join(worker, device=device, disk_bytes=10**9)
     story.logged_from = 0

@@ -224,14 +224,24 @@ class Sender:
             self.send_rate.on_idle()  # it is held back here: what follows says nothing of the path
             return False
         seconds = self._governor.wait_seconds(self)
-        if seconds and self._look_again is None:
+        if not seconds:
+            return True
+        self.send_rate.on_idle()
+        if self._look_again is None:
             self._look_again = self._loop.call_later(seconds, self.wake)
-        return not seconds
+        return False
 
     def _on_the_way(self) -> int:
-        """The bytes that the path holds: more than this and a chunk would wait in front of values."""
+        """The bytes that are confirmed so late: of more than a chunk beyond them, values would have to wait.
+
+        They are rounded up to whole chunks: a rate that is low only because so few could be under way is then
+        found to be higher, until the path is full.
+        """
         rate, round_trip = self.send_rate.bytes_per_second, self._round_trip()
-        return 0 if rate is None or round_trip is None else int(rate * round_trip)
+        if rate is None or round_trip is None:
+            return 0
+        held, chunk = int(rate * (round_trip + CREDIT_SECONDS)), self.send_rate.chunk_bytes()
+        return -(-held // chunk) * chunk if chunk <= 2 * held else held
 
     def _note(self) -> None:
         if self._governor is not None and not self._is_over:

@@ -3,11 +3,11 @@
 A version is taken right after a step, at most one at a time: the first one after the first step of an
 attempt, and the next one as soon as the one before is stable. Between two decisions at least `COSTS` times
 the seconds pass that the last version was on its way, which is all but `FREE_SECONDS` of what it took from
-its decision until it was stable. So copies are on their way in about a tenth of the time, however slow lines
-and disks are. A share's base, which training does not change, is sent to a disk once: the time that this took
-does not count. And so many seconds pass that the disk that gets most of a version is not written at more than
-`WEAR` bytes a second: disks wear. Only the first version that goes to a standby waits for neither: without
-it a share must be sent to a worker that takes over.
+its decision until it was stable. So copies are on their way in about a third of the time, however slow lines
+and disks are; on home lines steps take about a tenth longer meanwhile. A share's base, which training does
+not change, is sent to a disk once: the time that this took does not count. And so many seconds pass that the
+disk that gets most of a version is not written at more than `WEAR` bytes a second: disks wear. Only the first
+version that goes to a standby waits for neither: without it a share must be sent to a worker that takes over.
 
 After a version that could not be made, `FIRST_RETRY_SECONDS` pass, twice as many after each further one in a
 row, up to `RETRY_SECONDS`: most troubles are over soon, a full disk is not. Nor fewer than `COSTS` times as
@@ -24,7 +24,7 @@ from farflung.plans import LinkCodec, Plan
 from farflung.protocol.copies import Digest, StateVersion
 from farflung.schedule import Unit
 
-COSTS = 10.0
+COSTS = 3.0
 FREE_SECONDS = 1.0
 """A small version takes as long without much load on a line: threads take turns, disks sync."""
 

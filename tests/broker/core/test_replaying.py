@@ -213,7 +213,7 @@ def test_workers_that_link_up_again_keep_their_state_when_one_of_them_is_lost() 
 
 
 def test_a_history_ends_where_a_newer_version_is_stable() -> None:
-    story = place(units=3)
+    story = place(units=3, steps=100)
     unit = 3
     while not [fact for fact in story.facts if isinstance(fact, facts.UnitDecided)][-1].copy:
         story.all_ready(unit)

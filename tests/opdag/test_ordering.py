@@ -18,6 +18,7 @@ from farflung.opdag.analysis import differentiable_values
 from farflung.opdag.capture import capture
 from farflung.opdag.graph import Graph
 from farflung.opdag.ordering import uses_together
+from farflung.opdag.postponing import postpone_growth
 from farflung.planner.cutting.ties import positions_within_ties
 from farflung.workload import workload_of
 
@@ -139,3 +140,49 @@ def test_a_pair_of_towers_is_cut_without_a_difference(segments: int) -> None:
     )
     report = farflung.check(job, segments=segments)
     assert report.ok and report.worst_gradient_difference == report.worst_parameter_difference == 0.0
+
+
+class Taught(nn.Module):
+    """A frozen teacher and a student, each with a table that is also its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher, self.student = nn.Embedding(50, 6), nn.Embedding(50, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.teacher.requires_grad_(False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = torch.tanh(self.layers[1](torch.tanh(self.layers[0](self.teacher(tokens))))).detach()
+        taught = F.linear(x, self.teacher.weight).softmax(-1)
+        y = torch.tanh(self.layers[3](torch.tanh(self.layers[2](self.student(tokens)))))
+        scores = F.linear(y, self.student.weight).log_softmax(-1)
+        return F.nll_loss(scores.flatten(0, 1), targets.flatten()) - (taught * scores).sum(-1).mean()
+
+
+def test_a_head_without_gradients_waits_for_its_reader_and_tables_are_read_at_the_beginning() -> None:
+    graph = capture(Taught(), {name: torch.randint(50, (2, 3)) for name in ("tokens", "targets")}).graph
+    (first, head), (second, own_head) = uses(graph, "teacher.weight"), uses(graph, "student.weight")
+    assert second < min(uses(graph, "layers.0.weight")) and first < own_head
+    assert head > max(uses(graph, "layers.3.weight"))
+    workload = workload_of(graph, 1, 2)
+    legal = positions_within_ties(workload, second + 1)
+    assert legal[uses(graph, "layers.0.weight")[0] + 1 : uses(graph, "layers.3.weight")[0]].any()
+
+
+def test_growth_stays_where_no_gradient_would_be_passed() -> None:
+    graph = captured(given_answers=True)
+    assert [node.number for node in postpone_growth(graph).nodes] == [node.number for node in graph.nodes]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10**6))
+def test_postponed_nodes_stay_behind_what_they_read_and_before_their_readers(seed: int) -> None:
+    graph = random_graph(seed, steps=random.Random(seed).randint(3, 30))
+    ordered = postpone_growth(graph)
+    assert sorted(node.number for node in ordered.nodes) == sorted(node.number for node in graph.nodes)
+    made = {entry.value for entry in graph.inputs}
+    for node in ordered.nodes:
+        assert made.issuperset(node.reads())
+        made.update(node.writes())
+    for value in differentiable_values(graph):
+        assert readers(ordered, value) == readers(graph, value)

@@ -2,8 +2,11 @@
 
 DPO
     Learns preferences between pairs of answers.
+Distillation
+    Learns what a teacher predicts.
 """
 
+from farflung.objectives.distillation import Distillation
 from farflung.objectives.dpo import DPO
 
-__all__ = ["DPO"]
+__all__ = ["DPO", "Distillation"]

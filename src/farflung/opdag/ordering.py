@@ -2,9 +2,9 @@
 
 A worker runs every use of a parameter, so a use in the middle of the graph would tie that part to the first.
 There are two cases. A use may read nothing but inputs: T5's decoder looks up its tokens in the encoder's
-table, which can be done at the beginning. Or a module runs several times on different data, as the two towers
-of a pair, or a policy and its reference: then the passes run side by side, layer by layer, and a cut between
-two layers crosses all of them.
+table, which can be done at the beginning; so can a student look up its own in the table that is its head.
+Or a module runs several times on different data, as the two towers of a pair, or a policy and its reference
+model: then the passes run side by side, layer by layer, and a cut between two layers crosses all of them.
 
 The order in which nodes read a value that has a gradient is kept, except for lookups of the first case,
 because the sum of its gradients depends on it. So a reordered graph has the bits of eager execution.
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import msgspec
 
 from farflung.opdag.analysis import differentiable_values, static_values
-from farflung.opdag.graph import Graph
+from farflung.opdag.graph import BatchSize, Graph
 from farflung.opdag.opset import lookup
 
 
@@ -35,6 +35,7 @@ def uses_together(graph: Graph) -> Graph:
 class _Order:
     def __init__(self, graph: Graph) -> None:
         self._nodes = graph.nodes
+        self._types = graph.values
         self._reads = [node.reads() for node in graph.nodes]
         self._static = static_values(graph)
         self._differentiable = differentiable_values(graph)
@@ -51,11 +52,46 @@ class _Order:
 
     def run(self) -> list[int]:
         """Positions of the nodes in their new order."""
+        tied = self._tied_lookups()
         for at in range(len(self._nodes)):
+            if self._is_placed[at]:
+                continue
+            if at in tied or self._is_deep(at):
+                for lookup_at in sorted(tied):
+                    self._place_lookup(lookup_at)
+                    self._gather(lookup_at)
+                tied = set()
             if not self._is_placed[at]:
                 self._place(at)
                 self._gather(at)
         return self._order
+
+    def _tied_lookups(self) -> set[int]:
+        """The first lookups in tables that are used again otherwise, such as a teacher's and a student's.
+
+        The worker of the first segment may also run the last one, so all such lookups belong to the first.
+        """
+        found = set()
+        for parameter in self._parameters:
+            readers = self._readers.get(parameter, [])
+            is_lookup = [self._is_lookup(at, parameter) for at in readers]
+            if any(is_lookup[:1]) and not all(is_lookup) and self._reads_batch(readers[0]):
+                found.add(readers[0])
+        return found
+
+    def _reads_batch(self, at: int) -> bool:
+        """Whether a node reads something of the size of a batch: DoRA puts a constant through its weights."""
+        sizes = (size for value in self._reads[at] for size in self._types[value].shape)
+        return any(isinstance(size, BatchSize) for size in sizes)
+
+    def _is_deep(self, at: int) -> bool:
+        """Whether a node reads a parameter and something that the model has made."""
+        others = [value for value in self._reads[at] if value not in self._parameters]
+        return len(others) < len(self._reads[at]) and not self._static.issuperset(others)
+
+    def _is_lookup(self, at: int, parameter: int) -> bool:
+        """Whether a use of a parameter otherwise reads only static values."""
+        return self._static.issuperset(value for value in self._reads[at] if value != parameter)
 
     def _place(self, at: int) -> None:
         self._is_placed[at] = True
@@ -80,11 +116,16 @@ class _Order:
     def _bring_lookups(self, parameter: int) -> None:
         """Place the uses of a parameter that otherwise read only static values."""
         for at in self._readers[parameter]:
-            others = [value for value in self._reads[at] if value != parameter]
-            if not self._is_placed[at] and self._static.issuperset(others):
-                for needed in sorted(self._needed(others) or ()):
-                    self._place(needed)
-                self._place(at)
+            if self._is_lookup(at, parameter):
+                self._place_lookup(at)
+
+    def _place_lookup(self, at: int) -> None:
+        """Place a lookup with the static nodes that it needs, unless it is placed already."""
+        if not self._is_placed[at]:
+            values = [value for value in self._reads[at] if value in self._static]
+            for needed in sorted(self._needed(values) or ()):
+                self._place(needed)
+            self._place(at)
 
     def _bring_next_uses(self, parameter: int) -> list[int]:
         """Place the next uses of a parameter, as long as they can be; returns what was placed."""

@@ -33,6 +33,7 @@ from farflung.opdag.graph import (
     ValueType,
 )
 from farflung.opdag.ordering import uses_together
+from farflung.opdag.postponing import postpone_growth
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class Draft:
         ties = {alias: name for alias, name in ties.items() if name in kept}
         graph = self._graph(nodes, inputs, loss, mutations, ties, metrics)
         try:
-            return wire.load_graph(wire.dump(uses_together(graph)), batch=2)
+            return wire.load_graph(wire.dump(uses_together(postpone_growth(graph))), batch=2)
         except GraphError as error:
             raise CaptureError(f"the captured graph breaks its own rules: {error}") from error
 

@@ -156,6 +156,20 @@ def test_dropout_of_the_policy_trains_as_eager() -> None:
     assert report.ok and report.loss_difference == 0.0 and report.segments > 2
 
 
+def test_an_adapter_of_norms_is_left_out_of_the_reference() -> None:
+    model = policy(config=peft.LNTuningConfig(target_modules=["input_layernorm"]))
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        base = model(input_ids=tokens).logits
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.5)
+        assert not torch.equal(model(input_ids=tokens).logits, base)
+        with without_adapter(DPO(model).policy):
+            assert torch.equal(model(input_ids=tokens).logits, base)
+        assert not torch.equal(model(input_ids=tokens).logits, base)
+
+
 def unfrozen() -> nn.Module:
     model = policy()
     model.get_parameter("base_model.model.model.norm.weight").requires_grad_(True)
@@ -171,6 +185,10 @@ def unfrozen() -> nn.Module:
         ),
         (lambda: DPO(nn.Linear(2, 2)), "a Linear has none to disable"),
         (lambda: DPO(adapters.wrapped("prompt")), "not a learned prompt"),
+        (
+            lambda: DPO(policy(config=peft.LoraConfig(init_lora_weights="pissa", target_modules=["q_proj"]))),
+            "init_lora_weights='pissa' changes the base",
+        ),
         (lambda: DPO(unfrozen()), r"model\.norm\.weight is trained beside the adapter"),
         (lambda: DPO(policy(), beta=0), "beta must be a positive number, found 0"),
         (lambda: DPO(policy(), beta=float("nan")), "beta must be a positive number"),

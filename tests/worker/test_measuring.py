@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.broker_fleet import broker, identity
 
+from farflung.broker.core import state
 from farflung.client.run.broker_client import ask_status
 from farflung.errors import DeviceFailed
 from farflung.plans.rates import LEAST_RATE, MOST_RATE, Rates
@@ -60,27 +61,28 @@ def test_a_worker_measures_only_while_it_is_idle() -> None:
         nonlocal measured
         measured += 1
 
-    asyncio.run(measure_again(lambda: idle.pop(0), measure, iter([0.0] * 4)))
+    asyncio.run(measure_again(lambda: idle.pop(0), measure, iter([0.0] * 3)))
     assert measured == 3 and not idle
 
 
 class Failing(EmulatedBackend):
     """A backend that cannot measure its device, which may have failed for good."""
 
-    def __init__(self, for_good: bool) -> None:
+    def __init__(self, for_good: bool, error: Exception) -> None:
         super().__init__(1.0)
-        self.for_good = for_good
+        self.for_good, self.error = for_good, error
 
     def measure_tflops(self) -> float:
-        raise RuntimeError("out of memory")
+        raise self.error
 
     def failure(self, error: Exception) -> Exception | None:
         return DeviceFailed("the device is lost") if self.for_good else None
 
 
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), ZeroDivisionError("no time has passed")])
 @pytest.mark.parametrize("for_good", [False, True])
-def test_a_device_that_cannot_be_measured_fails_only_if_it_is_lost(for_good: bool) -> None:
-    thread = ComputeThread("a", 10**9, Failing(for_good), lambda outcome: None, lambda outgoing: None)
+def test_a_device_that_cannot_be_measured_fails_only_if_it_is_lost(for_good: bool, error: Exception) -> None:
+    thread = ComputeThread("a", 10**9, Failing(for_good, error), lambda outcome: None, lambda outgoing: None)
     thread.start()
     assert thread.measure().result(60) is None
     thread.close()
@@ -120,7 +122,11 @@ class Growing(EmulatedBackend):
         return self.rates.pop(0)
 
 
-def test_a_broker_plans_with_the_best_rates_of_a_worker(tmp_path: Path) -> None:
+def test_a_broker_plans_with_the_best_rates_of_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "LEAST_MEASURING_SECONDS", 0.0)
+
     async def scene() -> None:
         async with broker(tmp_path) as running, asyncio.timeout(60):
             worker, backend = await identity(running, tmp_path, "a", "worker"), Growing()

@@ -18,6 +18,9 @@ from farflung.text import kind_of
 _SWITCH = "_disable_adapters"
 """An adapted layer of PEFT computes as the layer that it adapts while this attribute is true."""
 
+_BASE_STAYS = ("gaussian", "eva", "orthogonal")
+"""How PEFT may begin a LoRA adapter without taking something from the base; True and False do not either."""
+
 
 class DPO(nn.Module):
     """Trains a model's adapter to prefer chosen answers to rejected ones (arXiv 2305.18290, equation 7).
@@ -42,7 +45,8 @@ class DPO(nn.Module):
     Raises
     ------
     JobError
-        The policy has no adapter to leave out, or trains more than that; `beta` is not a positive number.
+        The policy has no adapter to leave out, one that has taken something from the base (such as PiSSA),
+        or trains more than that; `beta` is not a positive number.
     """
 
     def __init__(self, policy: nn.Module, beta: float = 0.1) -> None:
@@ -88,7 +92,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
     it sets in each layer.
     """
     modes = [(part, part.training) for part in model.modules()]
-    switches = [(part, vars(part)[_SWITCH]) for part in _adapted(model)]
+    switches = [(part, getattr(part, _SWITCH)) for part in _adapted(model)]
     model.eval()
     try:
         for part, _ in switches:
@@ -103,7 +107,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 def _adapted(model: nn.Module) -> list[nn.Module]:
     """The layers that PEFT has put an adapter into."""
-    return [part for part in model.modules() if _SWITCH in vars(part)]
+    return [part for part in model.modules() if _SWITCH in vars(part) or hasattr(type(part), _SWITCH)]
 
 
 def _require_adapter(policy: Any) -> None:
@@ -112,6 +116,13 @@ def _require_adapter(policy: Any) -> None:
     active = set(policy.active_adapters) if is_wrapped else set()
     if any(configs[name].is_prompt_learning for name in active):
         raise JobError("DPO needs an adapter of layers, such as LoRA, and not a learned prompt")
+    for name in active:
+        beginning = getattr(configs[name], "init_lora_weights", True)
+        if isinstance(beginning, str) and beginning not in _BASE_STAYS:
+            raise JobError(
+                f"init_lora_weights={beginning!r} changes the base, so without the adapter it would be"
+                " another model than the one to compare with: leave it at True"
+            )
     if not is_wrapped or not _adapted(policy):
         raise JobError(
             f"DPO compares a model with itself without its adapter, and {kind_of(policy)} has none to"

@@ -43,7 +43,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
     that it knows, `lacks` the ops and element types that its backend refuses, `kernels` the digest of what
     its kernels compute (`Device.kernels`). `tflops` and `rates` are as in `Device`, measured
-    `measured_seconds` ago; -1: not known when.
+    `measured_seconds` ago, when the newest of the best was found; -1: not known when.
     """
 
     worker: str

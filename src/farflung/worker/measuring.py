@@ -76,12 +76,14 @@ async def measure_again(
 ) -> None:
     """Measure now and then while the worker is idle, for as long as it lives.
 
-    The `pauses` between times are random, so that the workers of one machine do not measure together.
+    The `pauses` between times are random, so that the workers of one machine do not measure together. A
+    worker that is busy when it is time waits for the same pause once more.
     """
     for seconds in pauses or _pauses():
         await asyncio.sleep(seconds)
-        if is_idle():
-            await measure()
+        while not is_idle():  # noqa: ASYNC110
+            await asyncio.sleep(seconds)
+        await measure()
 
 
 def _pauses() -> Iterator[float]:

@@ -25,7 +25,7 @@ from tests.broker.scenario import (
 
 from farflung.broker.core import events, facts, log_lines
 from farflung.broker.core.events import Send, SendToSubmitter
-from farflung.broker.core.state import durable, reduce_fact, replay
+from farflung.broker.core.state import LEAST_MEASURING_SECONDS, durable, reduce_fact, replay
 from farflung.broker.core.training.job_queue import planning_words
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
@@ -281,6 +281,8 @@ def test_rates_that_a_worker_measures_again_are_those_of_its_device() -> None:
     story = Scenario("lab-1", "lab-2")
     before = story.state.workers["lab-1"]
     found = Measured(before.device.tflops + 3.5, Rates(bfloat16_tflops=7.0))
+    assert not story.feed(events.WorkerMeasures(story.now, "lab-1", found)).facts  # so soon after joining
+    story.now += LEAST_MEASURING_SECONDS
     at = story.now
     outcome = story.feed(events.WorkerMeasures(at, "lab-1", found))
     assert len(outcome.decisions()) == 1

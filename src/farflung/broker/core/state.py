@@ -50,6 +50,9 @@ from farflung.protocol.messages import (
 )
 from farflung.transport.net.addresses import parse_address
 
+LEAST_MEASURING_SECONDS = 20.0
+"""Rates that a worker reports sooner after the last ones are not taken: each is a decision in the log."""
+
 _OF_STANDBYS = (Copied, CopyLost, AskReverse, AskCircuit, NotReached)
 """What a worker may say of a job that it stands by for."""
 
@@ -218,8 +221,9 @@ def _on_worker_moves(event: events.WorkerMoves, turn: Transition) -> None:
 
 @_decide.register
 def _on_worker_measures(event: events.WorkerMeasures, turn: Transition) -> None:
-    device, found = turn.state.workers[event.worker].device, event.measured
-    if (device.tflops, device.rates) != (found.tflops, found.rates):
+    worker, found = turn.state.workers[event.worker], event.measured
+    is_new = (worker.device.tflops, worker.device.rates) != (found.tflops, found.rates)
+    if is_new and turn.now >= worker.measured_at + LEAST_MEASURING_SECONDS:
         turn.emit(facts.WorkerMeasured(turn.now, event.worker, found.tflops, found.rates))
 
 

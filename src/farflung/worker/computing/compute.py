@@ -78,7 +78,7 @@ class ComputeThread(threading.Thread):
                 return
             try:
                 found.set_result(measured(self._backend))
-            except RuntimeError as error:
+            except Exception as error:
                 found.set_result(None)
                 if isinstance(self._backend.failure(error), DeviceFailed):
                     raise

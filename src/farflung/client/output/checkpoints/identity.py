@@ -22,7 +22,7 @@ from farflung.client.output.checkpoints.record import (
 from farflung.client.run.microbatches import read_batch
 from farflung.data import spread_indices
 from farflung.data.streams import StreamItems
-from farflung.errors import CheckpointError
+from farflung.errors import CheckpointError, JobError
 from farflung.opdag.graph import Graph
 from farflung.plans.codec_pair import DENSE
 from farflung.runtime.training import Training
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SAMPLED_ITEMS = 8
 SAMPLED_TENSORS = 16
+UNREADABLE = hashlib.sha256(b"an item that cannot be read").hexdigest()
 
 MAY_CHANGE = frozenset(
     (
@@ -56,13 +57,7 @@ CODECS = frozenset(("codecs", "codec_format"))
 
 
 def identity_of(prepared: Prepared, training: Training) -> RunIdentity:
-    """The identity of a job that is trained with these settings; reads items of its data, each twice.
-
-    Raises
-    ------
-    JobError
-        An item cannot be read.
-    """
+    """The identity of a job that is trained with these settings; reads items of its data, each twice."""
     digest = hashlib.sha256(prepared.program).hexdigest()
     base, quantize = prepared.base_sha256 or None, prepared.job.quantize or ""
     model = ModelIdentity(digest, _numbers(prepared.own_graph), base, quantize)
@@ -74,12 +69,8 @@ def data_identity(job: Job) -> DataIdentity:
 
     A stream has no number (0), and its first items are read, which may be those of several epochs.
 
-    The random states of Python, NumPy and PyTorch stay as they are.
-
-    Raises
-    ------
-    JobError
-        An item cannot be read.
+    The random states of Python, NumPy and PyTorch stay as they are. An item that cannot be read is known by
+    that: it must not cost the checkpoints of the steps before it is due.
     """
     items = job.items
     length = 0 if isinstance(items, StreamItems) else len(items)
@@ -272,7 +263,13 @@ def _numbers(graph: Graph) -> int:
 
 
 def _digests(job: Job, indices: Sequence[int]) -> list[str]:
-    return [_digest(read_batch(job.items, "data", [index], job)) for index in indices]
+    found = []
+    for index in indices:
+        try:
+            found.append(_digest(read_batch(job.items, "data", [index], job)))
+        except JobError:
+            found.append(UNREADABLE)
+    return found
 
 
 def _digest(batch: Mapping[str, Tensor]) -> str:

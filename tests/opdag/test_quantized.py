@@ -109,6 +109,33 @@ class Halves(Cast):
         return x.float().square().mean()
 
 
+class CastWhereUsed(nn.Module):
+    """Layers whose matrices are cast to another type where they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Parameter(torch.randn(64, 64))
+        self.shortened = nn.Parameter(torch.randn(64, 64))
+        self.raised = nn.Parameter(torch.randn(64, 64).bfloat16())
+        self.changed = nn.Parameter(torch.randn(64, 64).half())
+        self.requires_grad_(False)
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = nn.functional.linear(tokens[..., None] * self.scale, self.plain)
+        x = nn.functional.linear(x.half(), self.shortened.half()).float()
+        x = nn.functional.linear(x, self.raised.float())
+        x = nn.functional.linear(x.bfloat16(), self.changed.bfloat16())
+        return x.float().square().mean()
+
+
+def test_a_matrix_of_two_bytes_that_is_cast_stays_as_it_is() -> None:
+    """Dequantized to the type of the cast it would skip the rounding to its own."""
+    _, found = made_of(CastWhereUsed(), tokens=torch.ones(2, 3))
+    assert found.matrices == {"plain", "shortened"}
+    assert found.left == dict.fromkeys(("changed", "raised"), "a copy of it in another type is used")
+
+
 @pytest.mark.parametrize("form", ["int8", "nf4"])
 def test_matrices_of_two_bytes_are_quantized(form: str) -> None:
     graph = capture(Halves(), {"tokens": torch.ones(2, 3)}).graph

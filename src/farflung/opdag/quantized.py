@@ -76,8 +76,9 @@ def quantized(graph: Graph, form: QuantizedFormat) -> tuple[Graph, Quantization]
     """The graph with its frozen matrices quantized, as far as only linear layers read them.
 
     A matrix stays as it is if another op reads it (an embedding, the norm of DoRA), if its rows are not
-    whole blocks of 64, or if its type has 8 bytes. Casts of a matrix, as autocast makes them, are left out:
-    the op dequantizes to the type of its input, which rounds the same values.
+    whole blocks of 64, or if its type has 8 bytes. Casts of a float32 matrix, as autocast makes them, are
+    left out: the op dequantizes to the type of its input, which rounds the same values. A shorter matrix
+    that is cast to another type stays as it is: its values would have to be rounded to its own type first.
     """
     rewriting = _Rewriting(graph, form)
     for entry in graph.inputs_of("parameter"):
@@ -145,12 +146,15 @@ class _Rewriting:
         for at in self._readers.get(matrix, ()):
             node = self._graph.nodes[at]
             if node.op == _CAST and node.arguments.get("self") == Ref(matrix):
-                yield from self._strangers_of_cast(node.outputs[0])
+                yield from self._strangers_of_cast(matrix, node.outputs[0])
             elif not self._is_linear(node, matrix):
                 yield f"{node.op.split('.')[1]} reads it"
 
-    def _strangers_of_cast(self, made: int) -> Iterator[str]:
-        if made in self._results or self._graph.values[made].dtype not in _QUANTIZABLE:
+    def _strangers_of_cast(self, matrix: int, made: int) -> Iterator[str]:
+        own, other = (self._graph.values[value].dtype for value in (matrix, made))
+        # The op rounds once, to the type of its input; a shorter matrix would be rounded to its own before.
+        is_same = own == other or own == "float32"
+        if made in self._results or other not in _QUANTIZABLE or not is_same:
             yield "a copy of it in another type is used"
         for at in self._readers.get(made, ()):
             if not self._is_linear(node := self._graph.nodes[at], made):

@@ -137,6 +137,22 @@ def test_values_that_are_no_numbers_are_named(wrong: float) -> None:
         model_of(net(model=model))
 
 
+class Raised(Net):
+    """A layer whose matrix of two bytes is cast to float32 where it is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Parameter(torch.randn(64, 64).bfloat16(), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.linear(x, self.second.float()))
+
+
+def test_a_matrix_that_is_cast_where_it_is_used_trains_as_eager() -> None:
+    report = check_job(net(model=Raised()), 1)
+    assert report.ok and report.loss_difference == 0, report
+
+
 class Tied(nn.Module):
     """A head that is the table, which an embedding reads, too."""
 

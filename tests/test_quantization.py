@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from farflung.quantization import (
     quantized_bytes,
     values_in,
 )
+from farflung.runtime.torch_backend.quantized import dequantized
 from farflung.weights.quantizing import PIECE_VALUES, quantize_stored
 
 Floats = NDArray[np.float32]
@@ -77,6 +79,27 @@ def test_zeros_and_the_smallest_numbers_become_zeros_or_themselves(form: str) ->
     values[BLOCK:] = 1e-45
     made = read_back(blocks_of(values, form), form)
     assert not made[:BLOCK].any() and (np.abs(made[BLOCK:]) <= np.float32(1e-45)).all()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_machine_that_counts_the_smallest_numbers_as_zero_makes_the_same_bytes_and_values(
+    form: str,
+) -> None:
+    """Blocks of every size from 2^-149 on, and some whose values differ by up to 2^60."""
+    draw = np.random.default_rng(4)
+    exponents = np.repeat(np.arange(-149, -80, 0.25), BLOCK)
+    exponents = np.concatenate([exponents, draw.uniform(-149, -89, 200 * BLOCK)])
+    values = (draw.uniform(-1, 1, exponents.size) * 2.0**exponents).astype(np.float32)
+    blocks = blocks_of(values, form)
+    held = torch.from_numpy(blocks)
+    meant = dequantized(held, form, torch.float32).numpy().tobytes()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine cannot count them as zero")
+    try:
+        flushed, read = blocks_of(values, form), dequantized(held, form, torch.float32).numpy().tobytes()
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed.tobytes() == blocks.tobytes() and read == meant
 
 
 def test_the_largest_value_of_a_block_of_nf4_stays_as_it_is() -> None:

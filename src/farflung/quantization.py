@@ -10,8 +10,12 @@ endian, followed by its codes:
   section 3 and appendix E; scales are not quantized again).
 
 So a value takes 8.5 or 4.5 bits. A row's bytes follow one another, and so do rows: how a matrix is cut into
-rows does not change its bytes, as long as rows are whole blocks. Quantizing needs only products, quotients
-and comparisons of float32, so every machine makes the same bytes of the same values.
+rows does not change its bytes, as long as rows are whole blocks.
+
+Quantizing needs only quotients and comparisons of float32, and dequantizing one product. A block whose scale
+would be below 2^-120 has scale 0 and the codes of zero. So numbers below the smallest normal one, 2^-126, are
+nearest to zero in any other block, and no code stands for one: every machine makes the same bytes of the same
+values, and the same values of the same bytes, also one that counts such numbers as zero (flush-to-zero).
 """
 
 from __future__ import annotations
@@ -30,7 +34,16 @@ FORMATS: tuple[str, ...] = get_args(QuantizedFormat)
 BLOCK = 64
 """Values of a block."""
 
+LAYOUT = 1
+"""Version of the bytes that values become. Raise it with every change of them."""
+
 SCALE_BYTES = 4
+SMALLEST_SCALE = 2.0**-120
+"""A block with a smaller scale is zero.
+
+Numbers below 2^-126 are then less than 1/64 of a scale, which is nearest to zero in both formats, and no
+level times a scale is below 2^-126.
+"""
 _CODE_BITS = {"int8": 8, "nf4": 4}
 
 NF4_LEVELS = (
@@ -43,6 +56,10 @@ NF4_LEVELS = (
 
 _CHUNK = 2**16
 """Values that are quantized at a time, so that temporary arrays stay in a cache."""
+
+
+class NotFiniteError(WeightsError):
+    """Values are infinite or not a number, so they have no codes."""
 
 
 def block_bytes(form: str) -> int:
@@ -72,7 +89,7 @@ def quantize(values: NDArray[np.float32], form: str, out: NDArray[np.uint8]) -> 
 
     Raises
     ------
-    WeightsError
+    NotFiniteError
         A value is infinite or not a number.
     """
     blocks = out.reshape(-1, block_bytes(form))
@@ -87,10 +104,11 @@ def _quantize_chunk(rows: NDArray[np.float32], form: str, out: NDArray[np.uint8]
 
     largest = np.abs(rows).max(axis=1, keepdims=True)
     if not np.isfinite(largest).all():
-        raise WeightsError("it has values that are infinite or not a number, which have no code")
-    scales = largest / np.float32(127) if form == "int8" else largest
+        raise NotFiniteError("it has values that are infinite or not a number, which have no code")
+    steps = np.float32(127 if form == "int8" else 1)
+    # It is the dividend that is compared: what divides to less than a normal number depends on the machine.
+    scales = np.where(largest >= steps * np.float32(SMALLEST_SCALE), largest, np.float32(0)) / steps
     out[:, :SCALE_BYTES] = scales.astype("<f4").view(np.uint8)
-    # A block of zeros, or of numbers too small for a scale, has the codes of zero.
     parts = np.divide(rows, scales, out=np.zeros_like(rows), where=scales > 0)
     if form == "int8":
         np.clip(np.rint(parts, out=parts), -127, 127, out=parts)

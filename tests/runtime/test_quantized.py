@@ -63,6 +63,14 @@ def test_matrices_are_dequantized_in_pieces_as_in_one(form: str) -> None:
     )
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_matrix_may_begin_at_any_byte(form: str, rows: int) -> None:
+    weight = packed(torch.randn(rows, WIDTH), form)
+    shifted = torch.empty(weight.numel() + 1, dtype=torch.uint8)[1:].view(weight.shape).copy_(weight)
+    assert torch.equal(dequantized(shifted, form, torch.float32), dequantized(weight, form, torch.float32))
+
+
 class Tower(nn.Module):
     """Frozen layers with a trained bias at the end of each, as a stand-in for an adapter."""
 

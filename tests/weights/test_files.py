@@ -147,6 +147,21 @@ def test_digests_are_kept_for_a_file_that_does_not_change(tmp_path: Path) -> Non
         assert server.sent_bytes > before
 
 
+def test_digests_of_quantized_tensors_are_of_one_version_of_the_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, kept, how = tmp_path / "a.safetensors", tmp_path / "kept", Reading("", "nf4")
+    save_file({"a": torch.randn(2, 64)}, file)
+    digests = StoredDigests(WeightFiles(str(file)), kept)
+    made = digests.sha256("a", how)
+    digests.save()
+    (place,) = kept.iterdir()
+    assert json.loads(place.read_text()) == {"a in nf4/1": made.hex()}
+    monkeypatch.setattr("farflung.weights.digest_store.LAYOUT", 2)
+    place.write_text(json.dumps({"a in nf4": "0" * 64, "a in nf4/1": "1" * 64}))
+    assert StoredDigests(WeightFiles(str(file)), kept).sha256("a", how) == made
+
+
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 2**16 - 1), max_size=40), st.sampled_from(["bfloat16", "float16"]))
 def test_widening_is_what_torch_does(words: list[int], kind: str) -> None:

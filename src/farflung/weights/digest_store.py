@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from farflung.files import cache_folder, make_folder, write_atomically
+from farflung.quantization import LAYOUT
 from farflung.weights.files import AS_IT_IS, Reading, WeightFiles
 
 
@@ -55,5 +56,5 @@ class StoredDigests:
 def _form(how: Reading) -> str:
     """What tells digests of the same stored tensor apart."""
     if how.quantized:
-        return f" in {how.quantized}"
+        return f" in {how.quantized}/{LAYOUT}"
     return " in float32" if how.widened else ""

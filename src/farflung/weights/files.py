@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.errors import WeightsError
-from farflung.quantization import QuantizedFormat, quantized_bytes, values_in
+from farflung.quantization import NotFiniteError, QuantizedFormat, quantized_bytes, values_in
 from farflung.weights.allowed import ANYTHING, shown
 from farflung.weights.quantizing import item_bytes, quantize_stored
 from farflung.weights.ranges import FileRanges, Ranges, open_ranges, whole_file
@@ -128,7 +128,15 @@ class WeightFiles:
             take(part)
 
     def sha256(self, name: str, how: Reading = AS_IT_IS) -> bytes:
-        """The digest of a tensor's bytes once it is read in that way; WeightsError if it cannot be."""
+        """The digest of a tensor's bytes once it is read in that way.
+
+        Raises
+        ------
+        NotFiniteError
+            It is to be quantized, and has values that are infinite or not a number.
+        WeightsError
+            It cannot be read.
+        """
         digest = hashlib.sha256()
 
         def take(part: memoryview) -> None:
@@ -136,8 +144,8 @@ class WeightFiles:
                 blocks = memoryview(bytearray(how.quantized_bytes(len(part))))
                 try:
                     quantize_stored(part, how.kind, how.quantized, blocks)
-                except WeightsError as error:
-                    raise WeightsError(f"{self.name}: {name} cannot be quantized: {error}") from None
+                except NotFiniteError as error:
+                    raise NotFiniteError(f"{self.name}: {name} cannot be quantized: {error}") from None
                 part = blocks
             elif how.widened:
                 part = widen(part, how.widened)

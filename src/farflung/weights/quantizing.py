@@ -19,7 +19,7 @@ def quantize_stored(stored: memoryview, kind: str, form: str, memory: memoryview
 
     Raises
     ------
-    WeightsError
+    NotFiniteError
         A value is infinite or not a number.
     """
     import numpy as np

@@ -15,8 +15,9 @@ from tests.support.web import Web, web
 
 from farflung.client.capture.prepared import Prepared, prepare
 from farflung.client.output.weights_reader import stored_names
-from farflung.errors import JobError, WeightsError
+from farflung.errors import JobError
 from farflung.quantization import values_in
+from farflung.weights.files import WeightFiles
 from farflung.weights.quantizing import quantize_stored
 
 pytestmark = pytest.mark.slow
@@ -146,8 +147,31 @@ def test_stored_values_that_are_no_numbers_end_the_job_in_one_line(server: Web) 
     tensors[name][3, 3] = torch.nan
     save_file(tensors, server.folder / "model.safetensors")
     of = prepared(server, adapters.on_the_meta_device(width=128), "nf4")
-    with pytest.raises(WeightsError, match=r"up_proj.weight cannot be quantized: it has values"):
+    with pytest.raises(JobError, match=r"^quantize='nf4': \S+up_proj.weight has values that are infinite or"):
         of.digests.of(sorted(of.state.keys() - of.changed))
+
+
+def test_a_stored_tensor_that_the_model_has_not_may_have_values_that_are_no_numbers(
+    server: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of the form of some matrices, which are searched for by their bytes, and is read once."""
+    model = adapters.base(width=128)
+    stranger = torch.full_like(model.model.layers[0].self_attn.q_proj.weight, torch.inf).detach()
+    tensors = {f"other.{n}": p.detach() for n, p in enumerate(model.parameters())}
+    save_file({"a": stranger, **tensors}, server.folder / "model.safetensors")
+    of = prepared(server, adapters.with_adapter(model, adapters.LORA), "nf4")
+    assert of.stored is not None and of.quantization is not None
+    read: list[str] = []
+    whole = WeightFiles.read
+
+    def counted(self: WeightFiles, name: str, take: Any) -> None:
+        read.append(name)
+        whole(self, name, take)
+
+    monkeypatch.setattr(WeightFiles, "read", counted)
+    places = of.stored.places(of.digests.of(sorted(of.state.keys() - of.changed)))
+    assert {name for name, at in places.items() if at.quantized} == of.quantization.matrices
+    assert read.count("a") == 1
 
 
 def test_a_base_with_other_names_is_found_by_its_bytes(server: Web) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.client.output.weights_reader import WeightsReader, stored_names
+from farflung.errors import JobError
 from farflung.opdag.form import Form
 from farflung.opdag.graph import Graph
 from farflung.protocol.sessions import StoredAt
+from farflung.quantization import NotFiniteError
 from farflung.weights.digest_store import StoredDigests
 from farflung.weights.files import KINDS, Reading, StoredTensor, WeightFiles, is_url, widens
 
@@ -47,6 +49,7 @@ class StoredBase:
         for alias, name in graph.ties.items():
             self._aliases.setdefault(name, []).append(alias)
         self._digests = StoredDigests(files)
+        self._without_codes: set[str] = set()  # stored tensors that cannot be quantized
         self._reading = threading.Lock()
         self._places: dict[str, StoredAt | None] = {}
 
@@ -65,6 +68,13 @@ class StoredBase:
         """The digests of those tensors that the model takes from the files as they are, widened or quantized.
 
         Reads through each once, without keeping it in memory.
+
+        Raises
+        ------
+        JobError
+            A matrix to quantize has values that are infinite or not a number.
+        WeightsError
+            A file cannot be read.
         """
         reader = self._state
         if not isinstance(reader, WeightsReader):
@@ -74,9 +84,16 @@ class StoredBase:
             for name in names:
                 stored = reader.stored.get(name)
                 if stored is not None and (how := self._how(name, self._stored.tensors[stored])) is not None:
-                    found[name] = self._digests.sha256(stored, how)
+                    found[name] = self._digest(name, stored, how)
             self._digests.save()
         return found
+
+    def _digest(self, name: str, stored: str, how: Reading) -> bytes:
+        try:
+            return self._digests.sha256(stored, how)
+        except NotFiniteError:
+            problem = "has values that are infinite or not a number"
+            raise JobError(f"quantize={how.quantized!r}: {name} {problem}") from None
 
     def places(self, digests: Mapping[str, bytes]) -> dict[str, StoredAt]:
         """Where workers find the tensors with these digests. Blocks while files are read."""
@@ -102,11 +119,21 @@ class StoredBase:
             self._places[name] = None
             for stored_name, stored in self._stored.tensors.items():
                 how = self._how(name, stored)
-                if how is not None and self._digests.sha256(stored_name, how) == digests[name]:
+                if how is not None and self._is(stored_name, how, digests[name]):
                     self._places[name] = _place(stored, how)
                     break
         if names:
             self._digests.save()
+
+    def _is(self, stored_name: str, how: Reading, digest: bytes) -> bool:
+        """Whether a stored tensor has this digest. One without codes may be of no concern to the model."""
+        if how.quantized and stored_name in self._without_codes:
+            return False
+        try:
+            return self._digests.sha256(stored_name, how) == digest
+        except NotFiniteError:
+            self._without_codes.add(stored_name)
+            return False
 
     def _how(self, name: str, stored: StoredTensor) -> Reading | None:
         """How stored bytes become those that a worker holds; None if they are no tensor of this form."""

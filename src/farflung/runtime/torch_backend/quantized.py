@@ -73,10 +73,16 @@ def dequantized(weight: Tensor, format: str, dtype: torch.dtype) -> Tensor:
     for start in range(0, rows, step):
         blocks = weight[start : start + step].reshape(-1, size)
         out = made[start : start + step].view(-1, BLOCK)
-        torch.mul(
-            _levels(blocks[:, SCALE_BYTES:], format), blocks[:, :SCALE_BYTES].view(torch.float32), out=out
-        )
+        torch.mul(_levels(blocks[:, SCALE_BYTES:], format), _scales(blocks), out=out)
     return made
+
+
+def _scales(blocks: Tensor) -> Tensor:
+    """The scale of each block, float32 [blocks, 1]."""
+    stored = blocks[:, :SCALE_BYTES]
+    if stored.storage_offset() % SCALE_BYTES:  # torch views no bytes as float32 from there on
+        stored = stored.clone(memory_format=torch.contiguous_format)
+    return stored.view(torch.float32)
 
 
 def _levels(codes: Tensor, format: str) -> Tensor:

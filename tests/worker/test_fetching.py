@@ -23,8 +23,10 @@ from farflung.worker.weights.fetching import Fetching, Wanted
 CONTENT = bytes(range(64))
 
 
-def wanted(name: str, start: int, size: int, file: int = 0, widened: str = "") -> Wanted:
-    digest = hashlib.sha256(CONTENT[start : start + size]).digest()
+def wanted(
+    name: str, start: int, size: int, file: int = 0, widened: str = "", content: bytes = CONTENT
+) -> Wanted:
+    digest = hashlib.sha256(content[start : start + size]).digest()
     at = StoredAt(file, start, widened)  # type: ignore[arg-type]
     return Wanted(BasePiece(1, name, digest, at), at, memoryview(bytearray(size)))
 
@@ -100,26 +102,50 @@ def test_floats_are_quantized_as_they_come(tmp_path: Path, form: str) -> None:
     assert len(troubles) == 1 and "'other' is not what the job says" in troubles[0]
 
 
-def test_neighbours_that_are_to_be_quantized_are_read_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is read before it is quantized takes several times the memory of the piece."""
-    (tmp_path / "a").write_bytes(bytes(8) + VALUES.tobytes())
-    size = VALUES.nbytes // 4
-    pieces = []
-    for at, values in enumerate(VALUES.reshape(4, BLOCK)):
-        one = quantized(f"row {at}", values, 0, "float32", "nf4")
-        pieces.append(one._replace(at=StoredAt(0, 8 + at * size, "", "nf4")))
-    reads: list[int] = []
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The sizes of the buffers of each read."""
+    found: list[list[int]] = []
     whole = FileRanges.read
 
     def read(self: FileRanges, offset: int, buffers: Sequence[memoryview]) -> None:
-        reads.append(sum(map(len, buffers)))
+        found.append([len(buffer) for buffer in buffers])
         whole(self, offset, buffers)
 
     monkeypatch.setattr(FileRanges, "read", read)
+    return found
+
+
+def test_neighbours_that_are_to_be_quantized_are_read_one_by_one(
+    tmp_path: Path, reads: list[list[int]]
+) -> None:
+    """What follows them and is kept as it is does not come with the last of them, but with its like."""
+    content = bytes(8) + VALUES.tobytes()
+    (tmp_path / "a").write_bytes(content)
+    size = VALUES.nbytes // 4
+    pieces = []
+    for at, values in enumerate(VALUES.reshape(4, BLOCK)):
+        start = 8 + at * size
+        one = quantized(f"row {at}", values, 0, "float32", "nf4")
+        if at >= 2:
+            one = wanted(f"row {at}", start, size, content=content)
+        pieces.append(one._replace(at=StoredAt(0, start, "", one.at.quantized)))
     assert fetched([f"file://{tmp_path}/a"], pieces, [f"file://{tmp_path}"]) == ([], [])
-    assert reads == [size] * 4
+    assert reads == [[size], [size], [size, size]]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_what_is_to_be_quantized_takes_little_memory_beside_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[list[int]], form: str, kind: str
+) -> None:
+    """It is read in parts, the last of which is shorter."""
+    monkeypatch.setattr(module, "QUANTIZED_AT_ONCE", 3 * BLOCK)
+    stored = VALUES.astype(kind)
+    (tmp_path / "a").write_bytes(bytes(8) + stored.tobytes())
+    one = quantized("a", stored.astype(np.float32), 0, kind, form)
+    assert fetched([f"file://{tmp_path}/a"], [one], [f"file://{tmp_path}"]) == ([], [])
+    assert reads == [[3 * BLOCK * stored.itemsize], [BLOCK * stored.itemsize]]
 
 
 def test_what_cannot_be_quantized_costs_only_that_piece(tmp_path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from farflung.errors import WeightsError
 from farflung.protocol.sessions import MOST_TROUBLES, BasePiece, StoredAt
-from farflung.quantization import block_bytes
+from farflung.quantization import NotFiniteError, block_bytes, quantized_bytes
 from farflung.text import first_line, printable
 from farflung.weights.allowed import Allowed, shown
 from farflung.weights.files import Reading
-from farflung.weights.quantizing import quantize_stored
+from farflung.weights.quantizing import item_bytes, quantize_stored
 from farflung.weights.ranges import Ranges, open_ranges
 from farflung.weights.widening import widen_in_place
 
@@ -25,6 +25,9 @@ log = logging.getLogger("farflung.worker")
 
 MOST_TOGETHER = 2**26
 """Neighbours in a file are requested together, up to so many bytes or one tensor."""
+
+QUANTIZED_AT_ONCE = 2**22
+"""Values that are read before they are quantized, a multiple of a block: at most 16 MiB beside the state."""
 
 
 class Wanted(NamedTuple):
@@ -107,10 +110,17 @@ class Fetching:
 
     def _fetch_together(self, ranges: Ranges, url: str, together: Sequence[Wanted]) -> None:
         """Fetch pieces that follow each other in a file."""
-        buffers = [_buffer(one) for one in together]
-        ranges.read(together[0].at.offset, buffers)
+        if together[0].at.quantized:
+            try:
+                _read_quantized(ranges, together[0])
+            except NotFiniteError as error:
+                self._note(f"{together[0].piece.name[:60]!r} cannot be quantized: {error}")
+                return
+        else:
+            ranges.read(together[0].at.offset, [one.memory[-one.bytes :] for one in together])
         for one in together:
-            self._convert(one, buffers.pop(0))
+            if one.at.widened and not one.at.quantized:
+                widen_in_place(one.memory, one.at.widened)
             if hashlib.sha256(one.memory).digest() == one.piece.sha256:
                 self.fetched_bytes += len(one.memory)
                 self._fetched.add(_name(one))
@@ -119,26 +129,24 @@ class Fetching:
             name = repr(one.piece.name[:60])
             self._note(f"{name} is not what the job says in {shown(url)}: its SHA-256 differs")
 
-    def _convert(self, one: Wanted, buffer: memoryview) -> None:
-        """Make of what was read what the piece is."""
-        if one.at.quantized:
-            try:
-                quantize_stored(buffer, one.how.kind, one.at.quantized, one.memory)
-            except WeightsError as error:  # then its digest differs
-                self._note(f"{one.piece.name[:60]!r} cannot be quantized: {error}")
-        elif one.at.widened:
-            widen_in_place(one.memory, one.at.widened)
-
     def _note(self, trouble: str) -> None:
         if trouble not in self.troubles and len(self.troubles) < MOST_TROUBLES:
             self.troubles.append(trouble)
 
 
-def _buffer(one: Wanted) -> memoryview:
-    """Where the bytes of a piece are read to."""
-    if one.at.quantized:
-        return memoryview(bytearray(one.bytes))  # they are more than those of the piece
-    return one.memory[-one.bytes :]  # what will be widened in place goes to the second half of its memory
+def _read_quantized(ranges: Ranges, one: Wanted) -> None:
+    """Read floats and quantize them, a part at a time: they are several times the memory of the piece."""
+    form, kind = one.at.quantized, one.how.kind
+    assert form
+    step = quantized_bytes(QUANTIZED_AT_ONCE, form)
+    buffer = memoryview(bytearray(min(one.bytes, QUANTIZED_AT_ONCE * item_bytes(kind))))
+    offset = one.at.offset
+    for start in range(0, len(one.memory), step):
+        out = one.memory[start : start + step]
+        part = buffer[: one.how.stored_bytes(len(out))]
+        ranges.read(offset, [part])
+        quantize_stored(part, kind, form, out)
+        offset += len(part)
 
 
 def _name(wanted: Wanted) -> tuple[int, str]:
@@ -148,12 +156,13 @@ def _name(wanted: Wanted) -> tuple[int, str]:
 def _neighbours(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
     """Pieces in runs without gaps between them, each of a bounded size.
 
-    What is to be quantized comes alone: it takes several times its memory until it is.
+    What is to be quantized comes alone: it is not read into its own memory.
     """
     together: list[Wanted] = []
     for one in wanted:
-        fits = together and one.at.offset == together[-1].end and not one.at.quantized
-        if fits and one.end - together[0].at.offset <= MOST_TOGETHER:
+        is_next = together and one.at.offset == together[-1].end
+        is_alone = one.at.quantized or (together and together[-1].at.quantized)
+        if is_next and not is_alone and one.end - together[0].at.offset <= MOST_TOGETHER:
             together.append(one)
             continue
         if together:

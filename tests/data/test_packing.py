@@ -166,8 +166,18 @@ def test_places_see_their_own_sequence_up_to_themselves() -> None:
         ({"input_ids": [1], "labels": [1], "position_ids": [0]}, "which Pack makes: leave it out"),
         (
             {"tokens": [1], "labels": [1]},
-            r"sequences of a row have other columns: \['input_ids', 'labels'\] and \['labels', 'tokens'\]",
+            r"item 1 has other columns than the first: \['input_ids', 'labels'\] and \['labels', 'tokens'\]",
         ),
+        (
+            {"input_ids": [1.0], "labels": [1]},
+            r"item 1: 'input_ids' is torch.float32, in the first item torch.int64: give all items the same",
+        ),
+        (
+            {"input_ids": [1], "labels": torch.tensor([1], dtype=torch.uint8)},
+            "item 1: 'labels' is torch.uint8, which has no -100 for masked places: give labels as signed",
+        ),
+        ({"input_ids": [1], "labels": [1.0]}, "item 1: 'labels' is torch.float32, which has no -100"),
+        ({"input_ids": [1], "labels": [True]}, "item 1: 'labels' is torch.bool, which has no -100"),
     ],
 )
 def test_what_cannot_be_packed_is_named(item: Any, words: str) -> None:
@@ -177,6 +187,44 @@ def test_what_cannot_be_packed_is_named(item: Any, words: str) -> None:
     ):
         with pytest.raises(JobError, match=words):
             packed()
+
+
+def test_an_item_unlike_the_first_is_named_also_in_a_row_of_its_own_and_with_known_lengths() -> None:
+    """A batch of such rows would have another dtype than the captured one."""
+    given = [*items([8]), {"input_ids": [0.5] * 8, "labels": [1] * 8}]
+    with pytest.raises(JobError, match=r"item 1: 'input_ids' is torch\.float32"):
+        Pack(given, ROW)
+    with pytest.raises(JobError, match=r"item 1: 'input_ids' is torch\.float32"):
+        Pack(given, ROW, lengths=[8, 8])[1]
+    with pytest.raises(JobError, match=r"item 1: 'input_ids' is torch\.float32"):
+        [*PackStream(given, ROW)]
+
+
+@pytest.mark.parametrize("names", [["inputs_ids"], ["input_ids", "position_ids"]])
+def test_a_fill_for_a_column_that_the_first_item_lacks_is_refused(names: list[str]) -> None:
+    fill = dict.fromkeys(names, 7)
+    words = rf"fill names \['{names[-1]}'\], but the columns of the first item are \['input_ids', 'labels'\]"
+    for packed in (
+        lambda: Pack(items([2]), ROW, fill),
+        lambda: Pack(items([2]), ROW, fill, lengths=[2])[0],
+        lambda: [*PackStream(items([2]), ROW, fill)],
+    ):
+        with pytest.raises(JobError, match=words):
+            packed()
+
+
+def test_a_fill_for_the_mask_that_is_left_out_does_no_harm() -> None:
+    """`Pad` needs it, so it is often given."""
+    given = [{**one, "attention_mask": [1, 1]} for one in items([2])]
+    assert {*Pack(given, ROW, {"attention_mask": 0})[0]} == {"input_ids", "labels", "position_ids"}
+
+
+def test_a_full_sequence_of_a_stream_is_a_row_and_closes_no_other() -> None:
+    given = items([5, ROW, 3])
+    rows = [*PackStream(given, ROW, open_rows=1)]
+    full, shared = (row["input_ids"].tolist() for row in rows)
+    assert full == given[1]["input_ids"].tolist()
+    assert shared == [*given[0]["input_ids"].tolist(), *given[2]["input_ids"].tolist()]
 
 
 def test_longer_sequences_are_cut_only_if_asked_for() -> None:

@@ -8,111 +8,15 @@ so a segment computes it where it is read: only the positions, eight bytes a pla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from farflung.data.best_fit import OpenRows, best_fit_decreasing
-from farflung.data.padding import IGNORED
+from farflung.data.row_form import Kinds, RowForm
 from farflung.errors import JobError
 from farflung.text import kind_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-POSITIONS = "position_ids"
-PADDED = "attention_mask"
-"""What tokenizers add to say which places are padding; a packed row has no use for it."""
-
-
-@dataclass(frozen=True)
-class RowForm:
-    """How sequences become a row of `length` places: see `Pack` for its fields."""
-
-    length: int
-    fill: Mapping[str, float] = field(default_factory=dict)
-    labels: str = "labels"
-    shift: bool = True
-    truncate: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
-            raise JobError(f"length must be a whole number of at least 1, found {self.length!r}")
-
-    def sequence(self, item: Any, number: int) -> dict[str, Tensor]:
-        """An item's columns, each of the same length from 1 to that of a row.
-
-        Raises
-        ------
-        JobError
-            It cannot be a part of a row; the message names the item and what is wrong.
-        """
-        import torch
-
-        if not isinstance(item, Mapping):
-            raise JobError(f"item {number}: a dict of tensors was expected to pack, found {kind_of(item)}")
-        if POSITIONS in item:
-            raise JobError(f"item {number} has {POSITIONS!r}, which Pack makes: leave it out")
-        if self.labels not in item:
-            raise JobError(
-                f"item {number} has no {self.labels!r}, only {sorted(item)}: give Pack(labels=NAME), the"
-                " column of targets"
-            )
-        columns = {}
-        for name, value in item.items():
-            try:
-                columns[name] = torch.as_tensor(value)
-            except (TypeError, ValueError, RuntimeError):
-                raise JobError(
-                    f"item {number}: {name!r} is no tensor or list of numbers: {value!r:.60}"
-                ) from None
-        return self._fitted(columns, number)
-
-    def _fitted(self, columns: dict[str, Tensor], number: int) -> dict[str, Tensor]:
-        lengths = {name: len(tensor) if tensor.dim() else None for name, tensor in columns.items()}
-        length = lengths[self.labels]
-        if any(other != length for other in lengths.values()) or length is None:
-            raise JobError(f"item {number}: its columns must have one length, found {lengths}")
-        if not length:
-            raise JobError(f"item {number} is empty: leave it out")
-        if length > self.length and not self.truncate:
-            raise JobError(
-                f"item {number} has length {length}, a row {self.length}: make rows longer, or give"
-                " truncate=True"
-            )
-        if (mask := columns.pop(PADDED, None)) is not None and not bool(mask.all()):
-            raise JobError(f"item {number} is padded ({PADDED!r} has zeros): give items without padding")
-        return {name: tensor[: self.length] for name, tensor in columns.items()}
-
-    def row(self, sequences: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The row of these sequences, one after the other, and the places that stay empty.
-
-        Empty places are one more sequence, whose labels are all masked.
-        """
-        import torch
-
-        lengths = [len(one[self.labels]) for one in sequences]
-        if odd := next((one for one in sequences if one.keys() != sequences[0].keys()), None):
-            raise JobError(f"sequences of a row have other columns: {sorted(sequences[0])} and {sorted(odd)}")
-        rest = self.length - sum(lengths)
-        first = sequences[0]
-        parts = {name: [one[name] for one in sequences] for name in first}
-        if self.shift:
-            parts[self.labels] = [_begun(labels) for labels in parts[self.labels]]
-        found = {name: torch.cat([*parts[name], self._filling(name, first[name], rest)]) for name in first}
-        positions = [torch.arange(length) for length in (*lengths, rest)]
-        return {**found, POSITIONS: torch.cat(positions)}
-
-    def _filling(self, name: str, like: Tensor, rest: int) -> Tensor:
-        return like.new_full(
-            (rest, *like.shape[1:]), self.fill.get(name, IGNORED if name == self.labels else 0)
-        )
-
-
-def _begun(labels: Tensor) -> Tensor:
-    """Labels whose first one is masked: in a row, the sequence before would be asked for it."""
-    labels = labels.clone()
-    labels[0] = IGNORED
-    return labels
 
 
 class Pack:
@@ -120,13 +24,14 @@ class Pack:
 
     Which sequences share a row is fixed by their lengths (best fit, the longest first); the job's seed orders
     the rows. The items of `data` are dicts of tensors or lists of numbers that have one length in an item,
-    any in different ones; an "attention_mask" of ones is left out. A row has the same columns, one after the
+    any in different ones, and the same dtypes in all; labels are signed integers. An "attention_mask" of ones
+    is left out. A row has the same columns, one after the
     other, and "position_ids", int64, which start at 0 in each sequence and in the places that stay empty.
 
     The loss of a row, and its gradients, are those of its sequences alone, with `Job(counted=LABELS)` also
     where rows have different numbers of targets, if the model lets no sequence see another: causal models of
     transformers do if they are given "position_ids" and keep no cache (`model.config.use_cache = False`),
-    models of your own by `block_mask`. A job checks that before it begins.
+    models of your own by `block_mask`. A job checks that before it begins, or says why it could not.
 
     Parameters
     ----------
@@ -135,7 +40,7 @@ class Pack:
     length
         The places of each row.
     fill
-        What stands in empty places, by column: 0 unless given here, -100 in labels.
+        What stands in empty places, by column of the first item: 0 unless given here, -100 in labels.
     labels
         The column of targets.
     shift
@@ -172,6 +77,7 @@ class Pack:
         if not len(data):
             raise JobError("there is nothing to pack: the data set has no items")
         self._data = data
+        self._kinds: Kinds | None = None  # known once the first item is read
         self._lengths = self._read_lengths() if lengths is None else self._given_lengths(lengths)
         self._rows = best_fit_decreasing(self._lengths, length)
 
@@ -185,8 +91,20 @@ class Pack:
             raise IndexError(f"row {index} of {len(self)} rows")
         return self.form.row([self._sequence(number) for number in self._rows[index]])
 
-    def _sequence(self, number: int) -> dict[str, Tensor]:
+    def sequences_in(self, index: int) -> int:
+        """The number of sequences in row `index`, which is not read for that."""
+        return len(self._rows[index])
+
+    def _read(self, number: int) -> dict[str, Tensor]:
         found = self.form.sequence(self._data[number], number)
+        if self._kinds is None:
+            first = self.form.sequence(self._data[0], 0) if number else found
+            self._kinds = self.form.kinds(first)
+        self.form.require_alike(self._kinds, found, number)
+        return found
+
+    def _sequence(self, number: int) -> dict[str, Tensor]:
+        found = self._read(number)
         if (length := len(found[self.form.labels])) != self._lengths[number]:
             raise JobError(
                 f"item {number} has length {length}, and had {self._lengths[number]} when rows were made:"
@@ -195,9 +113,7 @@ class Pack:
         return found
 
     def _read_lengths(self) -> list[int]:
-        form = self.form
-        items = (self._data[number] for number in range(len(self._data)))
-        return [len(form.sequence(item, number)[form.labels]) for number, item in enumerate(items)]
+        return [len(self._read(number)[self.form.labels]) for number in range(len(self._data))]
 
     def _given_lengths(self, lengths: Sequence[int]) -> list[int]:
         found = [int(length) for length in lengths]
@@ -214,9 +130,9 @@ class PackStream:
     """A stream of rows of `length` places, each with several sequences of a stream.
 
     As `Pack`, but sequences come one after the other: each goes to the fullest of `open_rows` rows that has
-    room for it. If none has, a new row begins, and the fullest one is given out once there are more. At the
-    end of an epoch the others follow. So rows depend on the stream and these settings alone, and a run that
-    is resumed reads the stream from its beginning.
+    room for it. If none has, a new row begins, and the fullest one is given out once there are more. A
+    sequence that fills a row is given out at once. At the end of an epoch the others follow. So rows depend
+    on the stream and these settings alone, and a run that is resumed reads the stream from its beginning.
 
     Parameters
     ----------
@@ -264,9 +180,16 @@ class PackStream:
         """The rows of one epoch."""
         form, open_rows = self.form, OpenRows(self.form.length)
         rows: dict[int, list[dict[str, Tensor]]] = {}  # by the number of their first sequence
+        kinds: Kinds | None = None
         for number, item in enumerate(self._stream):
             sequence = form.sequence(item, number)
-            row = open_rows.take(len(sequence[form.labels]))
+            kinds = form.kinds(sequence) if kinds is None else kinds
+            form.require_alike(kinds, sequence, number)
+            length = len(sequence[form.labels])
+            if length == form.length:
+                yield form.row([sequence])
+                continue
+            row = open_rows.take(length)
             if row is None:
                 if len(open_rows) == self._open_rows:
                     yield form.row(rows.pop(open_rows.take_fullest()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 import farflung
+from farflung.client.capture import check
 from farflung.client.capture.check import capture_job
-from farflung.client.capture.packed_rows import form_of
+from farflung.client.capture.packed_rows import form_of, require_apart
 from farflung.client.run.microbatches import Microbatches
 from farflung.data import Pack, PackStream
 from farflung.errors import JobError
@@ -120,7 +122,71 @@ def test_a_model_in_which_sequences_see_each_other_is_refused(
         farflung.check(leaking)
 
 
+def words_of(capture_of: farflung.Job) -> tuple[str, str]:
+    """The outcome and words of the self-check."""
+    (found,) = [one for one in capture_job(capture_of).verdicts if one.lint == "self-check"]
+    return found.outcome, found.words
+
+
+def long_and_short() -> list[dict[str, Tensor]]:
+    """Twenty sequences with a row each, and then some that share rows."""
+    words = torch.arange(1, ROW + 1)
+    long = [{"input_ids": words, "labels": words.clone()} for _ in range(20)]
+    return [*long, *(one for one in sentences() if len(one["labels"]) <= ROW / 2)]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(lambda rows: rows, id="data set"),
+        pytest.param(lambda rows: Subset(Subset(rows, range(len(rows))), range(1, len(rows))), id="subset"),
+    ],
+)
+def test_a_row_of_several_sequences_is_found_behind_many_of_one(part: Callable[[Any], Any]) -> None:
+    rows = Pack(long_and_short(), ROW)
+    assert {rows.sequences_in(number) for number in range(20)} == {1} and rows.sequences_in(20) > 1
+    with pytest.raises(JobError, match="see each other"):
+        farflung.check(job("llama", model=Leaking(), data=part(rows)))
+
+
+def test_a_stream_that_begins_with_rows_of_one_sequence_is_not_checked_and_says_so() -> None:
+    stream = job("llama", data=PackStream(long_and_short(), ROW))
+    outcome, words = words_of(stream)
+    assert outcome == "remark" and "gradients compared" in words
+    assert "not checked that sequences of packed rows do not see each other, because in 16 rows" in words
+    assert "model.config.use_cache = False" in words
+
+
+def test_a_model_without_values_is_not_checked_and_says_what_to_set() -> None:
+    with torch.device("meta"):
+        model = packed_models.llama()
+    outcome, words = words_of(job("llama", model=model))
+    assert outcome == "not checked"
+    assert words.startswith("no weights; it was not checked that sequences of packed rows do not see")
+    assert "model.config.use_cache = False" in words
+    padded = farflung.data.Pad(ROW)
+    assert words_of(job("llama", model=model, data=sentences(), collate=padded))[1] == "no weights"
+
+
+def test_a_comparison_that_does_not_fit_says_that_packing_was_not_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(check.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    outcome, words = words_of(job("llama"))
+    assert outcome == "not checked" and "samples takes" in words and "use_cache = False" in words
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_not_blamed_on_packing(value: float) -> None:
+    model = packed_models.llama()
+    with torch.no_grad():
+        next(model.parameters()).fill_(value)
+    with pytest.raises(JobError, match="the loss of a packed row is not finite: it is nan"):
+        require_apart(job("llama", model=model))
+
+
 def test_rows_of_one_sequence_and_other_data_have_nothing_to_compare() -> None:
     long = [one for one in sentences() if len(one["labels"]) > ROW / 2]
-    capture_job(job("llama", model=Leaking(), data=Pack(long, ROW)))
+    outcome, words = words_of(job("llama", model=Leaking(), data=Pack(long, ROW)))
+    assert outcome == "ok" and "packed" not in words
     assert form_of(sentences()) is None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.client.api.job import Job
-from farflung.client.capture.packed_rows import require_apart
+from farflung.client.capture.packed_rows import require_apart, unchecked
 from farflung.client.capture.quantizing import dequantized_copy, quantized_matrices, with_quantized
 from farflung.client.output.progress import ProgressCallback, no_progress
 from farflung.client.run.microbatches import Microbatches, read_batch, weighted
@@ -23,7 +23,7 @@ from farflung.data.streams import StreamItems
 from farflung.errors import CaptureError, GraphError, JobError, PlanError, TooFewCuts
 from farflung.opdag.analysis import differentiable_values
 from farflung.opdag.capture import Capture, LossModule, Verdict, capture
-from farflung.opdag.capture.lint_results import decided
+from farflung.opdag.capture.lint_results import Outcome, decided
 from farflung.opdag.cost import flops
 from farflung.opdag.graph import Graph
 from farflung.opdag.storage import storage_of
@@ -64,14 +64,14 @@ def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Ca
     CaptureError
         The graph does not compute what the module does.
     JobError
-        Sequences of packed rows see each other.
+        Sequences of packed rows see each other, or their loss is not finite.
     """
     if not job.has_values:
-        return _not_checked(captured, "no weights")
+        return _not_checked(captured, "no weights", unchecked(job))
     samples, missing = _samples(captured.graph, job.microbatch_size)
     if missing:
-        return _not_checked(captured, missing)
-    require_apart(job)
+        return _not_checked(captured, missing, unchecked(job))
+    unknown = require_apart(job)
     part = {name: tensor[:samples] for name, tensor in batch.items()}
     found = _run(job, captured, part, samples)
     if not found.trains_as_eager:
@@ -87,9 +87,11 @@ def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Ca
         if job.validation is not None:
             advice = "leave `validation` out of the job, or use dropout and BatchNorm only"
             raise CaptureError(f"{_BRANCHES}: {advice}", "evaluation")
+    remarks = [unknown] if unknown else []
     if job.counted is None and job.microbatches > 1 and _is_masked_unevenly(captured.graph, batch):
-        return _with(captured, Verdict("self-check", "remark", f"{words}; {_MASKED}"), evaluation)
-    return _with(captured, Verdict("self-check", "ok", words), evaluation)
+        remarks.append(_MASKED)
+    outcome: Outcome = "remark" if remarks else "ok"
+    return _with(captured, Verdict("self-check", outcome, "; ".join([words, *remarks])), evaluation)
 
 
 def _is_masked_unevenly(graph: Graph, batch: Mapping[str, Tensor]) -> bool:
@@ -105,9 +107,10 @@ def _is_masked_unevenly(graph: Graph, batch: Mapping[str, Tensor]) -> bool:
     return False
 
 
-def _not_checked(captured: Capture, why: str) -> Capture:
+def _not_checked(captured: Capture, why: str, packed: str) -> Capture:
+    words = f"{why}; {packed}" if packed else why
     return _with(
-        captured, Verdict("self-check", "not checked", why), Verdict("evaluation", "not checked", why)
+        captured, Verdict("self-check", "not checked", words), Verdict("evaluation", "not checked", why)
     )
 
 
@@ -253,7 +256,8 @@ def check_job(
         )
     tell("capturing the model")
     captured = capture_shapes(job)
-    require_apart(job)
+    if unknown := require_apart(job):
+        tell(unknown)
     tell(
         f"{count_of(len(captured.graph.nodes), 'node')}; training {count_of(steps, 'step')} and comparing"
         " with eager"

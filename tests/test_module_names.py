@@ -21,6 +21,7 @@ import pytest
 
 import farflung
 from farflung.broker.planning import client
+from farflung.opdag.quantized import QUANTIZED_LINEAR
 from farflung.planner.codecs.ladder import losses
 from farflung.planner.registry import SCHEDULERS
 
@@ -30,8 +31,14 @@ FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 
 _NAME = re.compile(r"(farflung|tests|benchmarks|examples)(\.[A-Za-z_]\w*)+")
 _BEFORE_BRACES = re.compile(r"((?:farflung|tests|benchmarks)(?:\.[A-Za-z_]\w*)*)\.(?:\w*)")
-NO_MODULES = {"farflung.internal", "farflung.there_is_none", "farflung.example", "farflung.svg"}
-"""A domain, one that a test wants to be missing, and files."""
+NO_MODULES = {
+    "farflung.internal",
+    "farflung.there_is_none",
+    "farflung.example",
+    "farflung.svg",
+    QUANTIZED_LINEAR,
+}
+"""A domain, one that a test wants to be missing, files, and an op."""
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

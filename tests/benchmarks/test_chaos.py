@@ -58,7 +58,8 @@ def test_nothing_stays_behind_when_the_program_is_killed(tmp_path: Path) -> None
     assert Path(folder).is_dir() and psutil.pid_exists(int(sleeper))
     assert folder not in Path("/proc/mounts").read_text()  # seen by the processes of the run alone
     process.kill()
-    process.communicate()
+    process.wait()
+    process.stdout.close()  # not read to its end: what stays behind may hold it, and is looked for below
     eventually("its process ends", lambda: not psutil.pid_exists(int(sleeper)))
     eventually("its network is removed", lambda: not Path("/run/netns", namespace).exists())
     eventually("its files are removed", lambda: not Path(folder).exists())

@@ -27,6 +27,7 @@ from farflung.protocol.messages import (
     Decide,
     Denied,
     Load,
+    Measured,
     Moved,
     PeerMoved,
     Register,
@@ -151,6 +152,7 @@ class WorkerProcess(Process):
         if end is self.control:
             self._moves += 1
             end.send(Moved([f"192.0.2.9:{7000 + self._moves % 3}"]))
+            end.send(Measured(1.0 + self._moves % 3, None))
             self._step(events.BrokerBack())
         elif self._links.get(end.other.process.name) is end:
             self._step(events.PeerLinked(end.other.process.name))

@@ -38,7 +38,7 @@ class PackedGPT(GPT):
 
 
 def attended(attention: Attention, x: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
-    """What an attention gives under a mask in place of the causal one."""
+    """The result of an attention with this mask; its own causal mask is not used."""
     batch, sequence, width = x.shape
     parts = attention.query_key_value(x).view(batch, sequence, 3 * attention.heads, width // attention.heads)
     query, key, value = parts.transpose(1, 2).chunk(3, dim=1)

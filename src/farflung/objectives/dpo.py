@@ -67,7 +67,7 @@ class DPO(nn.Module):
         chosen, rejected : int64 (batch, length)
             Tokens of a prompt and an answer.
         chosen_labels, rejected_labels : int64 (batch, length)
-            The same, with -100 in place of the prompt and of padding.
+            The same tokens; prompt and padding have -100.
 
         Returns
         -------

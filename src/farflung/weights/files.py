@@ -61,7 +61,7 @@ class StoredTensor(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What becomes of a tensor's stored bytes.
+    """How a tensor's stored bytes are converted.
 
     Values of the type `widened` become float32; empty: they stay as they are. With `quantized` they are
     float32, or of the type `widened`, and become codes and scales of that format.

@@ -28,8 +28,8 @@ class StoredBase:
     A model on the meta device takes its tensors from the files by name. One that has values has its own
     names, and its tensors are found in the files by name and form, or else by their bytes.
 
-    `graph` and `state` are those of the model itself. What `quantization` names is quantized by whoever reads
-    it from the files, so digests are those of codes and scales.
+    `graph` and `state` are those of the model itself. What `quantization` names is quantized when it is
+    read from the files, so digests are those of codes and scales.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class StoredBase:
             return None
         if self._quantization is None or name not in self._quantization.matrices:
             return Reading(widened)
-        # Whoever quantizes widens first, also where the model has the type of the file.
+        # Values are widened before they are quantized, also where the model has the type of the file.
         return Reading(widens(stored.kind, "float32") or "", self._quantization.form)
 
 

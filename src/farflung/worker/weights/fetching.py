@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
 
     @property
     def how(self) -> Reading:
-        """What becomes of the bytes in the file."""
+        """How the bytes in the file are converted."""
         return Reading(self.at.widened, self.at.quantized)
 
     @property

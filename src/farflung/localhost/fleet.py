@@ -202,6 +202,8 @@ class LocalFleet(FleetProcesses):
         Backends of worker-0, worker-1, ..., repeated from the first; if empty, each uses what is installed.
     devices
         What each worker on PyTorch computes on (`join --device`); if empty, the CPU.
+    bases
+        From where workers may fetch base weights (`join --base`).
     """
 
     def __init__(
@@ -212,9 +214,11 @@ class LocalFleet(FleetProcesses):
         emulated_tflops: float | None = None,
         backends: Sequence[str] = (),
         devices: Sequence[str] = (),
+        bases: Sequence[str] = (),
     ) -> None:
         super().__init__(logs)
         self._count = workers
+        self._bases = [word for base in bases for word in ("--base", base)]
         self._memory_bytes = share_of_memory(workers) if memory_bytes is None else memory_bytes
         self._emulated_tflops = emulated_tflops
         self._backends = tuple(backends)
@@ -239,7 +243,7 @@ class LocalFleet(FleetProcesses):
         submitter, worker = await asyncio.to_thread(self._tokens, self._count)
         # The broker chooses its port: one that is free now could be taken before it listens.
         self._identity = await self._enrolled(await self._start_broker(f"{HOST}:0", NO_SURVEY), submitter)
-        arguments = ["--site", SITE, "--listen", f"{HOST}:0"]
+        arguments = ["--site", SITE, "--listen", f"{HOST}:0", *self._bases]
         for number in range(self._count):
             backend = self._backend(number)
             options = [*arguments, "--backend", backend, *self._speed(), *self._device(number)]

@@ -480,6 +480,7 @@ class WorkerService:
         else:
             if isinstance(outcome, events.Verified) and outcome.problem is None:
                 self._peers.trust()
+                log.info("job %s: this worker's part needs %s bytes", load.job, f"{outcome.needs_bytes:,}")
                 self._log_sent(outcome.needs_bytes)
             if isinstance(outcome, events.Filled):
                 self._base.keep()

@@ -6,6 +6,7 @@ the matrix that they stand for: the backward pass dequantizes it once more.
 
 from __future__ import annotations
 
+import mmap
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from farflung.opdag.quantized import DEQUANTIZED_AT_ONCE
 from farflung.quantization import BLOCK, NF4_LEVELS, SCALE_BYTES, block_bytes, values_in
+
+OWN_PAGES = 2**18
+"""Bytes from which a matrix has pages of its own."""
 
 _SCHEMA = (
     "quantized_linear(Tensor input, Tensor weight, str format, Tensor? bias=None, bool transposed=False)"
@@ -68,7 +72,7 @@ def dequantized(weight: Tensor, format: str, dtype: torch.dtype) -> Tensor:
     if weight.dtype != torch.uint8 or weight.dim() != 2 or weight.shape[1] % size:
         raise ValueError(f"a {format} matrix is uint8 of rows of {size} bytes a block")
     rows, columns = weight.shape[0], values_in(weight.shape[1], format)
-    made = torch.empty(rows, columns, dtype=dtype, device=weight.device)
+    made = _room(rows, columns, dtype, weight.device)
     step = max(1, DEQUANTIZED_AT_ONCE // max(1, columns))
     for start in range(0, rows, step):
         blocks = weight[start : start + step].reshape(-1, size)
@@ -83,6 +87,17 @@ def _scales(blocks: Tensor) -> Tensor:
     if stored.storage_offset() % SCALE_BYTES:  # torch views no bytes as float32 from there on
         stored = stored.clone(memory_format=torch.contiguous_format)
     return stored.view(torch.float32)
+
+
+def _room(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for a matrix that is needed for one op; on a host in pages of its own.
+
+    In the heap it would leave a hole between tensors that live longer, which the next matrix does not fit.
+    """
+    size = rows * columns * dtype.itemsize
+    if device.type != "cpu" or size < OWN_PAGES:
+        return torch.empty(rows, columns, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(rows, columns)
 
 
 def _levels(codes: Tensor, format: str) -> Tensor:

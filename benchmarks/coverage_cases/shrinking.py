@@ -4,7 +4,7 @@
 * Widths and attention heads are divided by the same number, so that two heads are left and heads keep their
   width. Rules between them (hidden size = heads x width of a head) stay true.
 * A vocabulary of 256, four experts of which two are chosen, one expert group.
-* A vocabulary and a first token of the decoder where the library leaves them to the user.
+* A vocabulary, a padding token and a first token of the decoder where the library leaves them to the user.
 * No layer drop and no SpecAugment, which `farflung check` refuses: what runs would depend on random numbers
   in Python.
 * Images of 64 x 64 where the configuration has a size, which must be a multiple of four patches.
@@ -112,6 +112,8 @@ def _shrink_tokens(config: Any, fields: dict[str, Any]) -> None:
     """Ids of special tokens at the end of the vocabulary, those that are too large."""
     if "vocab_size" in fields and fields["vocab_size"] is None:
         _put(config, "vocab_size", VOCABULARY)
+    if getattr(config, "pad_token_id", None) is None:
+        _put(config, "pad_token_id", 0)
     if fields.get("is_encoder_decoder") and getattr(config, "decoder_start_token_id", None) is None:
         _put(config, "decoder_start_token_id", getattr(config, "pad_token_id", None) or 0)
     vocabulary = getattr(config, "vocab_size", VOCABULARY) or VOCABULARY

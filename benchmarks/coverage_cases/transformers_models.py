@@ -1,9 +1,10 @@
 """transformers: each class of the auto mappings for text, vision and speech, with a shrunk configuration.
 
 Text is 16 random tokens, images are random, sound is 0.3 seconds of noise through the feature extractor that
-the library names for the architecture. A model that takes `labels` computes its own loss. The loss of the
-others, and of those for connectionist temporal classification (it picks labels by a mask, so its size depends
-on data), is the mean square of the first result.
+the library names for the architecture; speech models whose main input is text get text beside it. A model
+that takes `labels` computes its own loss. The loss of the others, and of those for connectionist temporal
+classification (it picks labels by a mask, so its size depends on data), is the mean square of the first
+result.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ class _Inputs:
             made = self._image(samples, random)
         elif self._case.task in ("ctc", "audio", "speech-seq2seq"):
             made = self._sound(samples, random)
+            if self._main == "input_ids":
+                made["input_ids"] = self._text(samples, random)
         else:
             made = {"input_ids": self._text(samples, random)}
         if self.loss is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from farflung.text import (
@@ -18,6 +20,7 @@ from farflung.text import (
     format_utc,
     kind_of,
     printable,
+    raised,
 )
 
 
@@ -123,3 +126,20 @@ def test_a_time_that_was_set_is_said_in_its_own_unit(seconds: float, words: str)
 
 def test_a_moment_is_shown_to_the_minute() -> None:
     assert format_utc(1_764_093_659.9) == "2025-11-25 18:00 UTC"
+
+
+def test_an_error_is_placed_in_the_users_own_code() -> None:
+    def parse() -> None:
+        json.loads("{")
+
+    try:
+        parse()
+    except ValueError as error:
+        words = raised("data[7]", error)
+    line = parse.__code__.co_firstlineno + 1
+    assert words.startswith("data[7] raised JSONDecodeError: Expecting property name")
+    assert words.endswith(f"(test_text.py:{line})")
+
+
+def test_an_error_without_words_or_place_is_named() -> None:
+    assert raised("the sampler", KeyError()) == "the sampler raised KeyError"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+
+_NOT_THEIRS = [Path(__file__).parent, Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
 
 
 def printable(text: str, replacement: str = "?") -> str:
@@ -17,6 +22,27 @@ def printable(text: str, replacement: str = "?") -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its type where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def raised(what: str, error: BaseException) -> str:
+    """Say what raised in a user's code and where: "data[7] raised KeyError: 'x' (job.py:11)".
+
+    Only the first line of its message is given.
+    """
+    said = str(error).strip().splitlines()
+    message = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    frame = user_frame(error)
+    return f"{what} raised {message}{f' ({Path(frame.filename).name}:{frame.lineno})' if frame else ''}"
+
+
+def user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The deepest frame of an error in the user's code: not in farflung, nor in an installed package."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        is_theirs = file.is_absolute() and "site-packages" not in file.parts
+        if is_theirs and not any(file.is_relative_to(folder) for folder in _NOT_THEIRS):
+            return frame
+    return None
 
 
 def and_more(items: Sequence[str], most: int = 6, separator: str = ", ", joint: str = " and ") -> str:

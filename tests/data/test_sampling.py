@@ -100,6 +100,17 @@ def test_an_item_that_is_no_dict_of_tensors_is_refused(item: object, found: str)
         collate([item])
 
 
+@pytest.mark.parametrize(
+    ("columns", "collates"), [(("input_ids", "labels"), "Pad"), (("prompt", "chosen", "rejected"), "Pairs")]
+)
+def test_lists_of_numbers_are_refused_with_the_collate_that_takes_them(
+    columns: tuple[str, ...], collates: str
+) -> None:
+    items = [{name: [1, 2, 3] for name in columns}]
+    with pytest.raises(JobError, match=rf"Job\(collate=farflung\.data\.{collates}\(length\)\)$"):
+        collate(items)
+
+
 def test_the_users_own_collate_makes_the_batch_and_is_checked() -> None:
     pad = torch.nn.utils.rnn.pad_sequence
     batch = collate([torch.ones(2), torch.ones(3)], lambda items: {"x": pad(items, batch_first=True)})

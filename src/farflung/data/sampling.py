@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.errors import JobError
 from farflung.seeds import mix
-from farflung.text import kind_of
+from farflung.text import kind_of, raised
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,7 +136,7 @@ def draw(sampler: Any, seed: int, epoch: int) -> list[int]:
         try:
             return [int(index) for index in sampler]
         except Exception as error:
-            raise JobError(f"the sampler raised {type(error).__name__}: {error}") from error
+            raise JobError(raised("the sampler", error)) from error
 
 
 def require_own_generator(name: str, sampler: Any, seed: int) -> None:
@@ -216,7 +216,15 @@ def _require_tensors(found: object, what: str) -> None:
         raise JobError(f"{what} empty: {expected}")
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise JobError(f"{what} a dict with {name!r}: {type(value).__name__}: {expected}")
+            raise JobError(f"{what} a dict with {name!r}: {type(value).__name__}: {expected}{_cure(found)}")
+
+
+def _cure(found: Mapping[Any, Any]) -> str:
+    """What makes tensors of items that have lists of numbers."""
+    if not any(isinstance(value, list) for value in found.values()):
+        return ""
+    collate = "Pairs" if found.keys() >= {"prompt", "chosen", "rejected"} else "Pad"
+    return f"; lists of numbers become one with Job(collate=farflung.data.{collate}(length))"
 
 
 def _require_alike(name: str, tensors: list[Tensor]) -> None:

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 from farflung.errors import JobError
-from farflung.text import count_of, kind_of
+from farflung.text import count_of, kind_of, raised
 
 MOST_CURSORS = 2
 """One for the run, and one for past steps that are read again meanwhile."""
@@ -180,5 +180,5 @@ def first_items(name: str, source: Any, count: int) -> list[Any]:
         except StopIteration:
             break
         except Exception as error:
-            raise JobError(f"{name}[{len(found)}] raised {type(error).__name__}: {error}") from error
+            raise JobError(raised(f"{name}[{len(found)}]", error)) from error
     return found

@@ -9,7 +9,7 @@ import typer
 from farflung.cli.render.output import note, print_error, print_json, print_text
 from farflung.client.api.execution import resume_note
 from farflung.errors import JobError
-from farflung.text import count_of, format_seconds
+from farflung.text import count_of, format_seconds, raised
 
 if TYPE_CHECKING:
     from farflung.client.capture.prepared import Prepared
@@ -95,5 +95,5 @@ def _print_sample(prepared: Prepared, run: RunFolder, as_json: bool) -> None:
     try:
         text = job.sample(job.model)
     except Exception as error:
-        raise JobError(f"the run is done, but Job(sample=) raised {type(error).__name__}: {error}") from error
+        raise JobError(raised("the run is done, but Job(sample=)", error)) from error
     print_text(str(text))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from farflung.client.output.progress import Observer
 from farflung.client.output.records import StepRow
 from farflung.errors import CallbackFailed
+from farflung.text import raised
 
 OnStep = Callable[[StepRow], object]
 """Called with the row of a step that was applied everywhere."""
@@ -82,17 +81,10 @@ class Callbacks(Observer):
         try:
             function(*arguments)
         except BaseException as error:  # also SystemExit: it would end this thread and no other
-            self.error = CallbackFailed(_words(name, error))
+            self.error = CallbackFailed(raised(name, error))
             self.error.__cause__ = error
             self._on_failure(self.error)
 
     def _work(self) -> None:
         while not self._is_over:
             self._queue.get()()
-
-
-def _words(name: str, error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    said = str(error).strip().splitlines()
-    return f"{name} raised {type(error).__name__}{f': {said[0]}' if said else ''}{where}"

@@ -32,7 +32,7 @@ from farflung.plans.wishes import MAX_LOSS_GAP
 from farflung.quantization import FORMATS, QuantizedFormat
 from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
 from farflung.runtime.training import Training
-from farflung.text import and_more
+from farflung.text import and_more, raised
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -350,7 +350,7 @@ class Job:
         except JobError:
             raise
         except Exception as error:
-            raise JobError(f"{name}[0] raised {type(error).__name__}: {error}") from error
+            raise JobError(raised(f"{name}[0]", error)) from error
         try:
             self.collated([first])
         except JobError as error:

@@ -18,7 +18,7 @@ from farflung.errors import FarflungError, JobError
 from farflung.opdag.graph import LOSS_WEIGHT, Graph
 from farflung.runtime.indices import IGNORED
 from farflung.schedule import Unit
-from farflung.text import and_more
+from farflung.text import and_more, raised
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -256,7 +256,7 @@ def _count(counted: str | Callable[[dict[str, Tensor]], Tensor | int], batch: di
     try:
         found = int(counted(batch))
     except Exception as error:
-        raise JobError(f"Job(counted=) raised {type(error).__name__}: {error}") from error
+        raise JobError(raised("Job(counted=)", error)) from error
     if found < 0:
         raise JobError(f"Job(counted=) must return a number of targets, found {found}")
     return found
@@ -271,7 +271,7 @@ def read_batch(data: Dataset | StreamItems, name: str, indices: Sequence[int], j
         except FarflungError:
             raise
         except Exception as error:
-            raise JobError(f"{name}[{index}] raised {type(error).__name__}: {error}") from error
+            raise JobError(raised(f"{name}[{index}]", error)) from error
     try:
         return job.collated(items)
     except Exception as error:
@@ -279,7 +279,7 @@ def read_batch(data: Dataset | StreamItems, name: str, indices: Sequence[int], j
         where = f"{' and '.join(f'{name}[{indices[each]}]' for each in unlike)}: " if unlike else ""
         if isinstance(error, FarflungError):
             raise JobError(f"{where}{error}") from None
-        raise JobError(f"{where}Job(collate=) raised {type(error).__name__}: {error}") from error
+        raise JobError(raised(f"{where}Job(collate=)", error)) from error
 
 
 def _unlike(items: Sequence[Any], job: Job) -> list[int]:

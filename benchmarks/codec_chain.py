@@ -58,7 +58,7 @@ def rungs_of(
             rate = mbps * 1e6 / 8 * PAYLOAD_SHARE
             links.append(Link(source, target, rate, each.latency_seconds))
         floats = Codable(each.float_bytes, each.float_bytes)
-        hops.append(Hop(number, number + 1, 2 * number, 2 * number + 1, floats, each.exact_bytes))
+        hops.append(Hop(number, number + 1, 2 * number, 2 * number + 1, floats, floats, each.exact_bytes))
     devices = tuple(Stage(str(number), seconds) for number, seconds in enumerate(stages))
     pipeline = Pipeline(devices, tuple(hops), microbatches)
     context = CodecContext(tuple(links), (), (pipeline,), (), window=microbatches)

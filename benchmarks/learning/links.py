@@ -64,7 +64,7 @@ class Links:
 
     def __post_init__(self) -> None:
         self._units = {unit.number: unit for unit in self.training.units()}
-        self._differentiable = {(edge.value, edge.target) for edge in self.plan.edges if edge.differentiable}
+        self._codable = {(edge.value, edge.target) for edge in self.plan.edges if edge.is_codable}
 
     def begin(self, microbatches: Sequence[Mapping[str, Tensor]]) -> None:
         """A unit starts with these."""
@@ -82,7 +82,7 @@ class Links:
         producer, consumer = parcel.source, parcel.target
         if parcel.gradient:
             producer, consumer = consumer, producer
-        known = (parcel.value, consumer) in self._differentiable
+        known = (parcel.value, consumer) in self._codable
         if parcel.payload is None or producer == FEEDER or not known or parcel.payload.dtype != torch.float32:
             return parcel
         unit = self._units[parcel.unit]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.end_to_end.fleets import Fleet, running, trained_state
 from tests.end_to_end.zoo_jobs import BATCH, job_of, microbatches_of
+from tests.support.half_frozen import HALF_FROZEN
 from torch import Tensor
 
 import farflung
@@ -94,6 +95,19 @@ def test_workers_compute_what_one_process_does_with_the_same_codecs(
     assert summary.ratio is not None and summary.ratio > 1.5
     assert all(link.ratio is not None and link.ratio > 1 for link in summary.links)
     assert sum(link.wire_bytes for link in summary.links) < summary.bytes_on_wire
+
+
+def test_activations_of_frozen_layers_are_coded_on_their_way_to_trained_ones(fleet: Fleet) -> None:
+    rung = "axes30/axes100-dithered"
+    declared = dataclasses.replace(job("gpt", rung), model=HALF_FROZEN.build())
+    summary, rows, folder = fleet.run(declared, WORKERS)
+    assert summary.state == "done", summary.reason
+    losses, _ = in_one_process(declared, CodecWishes(rung), folder)
+    assert [row["loss"] for row in rows] == losses
+    ratios = {(link.source, link.target): link.ratio for link in summary.links}
+    assert [edge.target for edge in read_plan(folder).edges if edge.frozen] == [1]
+    assert ratios["worker-0", "worker-1"] is not None and ratios["worker-0", "worker-1"] > 1.5
+    assert ("worker-1", "worker-0") not in {(one.source, one.target) for one in read_plan(folder).codecs}
 
 
 def test_a_run_that_ends_gentler_switches_at_one_step_everywhere_and_equals_one_process(fleet: Fleet) -> None:

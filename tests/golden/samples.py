@@ -182,7 +182,11 @@ class Maker:
             )
             for at in range(2)
         ]
-        edges = [Edge(3, FEEDER, 0, self._next(), False, 8), Edge(4, 0, 1, self._next(), True, 2)]
+        edges = [
+            Edge(3, FEEDER, 0, self._next(), False, 8),
+            Edge(4, 0, 1, self._next(), True, 2),
+            Edge(5, 0, 1, self._next(), False, 2, frozen=True),
+        ]
         codecs = [LinkCodec("w-1", "w-3", "int8/eden2", 5.5), LinkCodec("w-2", "w-4", "bf16", 2.0)]
         later = [LaterCodecs(7, codecs[:1]), LaterCodecs(9, codecs[1:])]
         return {
@@ -259,7 +263,7 @@ def _require_filled(value: Any) -> None:
             _require_filled(found)
 
 
-_KEPT = {(SGD, "nesterov"), (Node, "behind_nat"), (Node, "shares_line_with")}
+_KEPT = {(SGD, "nesterov"), (Node, "behind_nat"), (Node, "shares_line_with"), (Edge, "frozen")}
 """Fields that keep their default in some instance, for a rule of their struct."""
 
 

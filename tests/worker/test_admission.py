@@ -116,6 +116,22 @@ def test_a_payload_of_the_jobs_codecs_is_taken_up_to_its_longest() -> None:
         coded("int9").admit("a", changed(VALUE, codec=1, bytes=20))
 
 
+def test_a_frozen_activation_may_be_coded_and_is_answered_with_nothing() -> None:
+    given = load()
+    edges = [
+        msgspec.structs.replace(edge, differentiable=False, frozen=True) if edge.source >= 0 else edge
+        for edge in given.plan.edges
+    ]
+    training = msgspec.structs.replace(given.training, codecs=("int8",))
+    plan = msgspec.structs.replace(given.plan, edges=edges)
+    admission = Admission("b", msgspec.structs.replace(given, plan=plan, training=training))
+    assert admission.admit("a", changed(VALUE, codec=1, bytes=20))
+    admission.on_sent(SENT)
+    with pytest.raises(ProtocolError, match="expected at most codec 0"):
+        admission.admit("c", changed(GRADIENT, codec=1, bytes=20))
+    assert admission.admit("c", changed(GRADIENT, bytes=0))
+
+
 def test_model_inputs_are_never_coded() -> None:
     fed = ValueHeader("job-1", 5, 0, 0, FEEDER, 0, 0, False, 1, 8)
     given = load()

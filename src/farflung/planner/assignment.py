@@ -195,5 +195,5 @@ def _edges(workload: Workload, cuts: tuple[int, ...]) -> list[Edge]:
         each = span.tensor.element_bytes
         for target in segments(span.readers):
             if target != source:
-                edges.append(Edge(span.value, source, target, span.bytes, span.gradient, each))
+                edges.append(Edge(span.value, source, target, span.bytes, span.gradient, each, span.frozen))
     return edges

@@ -11,6 +11,7 @@ from farflung.errors import PlanError
 from farflung.opdag import wire
 from farflung.opdag.analysis import differentiable_values
 from farflung.opdag.cost import flops
+from farflung.opdag.frozen import frozen_activations
 from farflung.opdag.graph import ITEM_BYTES, Graph
 from farflung.opdag.partition import Partition
 from farflung.opdag.segment import Segment
@@ -88,7 +89,7 @@ def _bounded(plan: Plan) -> Plan:
 
 
 def _edges(graph: Graph, partition: Partition, segments: Sequence[Segment], batch: int) -> list[Edge]:
-    gradients = differentiable_values(graph)
+    gradients, frozen = differentiable_values(graph), frozen_activations(graph)
     sources = partition.sources()
     edges: list[Edge] = []
     for segment in segments:
@@ -97,7 +98,7 @@ def _edges(graph: Graph, partition: Partition, segments: Sequence[Segment], batc
             differentiable = source != FEEDER and value in gradients
             value_type = graph.values[value]
             size, each = value_type.bytes(batch), ITEM_BYTES[value_type.dtype]
-            edges.append(Edge(value, source, segment.number, size, differentiable, each))
+            edges.append(Edge(value, source, segment.number, size, differentiable, each, value in frozen))
     return edges
 
 

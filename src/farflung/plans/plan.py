@@ -22,7 +22,8 @@ class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `bytes` is its size for one microbatch, `element_bytes` the size of one element. `differentiable` says
     whether its gradient travels back. If not, an empty gradient message still tells the producer that the
-    microbatch is finished there.
+    microbatch is finished there. `frozen` says that it is a frozen activation: it has no gradient, but codecs
+    may write it (`opdag.frozen`).
     """
 
     value: Number
@@ -31,11 +32,12 @@ class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: Number
     differentiable: bool
     element_bytes: Annotated[int, Meta(ge=1, le=16)] = FP32_BYTES
+    frozen: bool = False
 
     @property
     def is_codable(self) -> bool:
-        """Whether a codec may write it and its gradient: floats of at most 4 bytes."""
-        return self.differentiable and self.element_bytes <= FP32_BYTES
+        """Whether a codec may write it, and its gradient if it has one: floats of at most 4 bytes."""
+        return (self.differentiable or self.frozen) and self.element_bytes <= FP32_BYTES
 
 
 class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,7 +26,7 @@ def edge_key(parcel: AnyParcel) -> EdgeKey:
 class LinkBook:
     """The links of one worker in one attempt, with the codec pairs that the plan has for unit `first`.
 
-    Codecs apply to floats with a gradient that cross between workers; everything else is dense.
+    Codecs apply to floats that cross between workers and are codable by the plan; all else is dense.
 
     Raises
     ------
@@ -195,7 +195,7 @@ def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[Edge
     found: dict[EdgeKey, Form] = {}
     for edge in plan.edges:
         here = segments.get(edge.source) or segments.get(edge.target)
-        if here is None or edge.source == FEEDER or not edge.differentiable:
+        if here is None or edge.source == FEEDER or not edge.is_codable:
             continue
         if plan.worker_of(edge.source) == plan.worker_of(edge.target):
             continue

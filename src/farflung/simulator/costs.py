@@ -25,7 +25,7 @@ class Codable(NamedTuple):
 
     @staticmethod
     def of(edge: Edge) -> Codable:
-        """The floats that codecs may write of a value; its gradient has the same size."""
+        """The floats that codecs may write of a value; its gradient, if it has one, is of the same size."""
         if not edge.is_codable:
             return NOTHING
         return Codable(edge.bytes, edge.bytes * FP32_BYTES / edge.element_bytes)
@@ -121,14 +121,15 @@ class LinkCosts:
 class Transfer:
     """All values that one segment or the feeder sends to another for one microbatch, and their gradients.
 
-    `floats` are those that a codec may write, the same in both directions.
+    `activations` and `gradients` are those that a codec may write. They differ where layers below are frozen.
     """
 
     source: int
     target: int
     forward_bytes: int
     backward_bytes: int
-    floats: Codable = NOTHING
+    activations: Codable = NOTHING
+    gradients: Codable = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,8 @@ def transfers_of(edges: Sequence[Edge]) -> list[Transfer]:
             *pair,
             so_far.forward_bytes + edge.bytes,
             so_far.backward_bytes + (edge.bytes if edge.differentiable else 0),
-            so_far.floats.plus(Codable.of(edge)),
+            so_far.activations.plus(Codable.of(edge)),
+            so_far.gradients.plus(Codable.of(edge) if edge.differentiable else NOTHING),
         )
     return list(transfers.values())
 
@@ -219,10 +221,10 @@ def throughput_seconds(
             if costs.is_near(a, b):
                 continue
             start = costs.home if a == FEEDER else a
-            there = costs.wire_bytes(a, b, transfer.forward_bytes, transfer.floats)
+            there = costs.wire_bytes(a, b, transfer.forward_bytes, transfer.activations)
             _carry(busy, costs, start, b, share * there)
             if a != FEEDER:
-                back = costs.wire_bytes(b, a, transfer.backward_bytes, transfer.floats)
+                back = costs.wire_bytes(b, a, transfer.backward_bytes, transfer.gradients)
                 _carry(busy, costs, b, start, share * back)
     return max(busy.values(), default=0.0)
 

@@ -92,12 +92,12 @@ class Pipeline:
             if transfer.source != FEEDER:
                 forward[transfer.source].append(
                     self._channel(
-                        transfer.source, transfer.target, transfer.forward_bytes, transfer.floats, False
+                        transfer.source, transfer.target, transfer.forward_bytes, transfer.activations, False
                     )
                 )
                 backward[transfer.target].append(
                     self._channel(
-                        transfer.target, transfer.source, transfer.backward_bytes, transfer.floats, True
+                        transfer.target, transfer.source, transfer.backward_bytes, transfer.gradients, True
                     )
                 )
         return forward, backward

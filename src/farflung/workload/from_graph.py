@@ -10,6 +10,7 @@ import numpy as np
 from farflung.opdag.analysis import differentiable_values, static_values
 from farflung.opdag.cost import flops
 from farflung.opdag.form import Form
+from farflung.opdag.frozen import frozen_activations
 from farflung.opdag.graph import ITEM_BYTES, Graph, Input
 from farflung.opdag.partition import legal_positions
 from farflung.opdag.saved_tensors import saved_by
@@ -261,7 +262,7 @@ class _Costs:
                 yield Repeat((ordered_at, producers[value]), tape=self._sizes[value])
 
     def _spans(self) -> tuple[Span, ...]:
-        graph = self._graph
+        graph, frozen = self._graph, frozen_activations(self._graph)
         return tuple(
             Span(
                 value,
@@ -270,6 +271,7 @@ class _Costs:
                 self._sizes[value],
                 value in self._gradients,
                 Form(graph.values[value].dtype, graph.values[value].shape_at(self._batch)),
+                value in frozen,
             )
             for value, made in graph.producers().items()
             if value not in self._static and self._readers.get(value)

@@ -52,7 +52,7 @@ class Span:
     """A value that may cross a cut: made at one node, read at later ones (`readers`, ascending).
 
     `bytes` is its size for one microbatch; a `gradient` of the same size travels back, or none. Without a
-    `form` it counts as one row of fp32 numbers.
+    `form` it counts as one row of fp32 numbers. `frozen` is that of `plans.Edge`.
     """
 
     value: int
@@ -61,11 +61,17 @@ class Span:
     bytes: int
     gradient: bool
     form: Form | None = None
+    frozen: bool = False
 
     @property
     def tensor(self) -> Form:
         """Its form."""
         return self.form or Form("float32", (self.bytes // FP32_BYTES,))
+
+    @property
+    def is_codable(self) -> bool:
+        """Whether codecs may write it."""
+        return (self.gradient or self.frozen) and self.tensor.is_codable
 
 
 @dataclass(frozen=True)
@@ -244,11 +250,7 @@ class Workload:
     def _coded(self) -> CodedRanges | None:
         if self.codecs is None:
             return None
-        values = [
-            Crossing(span.made, span.readers, span.tensor)
-            for span in self.spans
-            if span.gradient and span.tensor.is_codable
-        ]
+        values = [Crossing(span.made, span.readers, span.tensor) for span in self.spans if span.is_codable]
         return CodedRanges(len(self), values, self.codecs, self.most_receivers)
 
     def _sharing_memory(self, other: Workload) -> Workload:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from benchmarks.zoo import case
+from benchmarks.zoo import Case, case
 from benchmarks.zoo.side_by_side import SideBySide, captured, microbatches, planned
 from tests.planner.codecs.chains import FLOAT_BYTES, MASK_BYTES, chain, topology
+from tests.support.half_frozen import HALF_FROZEN
 
 from farflung.planner import PlannedJob
 from farflung.planner.codecs.ladder import ladder
@@ -41,7 +42,7 @@ def wire_bytes(plan: Plan, net: Topology) -> list[float]:
     place = {placement.segment: ids.index(placement.worker) for placement in plan.placements}
     return [
         costs.wire_bytes(
-            place[transfer.source], place[transfer.target], transfer.forward_bytes, transfer.floats
+            place[transfer.source], place[transfer.target], transfer.forward_bytes, transfer.activations
         )
         for transfer in transfers_of(plan.edges)
         if transfer.source != FEEDER
@@ -95,20 +96,22 @@ def test_double_precision_stays_dense_in_both_directions() -> None:
     context = codec_context(plan, topology({}, 2), CONDITIONS)
     assert [carried.exact for carried in context.carried] == [800, 800]
     assert uniform("int8")(plan, topology({}, 2)) == ()
-    assert transfers_of(plan.edges)[1].floats == Codable()
+    assert transfers_of(plan.edges)[1].activations == transfers_of(plan.edges)[1].gradients == Codable()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt", "gpt-autocast"])
-def test_a_plan_expects_the_bytes_that_a_worker_writes(name: str) -> None:
+@pytest.mark.parametrize(
+    "subject", [case("gpt"), case("gpt-autocast"), HALF_FROZEN], ids=lambda subject: subject.name
+)
+def test_a_plan_expects_the_bytes_that_a_worker_writes(subject: Case) -> None:
     """Headers aside, which are much of values so small."""
     rung = "int8/int4-stochastic"
     training = Training(2, MICROBATCHES, SAMPLES, AdamW(lr=1e-3), codecs=codebook_of([rung]))
-    module, graph = captured(case(name), SAMPLES)
+    module, graph = captured(subject, SAMPLES)
     job = planned(graph, training, 2)
     plan = msgspec.structs.replace(job.plan, codecs=list(fixed(job.plan, CodecWishes(rung))))
     side = SideBySide(module, graph, PlannedJob(plan, job.segments), training)
-    side.accumulate(microbatches(case(name), SAMPLES, MICROBATCHES, 0))
+    side.accumulate(microbatches(subject, SAMPLES, MICROBATCHES, 0))
     net = topology({}, 2)
     specs = (msgspec.structs.replace(w, id=id) for w, id in zip(net.workers, plan.workers(), strict=True))
     (expected,) = wire_bytes(plan, msgspec.structs.replace(net, workers=tuple(specs)))

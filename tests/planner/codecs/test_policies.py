@@ -54,6 +54,23 @@ def test_a_shared_access_line_slows_a_link() -> None:
     }
 
 
+def test_activations_of_frozen_layers_are_compressed_and_nothing_comes_back() -> None:
+    plan = chain(["a", "b", "c"])
+    edges = [
+        msgspec.structs.replace(edge, differentiable=False, frozen=True) if edge.source == 0 else edge
+        for edge in plan.edges
+    ]
+    plan = msgspec.structs.replace(plan, edges=edges)
+    assert ratios(policies.uniform("int8/int4-stochastic")(plan, topology({}))) == {
+        ("a", "b"): pytest.approx(catalogue.declared("int8").ratio),
+        ("b", "c"): pytest.approx(catalogue.declared("int8").ratio),
+        ("c", "b"): pytest.approx(catalogue.declared("int4-stochastic").ratio),
+    }
+    slow = topology({(0, 1): 1.0, (1, 0): 1.0})
+    chosen = {(link.source, link.target) for link in policies.auto(Limits(0.05), Conditions())(plan, slow)}
+    assert ("a", "b") in chosen and ("b", "a") not in chosen
+
+
 def test_only_floats_are_compressed() -> None:
     found = ratios(policies.uniform_topk(30)(chain(["a", "b"], masks=True), topology({})))
     ratio = catalogue.declared("topk3.33-bf16").ratio

@@ -64,15 +64,16 @@ class Stage:
 class Hop:
     """The values that segment `source` sends to `target` for a microbatch and their gradients, uncompressed.
 
-    `forward` and `backward` are link numbers, or `NOWHERE` within one worker. Codecs may write `floats` in
-    both directions; `exact_bytes` forward and `returned_bytes` backward are never compressed.
+    `forward` and `backward` are link numbers, or `NOWHERE` within one worker. Codecs may write `activations`
+    and `gradients`; `exact_bytes` forward and `returned_bytes` backward are never compressed.
     """
 
     source: int
     target: int
     forward: int
     backward: int
-    floats: Codable
+    activations: Codable
+    gradients: Codable
     exact_bytes: float
     returned_bytes: float = 0.0
 
@@ -216,10 +217,10 @@ class CodecContext:
         found = [Carried()] * len(self.links)
         for hop in (hop for pipeline in self.pipelines for hop in pipeline.hops):
             if hop.forward != NOWHERE:
-                there = Carried(activations=hop.floats, exact=hop.exact_bytes)
+                there = Carried(activations=hop.activations, exact=hop.exact_bytes)
                 found[hop.forward] = found[hop.forward].plus(there)
             if hop.backward != NOWHERE:
-                back = Carried(gradients=hop.floats, exact=hop.returned_bytes)
+                back = Carried(gradients=hop.gradients, exact=hop.returned_bytes)
                 found[hop.backward] = found[hop.backward].plus(back)
         return tuple(found)
 
@@ -306,8 +307,11 @@ class CodecContext:
             for hop in pipeline.hops:
                 gaps = [
                     rungs[link].loss_gap * self._worse(link, rungs[link], gradient)
-                    for link, gradient in ((hop.forward, False), (hop.backward, True))
-                    if link != NOWHERE and hop.floats.bytes
+                    for link, gradient, floats in (
+                        (hop.forward, False, hop.activations),
+                        (hop.backward, True, hop.gradients),
+                    )
+                    if link != NOWHERE and floats.bytes
                 ]
                 gap += max(gaps, default=0.0) * pipeline.microbatches / total
         return gap

@@ -86,7 +86,8 @@ def _hop_seconds(context: CodecContext, hop: Hop, rungs: Sequence[CostedRung], g
     link = hop.backward if gradient else hop.forward
     if link == NOWHERE:
         return 0.0
-    wire = hop.floats.wire_bytes(context.ratio(link, rungs[link], gradient))
+    floats = hop.gradients if gradient else hop.activations
+    wire = floats.wire_bytes(context.ratio(link, rungs[link], gradient))
     wire += hop.returned_bytes if gradient else hop.exact_bytes
-    coding = sum(context.coding(rungs[link], gradient, hop.floats))
+    coding = sum(context.coding(rungs[link], gradient, floats))
     return coding + wire / context.rate(link) + context.links[link].latency_seconds

@@ -59,10 +59,10 @@ def _hop(transfer: Transfer, workers: Sequence[int], numbers: _Numbers) -> Hop:
     if a != b:
         forward = numbers.setdefault((a, b), len(numbers))
         backward = numbers.setdefault((b, a), len(numbers))
-    exact, returned = (
-        size - transfer.floats.bytes for size in (transfer.forward_bytes, transfer.backward_bytes)
-    )
-    return Hop(transfer.source, transfer.target, forward, backward, transfer.floats, exact, returned)
+    activations, gradients = transfer.activations, transfer.gradients
+    exact = transfer.forward_bytes - activations.bytes
+    returned = transfer.backward_bytes - gradients.bytes
+    return Hop(transfer.source, transfer.target, forward, backward, activations, gradients, exact, returned)
 
 
 def _lines(pairs: Sequence[tuple[int, int]], costs: LinkCosts, ids: Sequence[str]) -> tuple[Line, ...]:

@@ -1,7 +1,8 @@
 """Choose the codec pair of each link of a plan, and plan for links that use codecs.
 
-Only floats with a gradient are compressed. Integers, masks and model inputs are not, so a link's ratio is
-that of all its bytes together, as its codecs declare them.
+Only activations and their gradients are compressed: floats that have a gradient, or that frozen layers make
+for trained ones. Integers, masks, targets and model inputs are not, so a link's ratio is that of all its
+bytes together, as its codecs declare them.
 
 Schedulers do not know of codecs, and the codecs of a plan depend on the plan. So the scheduler runs several
 times, each time with all links faster by a factor that codecs might achieve. Each plan then gets the codecs

@@ -141,7 +141,7 @@ def _most_ratio(wishes: CodecWishes) -> float:
 
 def _share_of_fp32(workload: Workload) -> float:
     """The size of the floats that may cross, relative to fp32: a half for bfloat16."""
-    forms = [span.tensor for span in workload.spans if span.gradient and span.tensor.is_codable]
+    forms = [span.tensor for span in workload.spans if span.is_codable]
     elements = sum(form.elements for form in forms)
     return sum(form.nbytes for form in forms) / (FP32_BYTES * elements) if elements else 1.0
 

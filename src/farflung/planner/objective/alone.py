@@ -82,8 +82,8 @@ class Alone:
 
     def _compute_heads(self) -> None:
         inner = [transfer for transfer in self.transfers if transfer.source != FEEDER]
-        self._up = [self._hop(r.source, r.target, r.forward_bytes, r.floats, False) for r in inner]
-        self._down = [self._hop(r.target, r.source, r.backward_bytes, r.floats, True) for r in inner]
+        self._up = [self._hop(r.source, r.target, r.forward_bytes, r.activations, False) for r in inner]
+        self._down = [self._hop(r.target, r.source, r.backward_bytes, r.gradients, True) for r in inner]
         self._up.sort(key=lambda hop: hop.source)
         self._down.sort(key=lambda hop: -hop.source)
         self._sources = sorted(set(range(len(self.workers))) - {hop.target for hop in self._up})

@@ -99,7 +99,8 @@ class Admission:
             if header.bytes not in _sizes(edge, header.gradient):
                 raise ProtocolError(f"{sent}expected {edge.bytes} (codec {DENSE})")
             return
-        known = len(self._longest) if edge.differentiable else 0
+        is_coded = edge.differentiable if header.gradient else edge.is_codable
+        known = len(self._longest) if is_coded else 0
         if header.codec > known:
             raise ProtocolError(f"{sent}expected at most codec {known} of that value")
         most = self._longest[header.codec - 1](edge.bytes)

@@ -8,7 +8,7 @@ gradients of the joins' results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,6 +58,28 @@ def static_values(graph: Graph) -> set[int]:
         if all(value in found for value in node.reads()) and not lookup(node.op).draws(node):
             found.update(node.writes())
     return found
+
+
+def needed_for(
+    value: int, nodes: Sequence[Node], producers: Mapping[int, int], given: Container[int] = ()
+) -> tuple[set[int], set[int]]:
+    """Positions of the nodes that compute a value, and the graph's inputs that they read.
+
+    `producers` is that of the graph. The values `given` are there already, so nothing is needed for them.
+    """
+    positions: set[int] = set()
+    inputs: set[int] = set()
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if current in given:
+            continue
+        if (at := producers.get(current)) is None:
+            inputs.add(current)
+        elif at not in positions:
+            positions.add(at)
+            waiting.extend(nodes[at].reads())
+    return positions, inputs
 
 
 def live_nodes(graph: Graph) -> list[bool]:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from farflung.opdag.analysis import differentiable_values, live_nodes, static_values
+from farflung.opdag.analysis import differentiable_values, live_nodes, needed_for, static_values
 from farflung.opdag.graph import Graph, Input, Node
 from farflung.opdag.opset import needed_version
 from farflung.opdag.segment import Segment
@@ -98,23 +98,8 @@ class Partition:
                 self._receives[number].pop(made, None)  # another result of the same node
 
     def _closure(self, value: int, number: int) -> tuple[set[int], set[int]]:
-        """Positions of the nodes that compute a static value in a segment, and the inputs that they read.
-
-        Values that the segment receives anyway are not recomputed.
-        """
-        positions: set[int] = set()
-        inputs: set[int] = set()
-        waiting = [value]
-        while waiting:
-            current = waiting.pop()
-            if current in self._inputs:
-                inputs.add(current)
-            elif current in self._receives[number]:
-                continue
-            elif self._producers[current] not in positions:
-                positions.add(self._producers[current])
-                waiting.extend(self._graph.nodes[self._producers[current]].reads())
-        return positions, inputs
+        """What a segment needs for a static value; what it receives anyway is not recomputed."""
+        return needed_for(value, self._graph.nodes, self._producers, self._receives[number])
 
     def _is_model_input(self, value: int) -> bool:
         return value in self._inputs and self._inputs[value].kind == "input"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.errors import JobError
-from farflung.opdag.analysis import static_values
+from farflung.opdag.analysis import needed_for, static_values
 from farflung.opdag.graph import FLOATING, Graph, Input, Node
 from farflung.opdag.segment import Segment
 from farflung.runtime.indices import IndexRange, index_ranges, out_of_range
@@ -72,16 +72,7 @@ class _Needed:
 
     def takes(self, value: int) -> bool:
         """Whether the value is computed so; then what it needs is added."""
-        nodes: set[int] = set()
-        inputs: set[int] = set()
-        waiting = [value]
-        while waiting:
-            current = waiting.pop()
-            if current in self._inputs:
-                inputs.add(current)
-            elif (at := self._producers[current]) not in nodes:
-                nodes.add(at)
-                waiting += self._graph.nodes[at].reads()
+        nodes, inputs = needed_for(value, self._graph.nodes, self._producers)
         kinds = {self._inputs[one].kind for one in inputs}
         made = {one for at in nodes for one in self._graph.nodes[at].writes()}
         is_whole = all(self._graph.values[one].dtype not in FLOATING for one in made)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
+from farflung.opdag.frozen import frozen_activations
 from farflung.opdag.graph import Graph, Precision
 from farflung.opdag.quantized import QUANTIZED_LINEAR, Quantization, quantized
 
@@ -70,6 +71,27 @@ def test_what_is_trained_stays_also_where_a_frozen_layer_shares_it() -> None:
     assert "linear.weight" not in found.matrices and "embedding.weight" not in {*found.matrices, *found.left}
     kinds = {entry.name: graph.values[entry.value].dtype for entry in graph.inputs_of("parameter")}
     assert kinds["linear.weight"] == kinds["embedding.weight"] == "float32"
+
+
+def test_codecs_may_write_what_quantized_layers_make_for_trained_ones() -> None:
+    module = nn.Sequential(nn.Embedding(12, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    module.requires_grad_(False)
+    module[2].requires_grad_()
+    graph, found = made_of(Mean(module))
+    assert found.matrices == {"layers.1.weight"}
+    assert len(frozen_activations(graph)) == 2
+    assert frozen_activations(graph) == frozen_activations(found.before)
+
+
+class Mean(nn.Module):
+    """The mean square of what layers make."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layers(tokens).square().mean()
 
 
 class Cast(nn.Module):

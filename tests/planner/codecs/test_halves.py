@@ -109,6 +109,7 @@ def test_a_plan_expects_the_bytes_that_a_worker_writes(subject: Case) -> None:
     training = Training(2, MICROBATCHES, SAMPLES, AdamW(lr=1e-3), codecs=codebook_of([rung]))
     module, graph = captured(subject, SAMPLES)
     job = planned(graph, training, 2)
+    assert any(edge.frozen for edge in job.plan.edges) == (subject is HALF_FROZEN)
     plan = msgspec.structs.replace(job.plan, codecs=list(fixed(job.plan, CodecWishes(rung))))
     side = SideBySide(module, graph, PlannedJob(plan, job.segments), training)
     side.accumulate(microbatches(subject, SAMPLES, MICROBATCHES, 0))

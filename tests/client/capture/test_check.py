@@ -211,11 +211,11 @@ def test_a_loss_function_that_fails_is_told_how_it_is_called(
 
 @pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.full), "gpt2"])
 def test_bfloat16_is_held_to_what_bfloat16_can_hold(name: str) -> None:
-    """Losses agree, and gradients where the model exports what it runs; Llama does not with its keys."""
+    """As close as float32 is, also where queries share keys, which a Llama repeats when it is exported."""
     report = check_job(job_of(case(name), precision="bfloat16"), segments=2, steps=1)
     assert report.ok
     assert report.loss_difference <= 1e-5
-    assert name == "llama" or report.worst_gradient_difference <= 1e-4
+    assert report.worst_gradient_difference <= 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

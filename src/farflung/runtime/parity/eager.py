@@ -7,10 +7,13 @@ weighted 1/microbatches, and its k-th random op seeded like the graph's k-th ran
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.opdag import opset
@@ -67,6 +70,36 @@ def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return bool(kwargs.get("dropout_p", given))
 
 
+class RepeatedKeys(TorchFunctionMode):
+    """Attention whose queries share keys reads a repeated copy of keys and values, one for each query's head.
+
+    It is the same product. But the kernel for shared keys rounds to the type of the keys at other places, and
+    adds the gradients of a shared key in that type: in bfloat16 the third digit differs.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func is not F.scaled_dot_product_attention or not named.get("enable_gqa"):
+            return func(*args, **named)
+        named |= zip(_ATTENTION, args, strict=False)
+        times = named["query"].shape[-3] // named["key"].shape[-3]
+        for name in ("key", "value"):
+            named[name] = named[name].repeat_interleave(times, -3)
+        return func(**named | {"enable_gqa": False})
+
+
+_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def attending_as(graph: Graph) -> AbstractContextManager[object]:
+    """A context in which eager attention computes as the graph's does.
+
+    Hugging Face's models ask for shared keys when they run, and repeat keys when they are exported.
+    """
+    shares = any(node.arguments.get("enable_gqa") for node in graph.nodes)
+    return nullcontext() if shares else RepeatedKeys()
+
+
 def random_numbers(graph: Graph) -> list[int]:
     """Numbers of the graph's random nodes, in execution order."""
     return [node.number for node in graph.nodes if opset.lookup(node.op).draws(node)]
@@ -102,7 +135,7 @@ class Reference:
         total = 0.0
         for number, batch in enumerate(microbatches):
             seed = microbatch_seed(self._training.seed, True, self.step, number)
-            with SeededRandomOps(seed, self._numbers):
+            with attending_as(self._graph), SeededRandomOps(seed, self._numbers):
                 loss = self._loss_of(batch)
             loss.backward(torch.full_like(loss, weight))
             total += weight * float(loss.detach())

@@ -19,7 +19,7 @@ from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.parity.eager import Batch, SeededRandomOps
+from farflung.runtime.parity.eager import Batch, SeededRandomOps, attending_as
 from farflung.runtime.parity.steps import (
     Tolerances,
     parameter_difference,
@@ -190,7 +190,8 @@ class _Eager:
 
     def _loss(self, batch: Batch) -> Tensor:
         try:
-            return self._loss_of(batch)
+            with attending_as(self._graph):
+                return self._loss_of(batch)
         except Exception as error:
             raise _failed("forward", batch, error) from error
 

@@ -16,7 +16,7 @@ import msgspec
 from farflung.opdag.graph import Argument, Graph, Input, Node, Ref, ValueType
 from farflung.opdag.opset import needed_version
 from farflung.quantization import BLOCK, QuantizedFormat, quantized_bytes
-from farflung.text import and_more
+from farflung.text import and_more, count_of, format_bytes
 
 QUANTIZED_LINEAR = "farflung.quantized_linear.default"
 DEQUANTIZED_AT_ONCE = 2**18
@@ -65,7 +65,16 @@ class Quantization:
     left: Mapping[str, str]
 
     def remarks(self) -> Iterator[str]:
-        """What the user should know about the matrices that stay as they are."""
+        """What the user should know: what became smaller, and which matrices stay as they are."""
+        parameters = self.before.inputs_of("parameter")
+        own = [self.before.values[each.value] for each in parameters if each.name in self.matrices]
+        before = sum(kind.bytes(1) for kind in own)
+        after = sum(quantized_bytes(kind.numel(1), self.form) for kind in own)
+        yield (
+            f"workers hold {count_of(len(own), 'frozen matrix', 'frozen matrices')} as {self.form}, in"
+            f" {format_bytes(after)} instead of {format_bytes(before)}, which changes what the model computes"
+            ' a little (docs/how-to/fine-tune.md, "Quantize the base")'
+        )
         if self.left:
             reasons = [f"{name} ({reason})" for name, reason in self.left.items()]
             whole = len(self.matrices) + len(self.left)

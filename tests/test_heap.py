@@ -43,6 +43,27 @@ give_freed_memory_back()
 print(kept - resident())
 """
 
+AMONG_OTHERS = """
+import resource, sys
+import numpy as np
+from farflung.heap import give_large_tensors_their_own_pages, keep_freed_memory
+
+assert keep_freed_memory()
+assert give_large_tensors_their_own_pages()
+assert give_large_tensors_their_own_pages(sys.argv[1] == "own pages")
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+before, held = resident(), []
+for _ in range(12):
+    passing = np.ones(700_000)
+    held.append(np.ones(375_000))
+    del passing
+    held.append(np.ones(375_000))
+print((resident() - before) / sum(one.nbytes for one in held))
+"""
+
 needs_glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc can be told what to do with freed memory"
 )
@@ -64,9 +85,22 @@ def test_pages_are_taken_once_and_given_back_when_asked() -> None:
 
 
 @needs_glibc
+def test_large_arrays_with_their_own_pages_leave_no_holes_between_those_that_stay() -> None:
+    def taken(how: str) -> float:
+        """How many times their own size they take."""
+        done = subprocess.run(
+            [sys.executable, "-c", AMONG_OTHERS, how], check=True, capture_output=True, text=True, timeout=60
+        )
+        return float(done.stdout)
+
+    assert taken("own pages") < 1.05 < 1.3 < taken("kept")
+
+
+@needs_glibc
 def test_elsewhere_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_glibc", lambda: None)
     assert not heap.keep_freed_memory()
+    assert not heap.give_large_tensors_their_own_pages()
     heap.give_freed_memory_back()
 
 

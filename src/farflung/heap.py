@@ -19,19 +19,34 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # <malloc.h>
 _NEVER = 2**31 - 1
 _LARGEST = 2**25
 """Bytes: glibc refuses more. What is larger has pages of its own, which go back with it."""
+_LARGE = 2**20 + 2**16
+"""Bytes. Kernels that work on a piece at a time take 1 MB for it, again and again, and profit from the heap
+(`workload.footprint.UPDATED_AT_ONCE`).
+"""
 _USUAL = gc.get_threshold()
 
 
 def keep_freed_memory() -> bool:
     """Have this process keep what it frees, in one heap for all its threads; says whether that was possible.
 
-    To be called before a thread is started. What the process takes at its peak hardly changes.
+    To be called before a thread is started.
     """
-    library = _glibc()
-    if library is None:
-        return False
     wanted = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _LARGEST), (_TRIM_THRESHOLD, _NEVER))
-    return all(library.mallopt(option, value) == 1 for option, value in wanted)
+    return _tell(*wanted)
+
+
+def give_large_tensors_their_own_pages(wanted: bool = True) -> bool:
+    """Let tensors of more than 1 MB have pages of their own from now on, or only those of more than 32 MB.
+
+    In the heap each that comes and goes leaves a hole between those that stay, which the next one may not
+    fit: a worker took 1.3 times what it had said. But pages of their own cost a fault each, every time.
+    """
+    return _tell((_MMAP_THRESHOLD, _LARGE if wanted else _LARGEST))
+
+
+def _tell(*options: tuple[int, int]) -> bool:
+    library = _glibc()
+    return library is not None and all(library.mallopt(option, value) == 1 for option, value in options)
 
 
 def give_freed_memory_back() -> None:

@@ -6,8 +6,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
+from farflung.heap import give_large_tensors_their_own_pages
 from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
+from farflung.opdag.quantized import QUANTIZED_LINEAR
 from farflung.plans import FEEDER, LinkCodec
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import Share
@@ -65,6 +67,8 @@ class RunningJob(Generic[Array]):
         self._batch = load.training.microbatch_size
         self.segments = load_segments(worker, load, receiver, memory_bytes, backend)
         programs = {number: runner.segment for number, runner in self.segments.items()}
+        nodes = (node for segment in programs.values() for node in segment.nodes)
+        give_large_tensors_their_own_pages(any(node.op == QUANTIZED_LINEAR for node in nodes))
         self.needs_bytes = needed_bytes(worker, load, programs.values(), load.training)
         self.unprotected = no_room_for_copy(worker, load, programs.values(), memory_bytes)
         self.passes = Passes.of(programs, self._batch, limits)

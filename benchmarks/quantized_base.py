@@ -6,7 +6,7 @@ and train the adapter. For each worker the peak of its process stands beside wha
 plan needs. What the process held before, when it had trained a tiny model of the same kind, does not count.
 Exits 1 if a worker is more than 10 % off, or all processes together took more than 20 GiB.
 
-    python -m benchmarks.quantized_base [--json] [--quick] [--quantize int8|nf4] [--folder FOLDER]
+    python -m benchmarks.quantized_base [--json] [--quick] [--layers 22] [--quantize int8|nf4] [--folder F]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -300,12 +300,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a shape of 15 million parameters")
+    parser.add_argument(
+        "--layers", type=int, default=TINY_LLAMA.layers, help="fewer take a small machine less"
+    )
     parser.add_argument("--quantize", choices=("int8", "nf4"), default="nf4")
     parser.add_argument("--folder", type=Path, help="where 2.2 GB of weights go for a while")
     parser.add_argument("--steps", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    shape = QUICK if options.quick else TINY_LLAMA
+    shape = QUICK if options.quick else replace(TINY_LLAMA, layers=options.layers)
     with tempfile.TemporaryDirectory(prefix="farflung-bench-", dir=options.folder) as name:
         result = asyncio.run(measure(shape, options.quantize, Path(name), options.steps))
     if options.json:

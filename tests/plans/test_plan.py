@@ -52,7 +52,7 @@ def replicated(shares: list[int]) -> Plan:
 def test_replica_r_of_a_segment_feeds_replica_r_of_the_next() -> None:
     plan = replicated([3, 1])
     assert plan.replicas == 2
-    assert plan.pipelines() == [(["a", "b"], 3), (["c", "d"], 1)]
+    assert plan.folded_pipelines() == [(["a", "b"], 3), (["c", "d"], 1)]
     assert plan.neighbours("a") == {"b"} and plan.neighbours("d") == {"c"}
     assert plan.workers() == ["a", "c", "b", "d"] and plan.segments_of("d") == [1]
 

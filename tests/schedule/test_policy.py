@@ -44,7 +44,9 @@ class World:
         ]
         self.policies = {
             worker: Policy(
-                [n for n in needs if self.worker_of[n.segment] == worker], self.microbatches, self.window
+                [n for n in needs if self.worker_of[n.segment] == worker],
+                range(self.microbatches),
+                self.window,
             )
             for worker in set(self.worker_of)
         }
@@ -128,7 +130,7 @@ def chain(length: int, microbatches: int, window: int) -> World:
 
 def test_forward_and_backward_take_turns() -> None:
     """With a backlog of both, neither starves: what is sent on keeps the others at work."""
-    policy = Policy([Needs(0, 1, 1, False)], 4, 4)
+    policy = Policy([Needs(0, 1, 1, False)], range(4), 4)
     for microbatch in range(2):
         policy.arrived(0, microbatch, False)
         policy.finished(Task(0, TaskKind.FORWARD, microbatch))
@@ -156,12 +158,12 @@ def test_what_went_forward_goes_back_first() -> None:
 
 
 def test_later_segments_come_first() -> None:
-    policy = Policy([Needs(0, 0, 0, True), Needs(3, 0, 0, True)], 1, 1)
+    policy = Policy([Needs(0, 0, 0, True), Needs(3, 0, 0, True)], range(1), 1)
     assert policy.next() == Task(3, TaskKind.FORWARD, 0)
 
 
 def test_a_microbatch_that_comes_early_waits_for_its_turn() -> None:
-    policy = Policy([Needs(0, 1, 0, False)], 2, 2)
+    policy = Policy([Needs(0, 1, 0, False)], range(2), 2)
     policy.arrived(0, 1, False)
     assert policy.next() is None
     policy.arrived(0, 0, False)
@@ -171,7 +173,7 @@ def test_a_microbatch_that_comes_early_waits_for_its_turn() -> None:
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_the_source_admits_no_more_than_the_window(window: int) -> None:
     """Nothing comes back, so the source stops by itself."""
-    policy = Policy([Needs(0, 0, 1, True)], 8, window)
+    policy = Policy([Needs(0, 0, 1, True)], range(8), window)
     begun = 0
     while (task := policy.next()) is not None:
         policy.finished(task)
@@ -181,7 +183,7 @@ def test_the_source_admits_no_more_than_the_window(window: int) -> None:
 
 
 def test_nothing_is_accumulated_while_something_else_is_ready() -> None:
-    policy = Policy([Needs(0, 1, 0, False), Needs(1, 1, 0, False)], 2, 2)
+    policy = Policy([Needs(0, 1, 0, False), Needs(1, 1, 0, False)], range(2), 2)
     for microbatch in range(2):
         policy.arrived(0, microbatch, False)
         policy.arrived(1, microbatch, False)
@@ -195,7 +197,7 @@ def test_nothing_is_accumulated_while_something_else_is_ready() -> None:
 
 def test_a_forward_without_room_is_preceded_by_the_oldest_accumulation() -> None:
     """In a window of 2: two microbatches are there, one of them may be given up."""
-    policy = Policy([Needs(0, 1, 0, False)], 3, 2)
+    policy = Policy([Needs(0, 1, 0, False)], range(3), 2)
     for microbatch in range(3):
         policy.arrived(0, microbatch, False)
     order = []
@@ -208,7 +210,7 @@ def test_a_forward_without_room_is_preceded_by_the_oldest_accumulation() -> None
 
 
 def test_an_evaluation_pass_has_nothing_to_accumulate() -> None:
-    policy = Policy([Needs(0, 0, 0, True)], 2, 1, train=False)
+    policy = Policy([Needs(0, 0, 0, True)], range(2), 1, train=False)
     order = []
     while (task := policy.next()) is not None:
         policy.finished(task)

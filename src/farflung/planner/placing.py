@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +16,7 @@ from farflung.opdag.graph import ITEM_BYTES, Graph
 from farflung.opdag.partition import Partition
 from farflung.opdag.segment import Segment
 from farflung.planner.assignment import Assignment
-from farflung.plans import FEEDER, Edge, Placement, Plan
+from farflung.plans import FEEDER, Edge, Placement, Plan, unfolded
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,27 @@ class PlannedJob:
 
     plan: Plan
     segments: list[Segment]
+
+    def unfolded(self, batch: int, sites: Mapping[str, str]) -> PlannedJob:
+        """The job as it runs: each pipeline has segments of its own (`plans.unfolding`).
+
+        `batch` is the number of samples of a microbatch, which is part of no parameter's size.
+        """
+        trained = [
+            {
+                entry.value: segment.values[entry.value].bytes(batch)
+                for entry in segment.inputs
+                if entry.trainable and entry.name in segment.owned
+            }
+            for segment in self.segments
+        ]
+        count = len(self.segments)
+        segments = [
+            msgspec.structs.replace(segment, number=replica * count + segment.number)
+            for replica in range(self.plan.replicas)
+            for segment in self.segments
+        ]
+        return PlannedJob(unfolded(self.plan, trained, sites), segments)
 
     @property
     def programs(self) -> list[bytes]:

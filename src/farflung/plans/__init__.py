@@ -2,11 +2,13 @@
 
 from farflung.plans.connected import connected_part, subtopology, why_left_out
 from farflung.plans.holders import holders_of
+from farflung.plans.pipelines import Pipeline, Sum, dealt
 from farflung.plans.plan import FEEDER, FP32_BYTES, Edge, LaterCodecs, LinkCodec, Placement, Plan
 from farflung.plans.plan_file import read_plan, write_plan
 from farflung.plans.rates import Rates, arithmetic_of
 from farflung.plans.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plans.topology_file import encode_topology, read_topology, write_topology
+from farflung.plans.unfolding import unfolded
 from farflung.plans.wishes import NO_WISHES, CodecWishes, LinkWish, Prediction, Recompute, Wishes
 
 __all__ = [
@@ -19,20 +21,24 @@ __all__ = [
     "Link",
     "LinkCodec",
     "LinkWish",
+    "Pipeline",
     "Placement",
     "Plan",
     "Prediction",
     "Rates",
     "Recompute",
     "Scale",
+    "Sum",
     "Topology",
     "Wishes",
     "WorkerSpec",
     "arithmetic_of",
     "encode_topology",
     "connected_part",
+    "dealt",
     "holders_of",
     "subtopology",
+    "unfolded",
     "read_plan",
     "read_topology",
     "why_left_out",

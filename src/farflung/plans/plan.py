@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from farflung.plans.codec_pair import CodecPairName
+from farflung.plans.pipelines import Pipeline, Sum, dealt
 
 FP32_BYTES = 4
 FEEDER = -1  # the feeder's segment number: a pseudo-segment that produces every model input
@@ -91,6 +95,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and runs `shares[r]` of a step's microbatches. Without replicas `shares` is empty. `codecs` holds at most
     one entry for each ordered pair of workers and applies when the job begins; the entries of `later` replace
     it at their steps.
+
+    Planners write replicas so, which folds pipelines that are alike. Before such a plan runs it is unfolded
+    (`plans.unfolding`): each of the `pipelines` has segments with numbers and workers of its own, and `sums`
+    add up their gradients. A plan of one pipeline has neither.
     """
 
     placements: list[Placement]
@@ -100,6 +108,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: list[Number] = []
     codecs: list[LinkCodec] = []
     later: Annotated[list[LaterCodecs], Meta(max_length=1_000)] = []
+    pipelines: Annotated[list[Pipeline], Meta(max_length=1_000)] = []
+    sums: Annotated[list[Sum], Meta(max_length=100_000)] = []
 
     def __post_init__(self) -> None:
         count = len(self.placements)
@@ -110,6 +120,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not all(placement.workers for placement in self.placements):
             raise ValueError("every segment of a plan must have a worker")
         self._check_replicas()
+        self._check_pipelines()
         for edge in self.edges:
             if not (0 <= edge.target < count and FEEDER <= edge.source < count):
                 raise ValueError(
@@ -126,7 +137,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How many copies of every segment there are."""
         return len(self.shares) or 1
 
-    def pipelines(self) -> list[tuple[list[str], int]]:
+    def folded_pipelines(self) -> list[tuple[list[str], int]]:
         """For each replica: the worker of every segment, and the microbatches it runs in a step."""
         shares = self.shares or [self.microbatches]
         return [([p.workers[r] for p in self.placements], share) for r, share in enumerate(shares)]
@@ -142,6 +153,38 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         steps = [later.step for later in self.later]
         if steps != sorted(set(steps)):
             raise ValueError("the later codecs of a plan must be in the order of their steps")
+
+    def _check_pipelines(self) -> None:
+        if not self.pipelines:
+            if self.sums:
+                raise ValueError("a plan of one pipeline has nothing to sum")
+            return
+        if self.shares or sum(one.segments for one in self.pipelines) != len(self.placements):
+            raise ValueError("the pipelines of an unfolded plan must have all of its segments")
+        if sum(one.microbatches for one in self.pipelines) != self.microbatches:
+            raise ValueError("the pipelines of a plan must run all of its microbatches")
+        places = {placement.segment: self.pipeline_of(placement.segment) for placement in self.placements}
+        at: dict[str, int] = {}
+        for placement in self.placements:
+            if at.setdefault(placement.worker, places[placement.segment]) != places[placement.segment]:
+                raise ValueError("a worker must not be in two pipelines of a plan")
+        if any(e.source != FEEDER and places.get(e.source) != places.get(e.target) for e in self.edges):
+            raise ValueError("an edge must not lead from one pipeline of a plan to another")
+        for one in self.sums:
+            held = [places.get(segment) for segment in one.holders()]
+            if sorted(filter(lambda n: n is not None, held)) != list(range(len(self.pipelines))):
+                raise ValueError("each pipeline of a plan must have one segment in each of its sums")
+
+    def pipeline_of(self, segment: int) -> int:
+        """The number of the pipeline that has the segment; 0 in a plan of one."""
+        return bisect_right([*accumulate(one.segments for one in self.pipelines)], segment)
+
+    def microbatches_of(self, segment: int, microbatches: int) -> Sequence[int]:
+        """Which of a unit's `microbatches` the segment runs, ascending."""
+        if not self.pipelines:
+            return range(microbatches)
+        shares = tuple(one.microbatches for one in self.pipelines)
+        return dealt(microbatches, shares)[self.pipeline_of(segment)]
 
     def codecs_from(self, step: int) -> list[LinkCodec] | None:
         """The codec pairs that begin at exactly this step; None if the plan changes none there."""
@@ -168,7 +211,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return list(dict.fromkeys(worker for p in self.placements for worker in p.workers))
 
     def neighbours(self, worker: str) -> set[str]:
-        """Workers that exchange values of a microbatch with `worker` (never itself, never the feeder)."""
+        """Workers that exchange values or gradients with `worker` (never itself, never the feeder)."""
         pairs = [
             pair
             for edge in self.edges
@@ -177,4 +220,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 self.placements[edge.source].workers, self.placements[edge.target].workers, strict=True
             )
         ]
+        for one in self.sums:
+            pairs += [(self.worker_of(s), self.worker_of(one.head_of(s))) for s in one.holders()]
         return {b if a == worker else a for a, b in pairs if worker in (a, b)} - {worker}

@@ -133,6 +133,12 @@ class SegmentRunner(Protocol[Array]):
     def share_gradients(self, owners: Mapping[str, Self]) -> None:
         """Add the gradients of parameters that other segments of this worker own to theirs."""
 
+    def parameter_gradients(self) -> dict[int, Array]:
+        """The gradients of owned, trained parameters by value id, contiguous, if they have one."""
+
+    def set_parameter_gradient(self, value: int, gradient: Array | None) -> None:
+        """Replace the gradient of an owned, trained parameter by this one, which the runner may change."""
+
     def square_sums(self) -> dict[int, float]:
         """The sum of squares of each owned, trained parameter's gradient by value id, in float64.
 

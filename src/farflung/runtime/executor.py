@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol
 from farflung.plans import FEEDER, Edge, Plan
 from farflung.runtime.backend import Array, SegmentRunner
 from farflung.runtime.parcel import Parcel
+from farflung.runtime.sums import SumMessage, UnitSums
 from farflung.runtime.training import Training
 from farflung.schedule import Policy, Task, TaskKind, Unit, UnitWindow, needs_of
 
@@ -49,8 +50,10 @@ class _UnitState(Generic[Array]):
 
     unit: Unit
     policy: Policy
+    sums: UnitSums[Array]
     values: dict[tuple[int, int], dict[int, Array]] = field(default_factory=dict)
     gradients: dict[tuple[int, int], dict[tuple[int, int], Array]] = field(default_factory=dict)
+    begins_sums: bool = True
     reported: bool = False
 
 
@@ -77,11 +80,16 @@ class Executor(Generic[Array]):
         self._incoming = _edges(plan.edges, lambda edge: edge.target)
         self._outgoing = _edges(plan.edges, lambda edge: edge.source)
         self._owners = {name: s for s in self._segments.values() for name in s.segment.owned}
+        self._summed = {(segment, one.value) for one in plan.sums for segment in one.holders()}
 
     def receive(self, parcel: Parcel[Array]) -> None:
         """Take a parcel for one of this worker's segments."""
         state = self._unit(parcel.unit)
         if state is None:
+            return
+        if (parcel.target, parcel.value) in self._summed:
+            message = SumMessage(*parcel[2:5], not parcel.gradient, parcel.payload)
+            self._post_sums(state, state.sums.receive(message))
             return
         key = (parcel.target, parcel.microbatch)
         if parcel.gradient:
@@ -110,7 +118,10 @@ class Executor(Generic[Array]):
         task = state.policy.next()
         if task is not None:
             return state.unit, task
-        if state.policy.done and not state.reported:
+        if state.policy.done and state.begins_sums:
+            state.begins_sums = False
+            self._begin_sums(state)
+        if state.policy.done and state.sums.is_done and not state.reported:
             state.reported = True
             self._report(state)
         return None
@@ -162,8 +173,10 @@ class Executor(Generic[Array]):
         state = self._units.get(number)
         if state is None and not self._is_over and (unit := self._window.get(number)) is not None:
             needs = needs_of(self._segments, self._plan.edges, self._plan.recomputing())
-            policy = Policy(needs, unit.microbatches, self._plan.window, unit.train)
-            state = self._units[number] = _UnitState(unit, policy)
+            mine = self._plan.microbatches_of(min(self._segments), unit.microbatches)
+            policy = Policy(needs, mine, self._plan.window, unit.train)
+            sums: UnitSums[Array] = UnitSums(self._plan.sums if unit.train else (), self._segments)
+            state = self._units[number] = _UnitState(unit, policy, sums)
         return state
 
     def _forward(self, state: _UnitState[Array], task: Task) -> None:
@@ -206,9 +219,31 @@ class Executor(Generic[Array]):
         else:
             self._outlet.send(parcel)
 
-    def _report(self, state: _UnitState[Array]) -> None:
+    def _begin_sums(self, state: _UnitState[Array]) -> None:
+        """Bring the gradients of each parameter together, on this worker and then over the pipelines."""
         for segment in self._segments.values():
             segment.share_gradients(self._owners)
+        if state.sums.is_done:
+            return
+        found = {
+            (number, value): gradient
+            for number, segment in self._segments.items()
+            for value, gradient in segment.parameter_gradients().items()
+        }
+        self._post_sums(state, state.sums.begin(found))
+
+    def _post_sums(self, state: _UnitState[Array], messages: Sequence[SumMessage[Array]]) -> None:
+        """Send messages of the step's sums, and go on with the sums once all are known."""
+        for one in messages:
+            parcel = Parcel(
+                state.unit.number, 0, one.source, one.target, one.value, not one.is_whole, one.payload
+            )
+            self._outlet.send(parcel)
+        if state.sums.is_done:
+            for (number, value), total in state.sums.totals.items():
+                self._segments[number].set_parameter_gradient(value, total)
+
+    def _report(self, state: _UnitState[Array]) -> None:
         shares = []
         for number, segment in self._segments.items():
             squares = segment.square_sums() if state.unit.train else {}

@@ -41,7 +41,8 @@ class _Outlet:
 class InProcessPipeline:
     """Runs units of a plan on microbatches given as dicts of tensors.
 
-    `state` maps parameter and buffer names to tensors, which training updates in place. Values between
+    `state` maps parameter and buffer names to tensors, which training updates in place; if the plan has
+    several pipelines, the first one has them and the others have copies. Values between
     workers are encoded and decoded with the codecs of `plan` and `training`. The first unit to run is number
     `first`.
     """
@@ -57,10 +58,13 @@ class InProcessPipeline:
     ) -> None:
         self._plan = plan
         self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+        copies = [{name: t.detach().clone() for name, t in state.items()} for _ in plan.pipelines[1:]]
+        states = [state, *copies]
         self.segments = [
-            TorchSegment(segment, state, training, placement.recompute)
-            for segment, placement in zip(segments, plan.placements, strict=True)
+            TorchSegment(segment, states[plan.pipeline_of(n)], training, placement.recompute)
+            for n, (segment, placement) in enumerate(zip(segments, plan.placements, strict=True))
         ]
+        self._summed = {(segment, one.value) for one in plan.sums for segment in one.holders()}
         self._outlets = {worker: _Outlet() for worker in plan.workers()}
         self._executors = {
             worker: Executor(
@@ -92,7 +96,7 @@ class InProcessPipeline:
         """
         self._plain = plain
         for number, batch in enumerate(microbatches):
-            self._feed(unit, number, batch)
+            self._feed(unit, number, batch, len(microbatches))
         while any(outlet.shares is None for outlet in self._outlets.values()):
             progressed = [executor.run_next() for executor in self._executors.values()]
             if (
@@ -144,9 +148,9 @@ class InProcessPipeline:
             for sent in coding.take_sent()
         }
 
-    def _feed(self, unit: int, microbatch: int, batch: Mapping[str, Tensor]) -> None:
+    def _feed(self, unit: int, microbatch: int, batch: Mapping[str, Tensor], count: int) -> None:
         for edge in self._plan.edges:
-            if edge.source == FEEDER:
+            if edge.source == FEEDER and microbatch in self._plan.microbatches_of(edge.target, count):
                 tensor = batch[self._names[edge.value]]
                 parcel = Parcel(unit, microbatch, FEEDER, edge.target, edge.value, False, tensor)
                 worker = self._plan.worker_of(edge.target)
@@ -168,6 +172,8 @@ class InProcessPipeline:
 
     def _transfer(self, source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
         """The parcel as it arrives at the other end of the link."""
+        if (parcel.target, parcel.value) in self._summed:  # each pipeline has its own
+            return parcel._replace(payload=None if parcel.payload is None else parcel.payload.clone())
         if self._plain or not self.codings:
             return parcel
         data = None if parcel.payload is None else tensors.memory(parcel.payload)

@@ -93,20 +93,21 @@ def needs_of(
 class _Progress:
     """The progress of one segment in one unit."""
 
-    def __init__(self, needs: Needs, microbatches: int) -> None:
+    def __init__(self, needs: Needs, microbatches: Sequence[int]) -> None:
         self.needs = needs
-        self.values = [0] * microbatches
-        self.gradients = [0] * microbatches
+        self._microbatches = microbatches
+        self.values = [0] * len(microbatches)
+        self.gradients = [0] * len(microbatches)
         self.forwards = 0
         self.backwards = 0
         self.accumulations = 0
 
     def task(self, kind: TaskKind) -> Task:
         """The next task of this kind."""
-        if kind is TaskKind.FORWARD:
-            return Task(self.needs.segment, kind, self.forwards)
-        done = self.backwards if kind is TaskKind.BACKWARD else self.accumulations
-        return Task(self.needs.segment, kind, done)
+        done = self.accumulations if kind is TaskKind.ACCUMULATE else self.backwards
+        return Task(
+            self.needs.segment, kind, self._microbatches[self.forwards if kind is TaskKind.FORWARD else done]
+        )
 
     @property
     def can_accumulate(self) -> bool:
@@ -117,16 +118,20 @@ class _Progress:
 class Policy:
     """Chooses the next task of one worker within one unit; holds no tensors, no clock, no sockets.
 
-    An evaluation pass (`train` false) has backward tasks, too. They compute and send nothing, but release the
-    microbatch, so that the same admission rule applies. It has no accumulations.
+    `microbatches` are the numbers of those that run here, ascending: all of the unit's, or those of one
+    pipeline of several. An evaluation pass (`train` false) has backward tasks, too. They compute and send
+    nothing, but release the microbatch, so that the same admission rule applies. It has no accumulations.
     """
 
-    def __init__(self, segments: Sequence[Needs], microbatches: int, window: int, train: bool = True) -> None:
+    def __init__(
+        self, segments: Sequence[Needs], microbatches: Sequence[int], window: int, train: bool = True
+    ) -> None:
         self._progress = {
             needs.segment: _Progress(needs, microbatches)
             for needs in sorted(segments, key=lambda n: -n.segment)
         }
-        self._microbatches = microbatches
+        self._count = len(microbatches)
+        self._places = {number: at for at, number in enumerate(microbatches)}
         self._window = window
         self._train = train
         self._ran_backward = False
@@ -134,7 +139,7 @@ class Policy:
     def arrived(self, segment: int, microbatch: int, gradient: bool) -> None:
         """Count one message for `segment`: a value of its forward, or a gradient of its backward."""
         progress = self._progress[segment]
-        (progress.gradients if gradient else progress.values)[microbatch] += 1
+        (progress.gradients if gradient else progress.values)[self._places[microbatch]] += 1
 
     def next(self) -> Task | None:
         """The task to run now, or None while everything waits for messages."""
@@ -161,7 +166,7 @@ class Policy:
     @property
     def done(self) -> bool:
         """Whether every segment has finished every microbatch."""
-        return all(p.accumulations == self._microbatches for p in self._progress.values())
+        return all(p.accumulations == self._count for p in self._progress.values())
 
     def _next_backward(self) -> Task | None:
         """The next backward, or the accumulation that makes room for it."""
@@ -193,7 +198,7 @@ class Policy:
 
     def _forward_ready(self, progress: _Progress) -> bool:
         microbatch = progress.forwards
-        if microbatch >= self._microbatches or progress.values[microbatch] < progress.needs.values:
+        if microbatch >= self._count or progress.values[microbatch] < progress.needs.values:
             return False
         return not progress.needs.source or microbatch - progress.backwards < self._window
 

@@ -200,13 +200,13 @@ def numbers_of(plan: Plan, topology: Topology) -> list[list[int]]:
     """
     numbers = {id: number for number, id in enumerate(topology.ids)}
     replica_of: dict[str, int] = {}
-    for replica, (workers, _) in enumerate(plan.pipelines()):
+    for replica, (workers, _) in enumerate(plan.folded_pipelines()):
         for id in workers:
             if id not in numbers:
                 raise PlanError(f"the plan uses worker {id!r}, which the topology does not have")
             if replica_of.setdefault(id, replica) != replica:
                 raise PlanError(f"worker {id!r} runs segments of two replicas: each needs workers of its own")
-    return [[numbers[id] for id in workers] for workers, _ in plan.pipelines()]
+    return [[numbers[id] for id in workers] for workers, _ in plan.folded_pipelines()]
 
 
 def throughput_seconds(
@@ -214,7 +214,7 @@ def throughput_seconds(
 ) -> float:
     """The least step time in which every access line can carry the messages and inputs of a step."""
     busy: dict[tuple[str, int], float] = defaultdict(float)
-    for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
+    for workers, (_, share) in zip(replicas, plan.folded_pipelines(), strict=True):
         for transfer in transfers:
             b = workers[transfer.target]
             a = FEEDER if transfer.source == FEEDER else workers[transfer.source]

@@ -62,7 +62,7 @@ class Device:
         self._send = send
         self._report_ended = ended
         self._is_free = False
-        self._policy = Policy((), 0, 1)
+        self._policy = Policy((), (), 1)
         self.busy = 0.0
         self.tasks: list[tuple[Task, float, float]] | None = None
 
@@ -73,7 +73,7 @@ class Device:
 
     def begin(self, seconds: float) -> None:
         """Begin a step at the time `seconds`; messages that arrive earlier wait."""
-        self._policy = Policy(self._needs, self._microbatches, self._window)
+        self._policy = Policy(self._needs, range(self._microbatches), self._window)
         self._is_free = False
         self._clock.at(seconds, self._freed)
 

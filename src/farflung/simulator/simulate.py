@@ -117,7 +117,7 @@ class _Run:
                 self._segment_ended,
                 cores,
             )
-            for workers, (_, share) in zip(self._replicas, plan.pipelines(), strict=True)
+            for workers, (_, share) in zip(self._replicas, plan.folded_pipelines(), strict=True)
         ]
         for pipeline in self._pipelines:
             pipeline.feeder.start(is_ahead)

@@ -33,7 +33,7 @@ def codec_context(plan: Plan, topology: Topology, conditions: Conditions) -> Cod
     transfers = [transfer for transfer in transfers_of(plan.edges) if transfer.source != FEEDER]
     numbers: _Numbers = {}
     pipelines = []
-    for workers, (_, share) in zip(numbers_of(plan, topology), plan.pipelines(), strict=True):
+    for workers, (_, share) in zip(numbers_of(plan, topology), plan.folded_pipelines(), strict=True):
         seconds = segment_seconds(plan, topology, conditions, workers)
         stages = tuple(Stage(ids[worker], each) for worker, each in zip(workers, seconds, strict=True))
         if share:

@@ -50,7 +50,7 @@ def step_seconds(plan: Plan, topology: Topology, conditions: Conditions = _DEFAU
     ends = _ends(plan, replicas, costs, conditions)
     begins = _begins(plan, replicas, costs, conditions)
     best = max(ends)
-    for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
+    for workers, (_, share) in zip(replicas, plan.folded_pipelines(), strict=True):
         if share:
             seconds = segment_seconds(plan, topology, conditions, workers)
             alone = Alone(workers, seconds, transfers, costs, begins, ends)
@@ -68,7 +68,7 @@ def _machine_seconds(
     if not machines:
         return 0.0
     busy: dict[int, float] = defaultdict(float)
-    for workers, (_, share) in zip(replicas, plan.pipelines(), strict=True):
+    for workers, (_, share) in zip(replicas, plan.folded_pipelines(), strict=True):
         all_seconds = segment_seconds(plan, topology, conditions, workers)
         for seconds, worker in zip(all_seconds, workers, strict=True):
             busy[worker] += share * (seconds.forward + seconds.backward + seconds.accumulate)

@@ -89,6 +89,8 @@ class EmulatedSegment:
         self._flops = sum(flops(node, segment.values, batch) for node in segment.nodes)
         crossing = [*segment.sends, *segment.receives]
         self._payloads = {value: Payload(segment.values[value].bytes(batch)) for value in crossing}
+        trained = [e.value for e in segment.inputs if e.trainable and e.name in segment.owned]
+        self._gradients = {value: Payload(segment.values[value].bytes(batch)) for value in trained}
         differentiable = set(segment.differentiable)
         self._answered = [value for value in segment.receives if value in differentiable]
         again = (INPUT_FACTOR + recompute) * self._flops
@@ -120,6 +122,13 @@ class EmulatedSegment:
         self._device.work(self._accumulate_flops)
 
     def share_gradients(self, owners: Mapping[str, EmulatedSegment]) -> None:
+        """Do nothing: there are no gradients."""
+
+    def parameter_gradients(self) -> dict[int, Payload]:
+        """Bytes as large as each gradient."""
+        return self._gradients
+
+    def set_parameter_gradient(self, value: int, gradient: Payload | None) -> None:
         """Do nothing: there are no gradients."""
 
     def square_sums(self) -> dict[int, float]:

@@ -178,6 +178,21 @@ class JaxSegment:
         self._sums[at] = self._sums[at] + gradient
         self._summed.add(name)
 
+    def parameter_gradients(self) -> dict[int, Any]:
+        """The gradients of owned, trained parameters by value id, if they have one."""
+        entries = ((at, self._layout.trainable[at]) for at in self._mine)
+        return {e.value: jax.block_until_ready(self._sums[at]) for at, e in entries if e.name in self._summed}
+
+    def set_parameter_gradient(self, value: int, gradient: AnyArray | None) -> None:
+        """Replace the gradient of an owned, trained parameter by this one."""
+        at = next(at for at in self._mine if self._layout.trainable[at].value == value)
+        name = self._layout.trainable[at].name
+        self._summed.discard(name)
+        if gradient is not None:
+            self._begin_sums()
+            self._sums[at] = jnp.asarray(gradient)
+            self._summed.add(name)
+
     def square_sums(self) -> dict[int, float]:
         """The sum of squares of each owned, trained parameter's gradient by value id, in float64."""
         gradients = self.gradients()

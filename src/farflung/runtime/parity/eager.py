@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from farflung.opdag import opset
 from farflung.opdag.graph import Graph
-from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
+from farflung.runtime.optimizers.clipping import added_in_order, clip_scale, gradient_norm
 from farflung.runtime.parity.optimizers import build, set_learning_rate
 from farflung.runtime.torch_backend.codegen import reseeding
 from farflung.runtime.torch_backend.device import HOST
@@ -26,6 +26,7 @@ from farflung.runtime.torch_backend.optimizers.update import square_sums
 from farflung.runtime.training import Training, microbatch_seed
 
 Batch = Mapping[str, Tensor]
+Tree = Sequence[Sequence[Sequence[int]]]
 
 
 class SeededRandomOps(TorchDispatchMode):
@@ -127,19 +128,44 @@ class Reference:
         self._optimizer = build(training.optimizer, self._trained())
         self.step = 0
 
-    def accumulate(self, microbatches: Sequence[Batch]) -> float:
-        """Forward and backward over the microbatches of one step; returns the step's loss in float64."""
+    def accumulate(self, microbatches: Sequence[Batch], tree: Tree | None = None) -> float:
+        """Forward and backward over the microbatches of one step; returns the step's loss in float64.
+
+        `tree` has the numbers of each pipeline's microbatches, by group (`plans.Sum`): gradients are added
+        for a pipeline, then in its group, then over groups. Buffers are then those of the first pipeline.
+        """
         self._module.train()
+        pipelines = tree or [[range(len(microbatches))]]
+        losses, sums = [], []
+        for at, group in enumerate(pipelines):
+            found = []
+            for place, numbers in enumerate(group):
+                before = None if (at, place) == (0, 0) else self._buffers()
+                losses.append(self._run([(n, microbatches[n]) for n in numbers], len(microbatches)))
+                found.append([p.grad for _, p in self._trained()])
+                self._restore(before)
+            sums.append([_added(gradients) for gradients in zip(*found, strict=True)])
+        for (_, parameter), *parts in zip(self._trained(), *sums, strict=True):
+            parameter.grad = _added(parts)
+        return added_in_order(losses)
+
+    def _run(self, microbatches: Sequence[tuple[int, Batch]], count: int) -> float:
         self._optimizer.zero_grad(set_to_none=True)
-        weight = 1.0 / len(microbatches)
-        total = 0.0
-        for number, batch in enumerate(microbatches):
+        weight, total = 1.0 / count, 0.0
+        for number, batch in microbatches:
             seed = microbatch_seed(self._training.seed, True, self.step, number)
             with attending_as(self._graph), SeededRandomOps(seed, self._numbers):
                 loss = self._loss_of(batch)
             loss.backward(torch.full_like(loss, weight))
             total += weight * float(loss.detach())
         return total
+
+    def _buffers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+
+    def _restore(self, buffers: Sequence[tuple[Tensor, Tensor]] | None) -> None:
+        for buffer, value in buffers or ():
+            buffer.copy_(value)
 
     def apply(self) -> None:
         """Clip and update, at the step's learning rate."""
@@ -173,3 +199,12 @@ class Reference:
         parameters = dict(self._module.named_parameters(remove_duplicate=False))
         known = {e.value: parameters[e.name].grad for e in self._graph.inputs_of("parameter")}
         return {value: gradient for value, gradient in known.items() if gradient is not None}
+
+
+def _added(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of those that are there, in this order."""
+    total: Tensor | None = None
+    for gradient in gradients:
+        if gradient is not None:
+            total = gradient if total is None else total + gradient
+    return total

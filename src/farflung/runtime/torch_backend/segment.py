@@ -192,6 +192,16 @@ class TorchSegment:
         else:
             parameter.grad += gradient
 
+    def parameter_gradients(self) -> dict[int, Tensor]:
+        """The gradients of owned, trained parameters by value id, contiguous, if they have one."""
+        pairs = zip(self._entries, self._state, strict=True)
+        return {e.value: outgoing(t.grad) for e, t in pairs if e.name in self._owned and t.grad is not None}
+
+    def set_parameter_gradient(self, value: int, gradient: Tensor | Arriving | None) -> None:
+        """Replace the gradient of an owned, trained parameter by this one."""
+        at = next(at for at, entry in enumerate(self._entries) if entry.value == value)
+        self._state[at].grad = None if gradient is None else self._entered(value, here(gradient))
+
     def square_sums(self) -> dict[int, float]:
         """The sum of squares of each owned, trained parameter's gradient by value id, in float64."""
         gradients = self.gradients()

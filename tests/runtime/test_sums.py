@@ -1,0 +1,88 @@
+"""Sums of gradients over pipelines: same bits in every order of arrival, at every segment."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farflung.plans import Sum
+from farflung.runtime.sums import SumMessage, UnitSums
+
+Gradients = dict[tuple[int, int], "np.ndarray[tuple[int], np.dtype[np.float32]]"]
+
+
+def random_sum(draw: random.Random, value: int, holders: list[int]) -> Sum:
+    """Any groups, heads and owner."""
+    groups: list[list[int]] = []
+    for holder in holders:
+        if groups and draw.random() < 0.5:
+            draw.choice(groups).append(holder)
+        else:
+            groups.append([holder])
+    heads = [draw.choice(group) for group in groups]
+    return Sum(value, 12, groups, heads, draw.choice(heads))
+
+
+def by_hand(one: Sum, gradients: Gradients) -> bytes | None:
+    """The sum in the order of the groups."""
+    subtotals = []
+    for group in one.groups:
+        subtotal = None
+        for segment in group:
+            mine = gradients.get((segment, one.value))
+            if mine is not None:
+                subtotal = mine if subtotal is None else subtotal + mine
+        subtotals.append(subtotal)
+    total = None
+    for each in subtotals:
+        if each is not None:
+            total = each if total is None else total + each
+    return None if total is None else total.tobytes()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 6))
+def test_each_segment_gets_the_same_bits_in_any_order_of_arrival(seed: int, pipelines: int) -> None:
+    draw = random.Random(seed)
+    numbers = np.random.default_rng(seed)
+    sums = [random_sum(draw, value, list(range(pipelines))) for value in range(3)]
+    gradients: Gradients = {
+        (segment, value): numbers.standard_normal(3).astype(np.float32) * np.float32(10.0**value)
+        for segment in range(pipelines)
+        for value in range(3)
+        if draw.random() < 0.9
+    }
+    before = {key: array.tobytes() for key, array in gradients.items()}
+    workers = {segment: UnitSums(sums, [segment]) for segment in range(pipelines)}
+    under_way: list[SumMessage[object]] = []
+    waiting = list(range(pipelines))
+    while waiting or under_way:
+        if waiting and (not under_way or draw.random() < 0.3):
+            segment = waiting.pop(draw.randrange(len(waiting)))
+            mine = {key: array for key, array in gradients.items() if key[0] == segment}
+            under_way += workers[segment].begin(mine)
+        else:
+            message = under_way.pop(draw.randrange(len(under_way)))
+            under_way += workers[message.target].receive(message)
+    expected = {one.value: by_hand(one, gradients) for one in sums}
+    for segment, worker in workers.items():
+        assert worker.is_done
+        for value, bits in expected.items():
+            total = worker.totals[segment, value]
+            assert (None if total is None else total.tobytes()) == bits
+    assert {key: array.tobytes() for key, array in gradients.items()} == before
+
+
+def test_two_pipelines_send_each_sum_once_in_each_direction() -> None:
+    one = Sum(5, 4, [[0], [3]], [0, 3], 3)
+    left, right = UnitSums([one], [0]), UnitSums([one], [3])
+    (up,) = left.begin({(0, 5): np.ones(1, np.float32)})
+    assert (up.source, up.target, up.is_whole) == (0, 3, False)
+    assert right.receive(up) == [] and not right.is_done
+    (down,) = right.begin({(3, 5): np.ones(1, np.float32)})
+    assert (down.source, down.target, down.is_whole) == (3, 0, True)
+    assert left.receive(down) == [] and left.is_done and right.is_done
+    assert left.totals[0, 5] is not None and left.totals[0, 5][0] == 2

@@ -171,8 +171,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if any(e.source != FEEDER and places.get(e.source) != places.get(e.target) for e in self.edges):
             raise ValueError("an edge must not lead from one pipeline of a plan to another")
         for one in self.sums:
-            held = [places.get(segment) for segment in one.holders()]
-            if sorted(filter(lambda n: n is not None, held)) != list(range(len(self.pipelines))):
+            held = [places.get(segment, -1) for segment in one.holders()]
+            if sorted(held) != list(range(len(self.pipelines))):
                 raise ValueError("each pipeline of a plan must have one segment in each of its sums")
 
     def pipeline_of(self, segment: int) -> int:

@@ -115,7 +115,8 @@ class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     balanced as if all workers were equal. `efficiency` is the fraction of their TFLOP/s that devices sustain;
     None uses the default for the kind of topology. `recompute` says whether segments recompute activations
     instead of storing them: only where memory requires it, always, or never. `codecs` says how links are
-    coded, with names of the training's codebook.
+    coded, with names of the training's codebook. So many `replicas` of the model train on parts of each
+    batch; 0 lets the planner choose.
     """
 
     scheduler: Word = AUTO
@@ -123,6 +124,7 @@ class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     efficiency: Annotated[float, Meta(gt=0, le=1)] | None = None
     recompute: Recompute = AUTO
     codecs: CodecWishes = ALL_DENSE
+    replicas: Annotated[int, Meta(ge=0, le=1_000)] = 1
 
 
 NO_WISHES = Wishes()

@@ -131,6 +131,7 @@ def _question(
         abilities=dict(command.abilities),
         codecs=wishes.codecs,
         copies=command.copies,
+        replicas=wishes.replicas,
         current=command.current if isinstance(command, ConsiderPlan) else None,
     )
 

@@ -18,7 +18,7 @@ class Question(msgspec.Struct, frozen=True):
     `assumed` lists what was not measured. A search ends after `search_seconds` of CPU time. `abilities` say
     what each worker can compute, `codecs` which codecs the job asks for. If a plan leaves workers the memory
     for `copies` copies of their state, that is better; if none does, one without is made. A job that runs has
-    the plan `current`.
+    the plan `current`. `replicas` are as in `Wishes`.
     """
 
     graph: bytes
@@ -36,6 +36,7 @@ class Question(msgspec.Struct, frozen=True):
     codecs: CodecWishes = ALL_DENSE
     copies: int = 0
     current: Plan | None = None
+    replicas: int = 1
 
 
 class PlanResult(msgspec.Struct, frozen=True, tag="Made"):

@@ -43,6 +43,7 @@ from farflung.planner.codecs.wishes import (
 from farflung.planner.compatibility import Needs, unable
 from farflung.planner.notes import draws, mode_notes, recomputing_notes
 from farflung.planner.registry import scheduler
+from farflung.planner.replicas import evenly_replicated, with_replicas
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, subtopology
 from farflung.plans.wishes import LINE_LENGTH
@@ -127,6 +128,9 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         made, prediction = _balanced(question, graph), None
     else:
         made, prediction = _scheduled(question, graph, watch)
+    tuning = _tuning_basis(question, made.plan)
+    sites = {} if question.topology is None else {w.id: w.site for w in question.topology.workers}
+    made = made.unfolded(training.microbatch_size, sites)
     programs = [
         SegmentProgram(
             segment.number,
@@ -149,7 +153,7 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         prediction,
         lacking,
         notes,
-        _tuning_basis(question, made.plan),
+        tuning,
         [_trained(segment, training) for segment in made.segments],
         _current_seconds(question),
     )
@@ -175,8 +179,14 @@ def _tuning_basis(question: Question, plan: Plan) -> bytes:
 
 def _balanced(question: Question, graph: Graph) -> PlannedJob:
     """Plan with the cut of `planner.cutting.balanced`, for workers whose links are unknown."""
+    training, replicas = question.training, max(1, question.replicas)
     workers = question.workers[: question.count or None]
-    training = question.training
+    if len(workers) < replicas or training.microbatches < replicas:
+        raise PlanError(
+            f"{replicas} replicas need as many workers and microbatches, there are {len(workers)} and"
+            f" {training.microbatches}"
+        )
+    workers = workers[: len(workers) // replicas]
     made = plan_job(
         graph,
         training.microbatches,
@@ -185,8 +195,10 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
         exactly=question.count > 0,
         recompute=question.recompute == "always",
     )
-    codecs = list(unplanned(made.plan, question.codecs))
-    plan = msgspec.structs.replace(made.plan, codecs=codecs)
+    plan = made.plan
+    if replicas > 1:
+        plan = evenly_replicated(plan, question.workers, replicas)
+    plan = msgspec.structs.replace(plan, codecs=list(unplanned(plan, question.codecs)))
     return replace(made, plan=phased(plan, question.codecs, training.steps))
 
 
@@ -199,11 +211,15 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
         efficiency=question.efficiency,
         budget=BUDGET,
         recompute=question.recompute != "never",
+        most_replicas=question.replicas or len(question.workers),
         seconds=question.search_seconds,
         watch=watch,
     )
     conditions = Conditions(efficiency=question.efficiency)
-    search = scheduler_for(question.codecs, scheduler(question.scheduler), conditions)
+    planning = scheduler(question.scheduler)
+    if question.replicas > 1:
+        planning = with_replicas(planning, question.replicas)
+    search = scheduler_for(question.codecs, planning, conditions)
 
     def found(training: Training) -> Schedule:
         updates = memory_of_updates(training.optimizer, training.copies)

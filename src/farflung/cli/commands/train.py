@@ -19,6 +19,7 @@ from farflung.cli.options.planning import (
     EfficiencyOption,
     GivenRecomputeOption,
     GivenSchedulerOption,
+    ReplicasOption,
     TopologyOption,
 )
 from farflung.cli.options.target import (
@@ -58,6 +59,7 @@ def train(
     scheduler: GivenSchedulerOption = None,
     efficiency: EfficiencyOption = None,
     recompute: GivenRecomputeOption = None,
+    replicas: ReplicasOption = None,
     codec: CodecOption = None,
     steps: StepsOption = None,
     set_: SetOption = None,
@@ -97,6 +99,7 @@ def train(
         scheduler=scheduler,
         efficiency=efficiency,
         recompute=recompute,
+        replicas=replicas,
         codec=codec or None,
         text=_text(text),
         precision=precision,

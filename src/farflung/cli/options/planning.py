@@ -36,6 +36,16 @@ _RECOMPUTE = typer.Option(
 )
 RecomputeOption = Annotated[str, _RECOMPUTE]
 GivenRecomputeOption = Annotated[str | None, _RECOMPUTE]
+ReplicasOption = Annotated[
+    str | None,
+    typer.Option(
+        "--replicas",
+        metavar="N|auto",
+        help="Train so many copies of the model, each on its part of a batch; auto: as many as are fastest."
+        " [default: 1]",
+        show_default=False,
+    ),
+]
 PictureOption = Annotated[
     Path | None,
     typer.Option(

@@ -79,6 +79,7 @@ class Fleet(ABC):
         topology: Path | str | None = None,
         efficiency: float | None = None,
         recompute: str | None = None,
+        replicas: int | str | None = None,
         patience: str | None = None,
         log: str | None = None,
         wait_for_workers: bool = False,
@@ -123,6 +124,9 @@ class Fleet(ABC):
             had never stopped.
         scheduler, topology, efficiency, recompute
             How to plan, as in `farflung.plan`; `topology` is a file or a testbed's name.
+        replicas
+            Train so many copies of the model, each on its part of a batch, or "auto": as many as are fastest.
+            One by default. Gradients are then added in another order than in one process.
         patience
             How long to wait for a lost broker, and the job for lost workers: "30m", "12h" or "2d". By default
             a day.
@@ -163,6 +167,7 @@ class Fleet(ABC):
                     scheduler=scheduler,
                     efficiency=efficiency,
                     recompute=recompute,
+                    replicas=as_text(replicas),
                     codec=[codec] if isinstance(codec, str) else None if codec is None else list(codec),
                     precision=precision,
                     checkpoint_every=as_text(checkpoint_every),

@@ -10,7 +10,8 @@ from farflung.errors import FarflungError
 
 _ALIKE = (
     "steps", "out", "workers", "on", "codec", "checkpoint-every", "checkpoint-to", "resume", "precision",
-    "scheduler", "topology", "efficiency", "recompute", "patience", "broker", "token", "folder", "device",
+    "scheduler", "topology", "efficiency", "recompute", "replicas",
+    "patience", "broker", "token", "folder", "device",
     "backends", "segments",
 )  # fmt: skip
 ARGUMENTS = {

@@ -33,7 +33,7 @@ def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path |
 
         return prepare_emulated(job, emulated.read_bytes())
     with fewer_workers_advice(target.asked_by):
-        prepared = _prepare(job, target.workers, frontend)
+        prepared = _prepare(job, target.depth, frontend)
     _require_local_ops(prepared, target)
     return prepared
 

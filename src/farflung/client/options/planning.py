@@ -11,6 +11,8 @@ from farflung.errors import PlanError, TooFewCuts
 if TYPE_CHECKING:
     from farflung.plans import Recompute, Topology
 
+MOST_REPLICAS = 1000
+
 
 def load_topology(name_or_path: str) -> Topology:
     """The topology of that testbed or file."""
@@ -27,6 +29,17 @@ def parse_recompute(given: str) -> Recompute:
         if given == word:
             return word
     raise PlanError(f"--recompute must be auto, always or never, found {given!r}")
+
+
+def parse_replicas(given: str) -> int:
+    """Parse `--replicas`, 0 for auto; raises PlanError if it is no number of replicas."""
+    if given == "auto":
+        return 0
+    if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= MOST_REPLICAS:
+        raise PlanError(
+            f"--replicas must be auto or a number from 1 to {MOST_REPLICAS}, found {given[:40]!r}"
+        )
+    return int(given)
 
 
 def parse_efficiency(given: float | None, measured: bool = False) -> float:

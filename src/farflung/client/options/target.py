@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from farflung.client.options.planning import load_topology, parse_efficiency, parse_recompute
+from farflung.client.options.planning import load_topology, parse_efficiency, parse_recompute, parse_replicas
 from farflung.errors import JobError
 from farflung.plans.wishes import AUTO
 from farflung.text import count_of
@@ -36,6 +36,11 @@ class Target:
     device: str
     wishes: Wishes
     notes: tuple[str, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """How many segments the plan is known to have at least; 0 if the planner chooses."""
+        return self.workers // self.wishes.replicas if self.wishes.replicas else 0
 
 
 def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) -> Target:
@@ -131,4 +136,5 @@ def _wishes(options: RunOptions, chosen: Sequence[str], codecs: CodecWishes) -> 
     unknown = [id for id in chosen if found is not None and id not in found.ids]
     if unknown:
         raise JobError(f"--on names {unknown[0]}, which the topology does not have")
-    return Wishes(scheduler, found, options.efficiency, parse_recompute(recompute), codecs)
+    replicas = parse_replicas(options.replicas or "1")
+    return Wishes(scheduler, found, options.efficiency, parse_recompute(recompute), codecs, replicas)

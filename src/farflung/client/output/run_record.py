@@ -45,6 +45,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: Text | None = None
     efficiency: float | None = None
     recompute: Text | None = None
+    replicas: Text | None = None
     codec: Annotated[list[Text], Meta(max_length=10_000)] | None = None
     text: Text | None = None
     precision: Text | None = None

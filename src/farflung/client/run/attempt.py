@@ -186,7 +186,9 @@ class Attempt:
                 trained.intersection(owned),
                 training.optimizer,
             )
-            for owned in planned.owned
+            if planned.plan.pipeline_of(segment) == 0  # all have the same parameters
+            else {}
+            for segment, owned in enumerate(planned.owned)
         ]
         coders = first_segments(planned.plan) if whole and self._has_coders else []
         return StateCollector(planned.job, planned.attempt, planned.plan, expected, progress, coders)

@@ -30,7 +30,7 @@ class Feeder:
 
     A segment has at most twice the plan's window of fed microbatches that it has not finished. It reports a
     finished one with an empty gradient for each value that it was fed. `tell` is called with the number of
-    microbatches of a unit that the first fed segment has finished.
+    microbatches of a unit that the first fed segment of their pipeline has finished.
     """
 
     def __init__(
@@ -52,7 +52,11 @@ class Feeder:
         for edge in plan.edges:
             if edge.source == FEEDER:
                 self._targets.setdefault(edge.target, []).append(edge)
-        self._feeding = Feeding(list(self._targets), plan.window)
+        by_pipeline: dict[int, list[int]] = {}
+        for segment in self._targets:
+            by_pipeline.setdefault(plan.pipeline_of(segment), []).append(segment)
+        self._feedings = {at: Feeding(segments, plan.window) for at, segments in by_pipeline.items()}
+        self._first = {min(segments) for segments in by_pipeline.values()}
         self._has_room = asyncio.Event()
         self._unfinished: dict[tuple[int, int, int], set[int]] = {}
         self._units: dict[int, Unit] = {}  # fed, and not finished by the first segment that is fed
@@ -69,8 +73,11 @@ class Feeder:
         async for microbatch in microbatches:
             self._units[microbatch.unit.number] = microbatch.unit
             for segment, edges in self._targets.items():
-                await self._turn()
-                self._feeding.fed()
+                if not self._runs(segment, microbatch):
+                    continue
+                feeding = self._feedings[self._plan.pipeline_of(segment)]
+                await self._turn(feeding)
+                feeding.fed()
                 key = (segment, microbatch.unit.number, microbatch.number)
                 self._unfinished[key] = {edge.value for edge in edges}
                 for edge in edges:
@@ -79,7 +86,8 @@ class Feeder:
     def feed_again(self, worker: str, microbatch: Microbatch) -> None:
         """Send a microbatch of a past unit to the segments of `worker`, which runs it again alone."""
         for edge in self._plan.edges:
-            if edge.source == FEEDER and self._plan.worker_of(edge.target) == worker:
+            is_theirs = edge.source == FEEDER and self._plan.worker_of(edge.target) == worker
+            if is_theirs and self._runs(edge.target, microbatch):
                 self._post(microbatch, edge)
 
     def finished(self, worker: str, header: ValueHeader) -> None:
@@ -102,14 +110,17 @@ class Feeder:
         waiting.remove(header.value)
         if not waiting:
             del self._unfinished[key]
-            self._feeding.finished(header.source)
+            self._feedings[self._plan.pipeline_of(header.source)].finished(header.source)
             self._has_room.set()
-            if header.source == min(self._targets):
+            if header.source in self._first:
                 self._count(header.unit)
 
-    async def _turn(self) -> None:
+    def _runs(self, segment: int, microbatch: Microbatch) -> bool:
+        return microbatch.number in self._plan.microbatches_of(segment, microbatch.unit.microbatches)
+
+    async def _turn(self, feeding: Feeding) -> None:
         """Wait until the next segment to feed has room."""
-        while self._feeding.next() is None:
+        while feeding.next() is None:
             self._has_room.clear()
             await self._has_room.wait()
 

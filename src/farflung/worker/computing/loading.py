@@ -42,6 +42,7 @@ def load_segments(
     for segment in segments.values():
         backend.verify(segment, batch)
         check_edges(load, segment)
+        check_sums(load, segment)
     again = {p.segment: p.recompute for p in load.plan.placements}
     needed = needed_bytes(worker, load, segments.values(), load.training)
     _require_memory("the segments need", needed, memory_bytes)
@@ -130,7 +131,7 @@ def _require_memory(who: str, needed: int, memory_bytes: int) -> None:
 def _require_runnable(plan: Plan, training: Training, unit: int) -> None:
     """Refuse plans with features that this version can plan but not run, and units that the job lacks."""
     if plan.replicas > 1:
-        raise GraphError("the plan has replicas: this worker's version runs one copy of each segment")
+        raise GraphError("the plan is folded: a plan with replicas is unfolded before it runs")
     if training.units().at(unit) is None:
         raise GraphError(f"the job would begin at unit {unit}, which it does not have")
     from farflung.codec.catalogue import recipe
@@ -173,6 +174,24 @@ def check_edges(load: Load, segment: Segment) -> None:
         raise GraphError(f"the plan's edges of segment {segment.number} do not match its program")
     if load.plan.microbatches != load.training.microbatches:
         raise GraphError("the plan and the training differ in the number of microbatches")
+
+
+def check_sums(load: Load, segment: Segment) -> None:
+    """Check that the plan sums the gradients of exactly the parameters that a segment updates, if of any.
+
+    Raises
+    ------
+    GraphError
+        It leaves one out, or names others, or another size.
+    """
+    if not load.plan.pipelines:
+        return
+    batch, owned = load.training.microbatch_size, set(segment.owned)
+    trained = {e.value for e in segment.inputs if e.trainable and e.name in owned}
+    expected = sorted((value, segment.values[value].bytes(batch)) for value in trained)
+    stated = sorted((s.value, s.bytes) for s in load.plan.sums if segment.number in s.holders())
+    if stated != expected:
+        raise GraphError(f"the plan's sums of segment {segment.number} do not match its program")
 
 
 def _require_trained(load: Load, segments: Iterable[Segment]) -> None:

@@ -78,6 +78,8 @@ class RunningJob(Generic[Array]):
             for number, segment in programs.items()
             for value, kind in segment.values.items()
         }
+        self._summed = {(segment, one.value) for one in load.plan.sums for segment in one.holders()}
+        self._is_given = load.plan.pipeline_of(min(self.segments)) == 0
         self._has_codecs = bool(load.training.codecs)
         self.uses_codec_thread = self._has_codecs or backend.overlaps
         self._links: PlainLinks | CodedLinks
@@ -142,7 +144,8 @@ class RunningJob(Generic[Array]):
 
     def _receive(self, parcel: Parcel[Any]) -> None:
         array: Array | None = None
-        if parcel.payload is not None or not parcel.gradient:
+        may_lack = parcel.gradient or (parcel.target, parcel.value) in self._summed
+        if parcel.payload is not None or not may_lack:
             received = EMPTY if parcel.payload is None else parcel.payload
             array = self._backend.enter(received, self._forms[parcel.target, parcel.value])
         self.executor.receive(Parcel(*parcel[:-1], array))
@@ -230,6 +233,7 @@ class RunningJob(Generic[Array]):
     def give_state(self, whole: bool) -> None:
         """Emit all owned tensors that training changes, as the last applied step left them.
 
+        Of several pipelines, which all have the same parameters, only the first one gives them.
         If `whole`, with optimizer slots and the coders' state. After `ComputeThread.end_training` this takes
         no memory; before, what is emitted are copies, and the unit in flight goes on.
         """
@@ -238,7 +242,7 @@ class RunningJob(Generic[Array]):
             self._emit_piece(min(self.segments), CODERS, memoryview(coders))
             self._emit(StateGiven(self._attempt))
 
-        for number, segment in self.segments.items():
+        for number, segment in self.segments.items() if self._is_given else ():
             changed = changed_by_training(segment.segment)
             for key, buffer in segment.snapshot(changed, whole, self.executor.is_over).items():
                 self._emit_piece(number, key, buffer)

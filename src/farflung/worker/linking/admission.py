@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from farflung.errors import CodecError, ProtocolError
-from farflung.plans import FEEDER, Edge
+from farflung.plans import FEEDER, Edge, Sum
 from farflung.protocol.messages import Load
 from farflung.schedule import UnitWindow
 from farflung.transport.wire.headers import DENSE, ValueHeader
@@ -36,6 +36,12 @@ class Admission:
         self._units = UnitWindow(load.training.units(), load.unit)
         self._live_from = load.unit + len(load.history)
         self._longest = _longest(load.training.codecs)
+        self._sums = {
+            (segment, one.value): one
+            for one in load.plan.sums
+            for segment in one.holders()
+            if segment in mine
+        }
         self._seen: dict[int, set[Key]] = {}
         self._unanswered: dict[EdgeKey, set[Place]] = {edge_key: set() for edge_key in self._values}
         self._sent: dict[EdgeKey, set[Place]] = {edge_key: set() for edge_key in self._gradients}
@@ -51,6 +57,9 @@ class Admission:
         load = self._load
         if header.job != load.job or header.attempt < load.attempt or header.unit < self._units.current:
             return False
+        if one := self._sums.get((header.target, header.value)):
+            self._admit_sum(peer, header, one)
+            return True
         edge = (self._gradients if header.gradient else self._values).get(_edge_key(header))
         if edge is None or self._senders[header.source] != peer or header.attempt != load.attempt:
             raise ProtocolError(f"{peer} sent value {header.value}, which it does not send in the plan")
@@ -60,11 +69,26 @@ class Admission:
         self._record(peer, header)
         return True
 
+    def _admit_sum(self, peer: str, header: ValueHeader, one: Sum) -> None:
+        """Check a part of a sum, on its way to a head or the owner, or the sum on its way back."""
+        up, down = (header.source, header.target) if header.gradient else (header.target, header.source)
+        is_planned = up in one.holders() and up != down and one.head_of(up) == down
+        if not is_planned or self._senders[header.source] != peer or header.attempt != self._load.attempt:
+            raise ProtocolError(f"{peer} sent value {header.value}, which it does not send in the plan")
+        unit = self._units.get(header.unit) if header.unit <= self._units.current + 1 else None
+        if unit is None or not unit.train or header.microbatch:
+            raise ProtocolError(f"{peer} sent a sum of unit {header.unit}, which is not due")
+        if header.codec != DENSE or header.bytes not in (0, one.bytes):
+            raise ProtocolError(
+                f"{peer} sent a sum with {header.bytes} bytes (codec {header.codec}), expected {one.bytes}"
+            )
+        self._record(peer, header)
+
     def retract(self, header: ValueHeader) -> None:
         """Undo `admit` for a message that was cut off by a lost link: it will be sent again."""
         place = (header.unit, header.microbatch)
         self._seen.get(header.unit, set()).discard(_key(header))
-        if header.unit < self._live_from:
+        if header.unit < self._live_from or (header.target, header.value) in self._sums:
             return
         if header.gradient:
             self._sent[_edge_key(header)].add(place)

@@ -23,7 +23,7 @@ from farflung.errors import ConnectionFailed, CopyError, FarflungError
 from farflung.protocol.copies import AskBase, Copied, CopyLost, HeldCopy, Retain, StateVersion
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Load, Message
-from farflung.runtime.state import StateKey
+from farflung.runtime.state import CODERS, StateKey
 from farflung.transport.link.governor import ANY_PACE, Pace
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader, slices
@@ -176,7 +176,9 @@ class Copying:
 
     async def _spread(self, load: Load, copied: StateCopied, written: threading.Event) -> None:
         pieces = copied.pieces
-        for piece in sorted(pieces) if copied.keep else ():
+        is_given = load.plan.pipeline_of(share_of(load, self._worker)) == 0
+        kept = [piece for piece in sorted(pieces) if is_given or piece.key == CODERS]
+        for piece in kept if copied.keep else ():
             digest = await self._files.run(partial(_sha256, pieces[piece]))
             self._links.send_state(piece.segment, piece.key, pieces[piece], digest, copied.unit)
         if not copied.copy:

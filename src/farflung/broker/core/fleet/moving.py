@@ -45,7 +45,8 @@ def may_move(state: State, job: Job) -> bool:
     version = job.versions.stable
     is_protected = version is not None and not version.names and bool(job.holders) and not job.unprotected
     is_leaving = any(state.workers[name].leaving for name in job.members)
-    return is_protected and not (is_leaving or job.held or job.ending or state.away_for(job))
+    has_pipelines = job.plan is not None and bool(job.plan.pipelines)  # such a plan is not simulated again
+    return is_protected and not (has_pipelines or is_leaving or job.held or job.ending or state.away_for(job))
 
 
 def on_considered(turn: Transition, job: Job, event: PlanConsidered) -> None:

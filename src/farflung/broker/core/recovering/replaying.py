@@ -42,6 +42,8 @@ def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | O
     version, plan = job.versions.stable, job.plan
     if version is None or plan is None:
         return Obstacle("no version of the state is on workers' disks yet")
+    if plan.sums:
+        return Obstacle("pipelines add up their gradients, so no share runs again alone")
     first, units = version.next_unit, job.history.since(version.next_unit)
     if units.first != first or first + len(units.units) != job.next_unit:
         return Obstacle(f"the log no longer holds all decisions since step {version.step}")

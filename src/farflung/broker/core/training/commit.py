@@ -125,12 +125,15 @@ class CommitGroup:
         shares = [self.shares[segment] for segment in sorted(self.shares)]
         loss = added_in_order(share.loss for share in shares)
         if not self.unit.train:
-            metrics = {value: number for share in shares for value, number in share.metrics.items()}
+            metrics: dict[int, float] = {}
+            for share in shares:
+                for value, number in share.metrics.items():
+                    metrics[value] = metrics.get(value, 0.0) + number
             return Verdict(1.0, loss, 0.0, self.bytes_sent, "", self.links, self.bytes_copied, metrics)
         norm = gradient_norm(share.squares for share in shares)
         finite = all(share.finite for share in shares) and math.isfinite(norm)
         scale = clip_scale(clip, norm) if finite else 1.0
-        trouble = "" if finite and math.isfinite(loss) else _trouble(loss)
+        trouble = _drift(shares) if finite and math.isfinite(loss) else _trouble(loss)
         return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links, self.bytes_copied)
 
     def _check_squares(self, worker: str, shares: Iterable[Share]) -> None:
@@ -177,6 +180,20 @@ def add_traffic(
             known = before.get((link.source, link.target), LinkTraffic(link.source, link.target, 0, 0))
             after[link.source, link.target] = known.with_more(link)
     return after
+
+
+def _drift(shares: Iterable[Share]) -> str:
+    """Says so if pipelines have found unlike sums of one gradient; each has all of them."""
+    known: dict[int, tuple[int, float]] = {}
+    for share in shares:
+        for value, square in share.squares.items():
+            segment, before = known.setdefault(value, (share.segment, square))
+            if square != before:
+                return (
+                    f"segments {segment} and {share.segment} have unlike gradients of one parameter (value"
+                    f" {value}): one of their workers computes or adds wrongly"
+                )
+    return ""
 
 
 def _trouble(loss: float) -> str:

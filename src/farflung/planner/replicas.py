@@ -1,0 +1,103 @@
+"""Plans with a given number of replicas, by any scheduler, which plans one pipeline; others copy its cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from farflung.errors import PlanError
+from farflung.planner.answer import answer
+from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler
+from farflung.planner.checks import Fleet, usable_fleet
+from farflung.planner.schedulers.auto.polish import Budget, Judge
+from farflung.planner.schedulers.auto.search import replicated
+from farflung.plans import Plan, Topology
+from farflung.simulator import Conditions
+from farflung.text import count_of
+from farflung.workload import Workload
+
+
+def with_replicas(scheduler: Scheduler, replicas: int) -> Scheduler:
+    """A scheduler whose plans have exactly so many replicas.
+
+    It tries pipelines of one worker, two, and so on, as far as the workers last, and takes the fastest by
+    simulation. `Options.workers` is the number of workers of all replicas together.
+    """
+
+    def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
+        fleet = usable_fleet(topology, workload, replace(options, most_replicas=replicas))
+        _require_enough(fleet, workload, options, replicas)
+        judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), Budget(options.budget))
+        found = [
+            one for one in _tried(scheduler, fleet, workload, options, replicas) if judge.fits(workload, one)
+        ]
+        if not found:
+            raise PlanError(
+                f"no plan with {count_of(replicas, 'replica')} of the model fits the memory of these workers:"
+                " ask for fewer (--replicas), or let workers offer more (`farflung join --memory`)"
+            )
+        best = min(found, key=lambda one: judge.simulate_plan(workload, one))
+        return answer("auto", fleet, workload, best, options)
+
+    return search
+
+
+def evenly_replicated(plan: Plan, workers: Sequence[str], replicas: int) -> Plan:
+    """The plan of one pipeline with copies of it on the next of `workers`, and even shares."""
+    names = plan.workers()
+    others = [name for name in workers if name not in names]
+    seats = [
+        {name: others[(copy - 1) * len(names) + at] if copy else name for at, name in enumerate(names)}
+        for copy in range(replicas)
+    ]
+    placements = [
+        msgspec.structs.replace(p, workers=[seat[p.worker] for seat in seats]) for p in plan.placements
+    ]
+    each, more = divmod(plan.microbatches, replicas)
+    shares = [each + (number < more) for number in range(replicas)]
+    return msgspec.structs.replace(plan, placements=placements, shares=shares)
+
+
+def _tried(
+    scheduler: Scheduler, fleet: Fleet, workload: Workload, options: Options, replicas: int
+) -> Iterator[Assignment]:
+    """The plans of each depth that the workers allow, each with as many replicas as asked for."""
+    deepest = (options.workers or len(fleet.devices)) // replicas
+    depths = [deepest] if options.workers else range(1, deepest + 1)
+    for depth in depths:
+        part = replace(
+            options,
+            workers=depth,
+            most_replicas=1,
+            budget=max(1, options.budget // len(depths)),
+            seconds=None if options.seconds is None else options.seconds / len(depths),
+            alternatives=(),
+            incumbent=None,
+        )
+        try:
+            one = scheduler(fleet.topology, workload, part).assignment
+        except PlanError:
+            continue  # too few cuts for this depth, or too little memory
+        yield from (
+            copy
+            for copy in replicated(workload, fleet.devices, one, replicas)
+            if len(copy.shares) == replicas
+        )
+
+
+def _require_enough(fleet: Fleet, workload: Workload, options: Options, replicas: int) -> None:
+    workers = options.workers or len(fleet.devices)
+    if workers < replicas:
+        raise PlanError(f"{replicas} replicas need as many workers or more, there are {workers}")
+    if options.workers and workers % replicas:
+        raise PlanError(
+            f"{workers} workers make no {replicas} pipelines of equal length: use --workers"
+            f" {workers - workers % replicas}"
+        )
+    if workload.microbatches < replicas:
+        raise PlanError(
+            f"{replicas} replicas need as many microbatches or more, the job has {workload.microbatches}:"
+            " raise Job(microbatches=)"
+        )

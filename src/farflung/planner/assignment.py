@@ -175,6 +175,9 @@ def memory_by_worker(workload: Workload, assignment: Assignment, only: str | Non
     for (start, stop), names, again in zip(ranges, assignment.workers, recompute, strict=True):
         if only is None or only in names:
             footprint = workload.footprint(start, stop, assignment.window, again)
+            if (others := len(names) - 1) > 0:  # what arrives for sums of gradients, with equal owners
+                arriving = 2 * others / len(names) * float(workload.trainable_bytes[start:stop].sum())
+                footprint = replace(footprint, state=footprint.state + arriving)
             for name in names:
                 needed[name] = needed.get(name, NOTHING).beside(footprint)
     return {name: float(together.bytes) for name, together in needed.items()}

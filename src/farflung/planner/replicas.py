@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -14,6 +14,7 @@ from farflung.planner.checks import Fleet, usable_fleet
 from farflung.planner.schedulers.auto.polish import Budget, Judge
 from farflung.planner.schedulers.auto.search import replicated
 from farflung.plans import Plan, Topology
+from farflung.plans.ability import Ability
 from farflung.simulator import Conditions
 from farflung.text import count_of
 from farflung.workload import Workload
@@ -23,19 +24,22 @@ def with_replicas(scheduler: Scheduler, replicas: int) -> Scheduler:
     """A scheduler whose plans have exactly so many replicas.
 
     It tries pipelines of one worker, two, and so on, as far as the workers last, and takes the fastest by
-    simulation. `Options.workers` is the number of workers of all replicas together.
+    simulation. `Options.workers` is the number of workers of all replicas together, of which some stay idle
+    if they cannot be shared out evenly. If there are fewer workers or microbatches, there are fewer replicas.
     """
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
         fleet = usable_fleet(topology, workload, replace(options, most_replicas=replicas))
-        _require_enough(fleet, workload, options, replicas)
+        count = possible(replicas, options.workers or len(fleet.devices), workload.microbatches)
+        if count == 1:
+            return scheduler(topology, workload, options)
         judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), Budget(options.budget))
         found = [
-            one for one in _tried(scheduler, fleet, workload, options, replicas) if judge.fits(workload, one)
+            one for one in _tried(scheduler, fleet, workload, options, count) if judge.fits(workload, one)
         ]
         if not found:
             raise PlanError(
-                f"no plan with {count_of(replicas, 'replica')} of the model fits the memory of these workers:"
+                f"no plan with {count_of(count, 'replica')} of the model fits the memory of these workers:"
                 " ask for fewer (--replicas), or let workers offer more (`farflung join --memory`)"
             )
         best = min(found, key=lambda one: judge.simulate_plan(workload, one))
@@ -46,6 +50,8 @@ def with_replicas(scheduler: Scheduler, replicas: int) -> Scheduler:
 
 def evenly_replicated(plan: Plan, workers: Sequence[str], replicas: int) -> Plan:
     """The plan of one pipeline with copies of it on the next of `workers`, and even shares."""
+    if replicas == 1:
+        return plan
     names = plan.workers()
     others = [name for name in workers if name not in names]
     seats = [
@@ -87,17 +93,21 @@ def _tried(
         )
 
 
-def _require_enough(fleet: Fleet, workload: Workload, options: Options, replicas: int) -> None:
-    workers = options.workers or len(fleet.devices)
-    if workers < replicas:
-        raise PlanError(f"{replicas} replicas need as many workers or more, there are {workers}")
-    if options.workers and workers % replicas:
-        raise PlanError(
-            f"{workers} workers make no {replicas} pipelines of equal length: use --workers"
-            f" {workers - workers % replicas}"
-        )
-    if workload.microbatches < replicas:
-        raise PlanError(
-            f"{replicas} replicas need as many microbatches or more, the job has {workload.microbatches}:"
-            " raise Job(microbatches=)"
-        )
+def possible(replicas: int, workers: int, microbatches: int) -> int:
+    """How many of the replicas that are asked for there can be."""
+    return max(1, min(replicas, workers, microbatches))
+
+
+def alike_workers(workers: Sequence[str], abilities: Mapping[str, Ability]) -> list[str]:
+    """The most of these workers that compute the same bits, as all replicas must.
+
+    Each updates its own parameters, so others would drift apart. Workers of which nothing is known count as
+    alike.
+    """
+    by_kernels: dict[tuple[str, str], list[str]] = {}
+    for worker in workers:
+        ability = abilities.get(worker)
+        by_kernels.setdefault(
+            ("", "") if ability is None else (ability.framework, ability.kernels), []
+        ).append(worker)
+    return max(by_kernels.values(), key=len, default=[])

@@ -18,10 +18,12 @@ class Ability(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     That are ops, and element types such as bfloat16.
 
-    `kind` is that of its device, such as cpu or cuda; empty is unknown.
+    `kind` is that of its device, such as cpu or cuda, and `kernels` the digest of what its kernels compute
+    (`runtime.kernels`); empty is unknown.
     """
 
     opset: int
     lacks: Lacks = ()
     framework: str = ""
     kind: str = ""
+    kernels: str = ""

@@ -50,6 +50,12 @@ class Sum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The segments that hold the parameter."""
         return [segment for group in self.groups for segment in group]
 
+    def messages_to(self, segment: int) -> int:
+        """How many gradients and sums the segment receives for one sum."""
+        group = next(group for group in self.groups if segment in group)
+        parts = len(group) - 1 if segment in self.heads else 0
+        return parts + (len(self.heads) - 1 if segment == self.owner else 1)
+
     def head_of(self, segment: int) -> int:
         """The segment that this one gives its gradient to: its group's head, or the owner if it is a head."""
         for head, group in zip(self.heads, self.groups, strict=True):

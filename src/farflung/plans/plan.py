@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Annotated
 
@@ -185,6 +185,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return range(microbatches)
         shares = tuple(one.microbatches for one in self.pipelines)
         return dealt(microbatches, shares)[self.pipeline_of(segment)]
+
+    def sum_bytes(self, segments: Collection[int]) -> int:
+        """The most that arrives for sums at these segments in a step, which their worker keeps till then."""
+        return sum(
+            one.bytes * one.messages_to(segment)
+            for one in self.sums
+            for segment in one.holders()
+            if segment in segments
+        )
 
     def codecs_from(self, step: int) -> list[LinkCodec] | None:
         """The codec pairs that begin at exactly this step; None if the plan changes none there."""

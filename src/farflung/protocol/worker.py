@@ -54,7 +54,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def ability(self) -> Ability:
         """The ops and element types that the device can run."""
-        return Ability(self.opset.version, self.lacks, self.framework, self.kind)
+        return Ability(self.opset.version, self.lacks, self.framework, self.kind, self.kernels)
 
 
 class HomeLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

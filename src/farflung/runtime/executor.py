@@ -233,15 +233,14 @@ class Executor(Generic[Array]):
         self._post_sums(state, state.sums.begin(found))
 
     def _post_sums(self, state: _UnitState[Array], messages: Sequence[SumMessage[Array]]) -> None:
-        """Send messages of the step's sums, and go on with the sums once all are known."""
+        """Send messages of the step's sums, and go on with each sum that is known."""
         for one in messages:
             parcel = Parcel(
                 state.unit.number, 0, one.source, one.target, one.value, not one.is_whole, one.payload
             )
             self._outlet.send(parcel)
-        if state.sums.is_done:
-            for (number, value), total in state.sums.totals.items():
-                self._segments[number].set_parameter_gradient(value, total)
+        for (number, value), total in state.sums.take_totals().items():
+            self._segments[number].set_parameter_gradient(value, total)
 
     def _report(self, state: _UnitState[Array]) -> None:
         shares = []

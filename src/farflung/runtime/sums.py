@@ -82,13 +82,18 @@ class UnitSums(Generic[Array]):
             for segment in one.holders()
             if segment in mine
         }
-        self.totals: dict[tuple[int, int], Array | None] = {}
-        """The sum of each parameter of these segments that is known, by segment and value id."""
+        self._known_count = 0
+        self._totals: dict[tuple[int, int], Array | None] = {}
 
     @property
     def is_done(self) -> bool:
         """Whether every sum is known."""
-        return len(self.totals) == len(self._progress)
+        return self._known_count == len(self._progress)
+
+    def take_totals(self) -> dict[tuple[int, int], Array | None]:
+        """The sums that are known since the last call, by segment and value id; None without a gradient."""
+        totals, self._totals = self._totals, {}
+        return totals
 
     def begin(self, gradients: Mapping[tuple[int, int], Array]) -> list[SumMessage[Array]]:
         """Take the segments' own gradients, by segment and value id; returns what is to be sent now."""
@@ -127,7 +132,10 @@ class UnitSums(Generic[Array]):
         self, key: tuple[int, int], progress: _Progress[Array], total: Array | None
     ) -> list[SumMessage[Array]]:
         """Keep a sum, and pass it on to the heads of other groups and to the members of the own one."""
-        self.totals[key] = total
+        self._totals[key] = total
+        self._known_count += 1
+        progress.own = None
+        progress.members, progress.groups = {}, {}
         segment, value = key
         down = [s for s in progress.group if s != segment] if progress.is_head else []
         if segment == progress.sum.owner:

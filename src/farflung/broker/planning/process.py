@@ -43,7 +43,7 @@ from farflung.planner.codecs.wishes import (
 from farflung.planner.compatibility import Needs, unable
 from farflung.planner.notes import draws, mode_notes, recomputing_notes
 from farflung.planner.registry import scheduler
-from farflung.planner.replicas import evenly_replicated, with_replicas
+from farflung.planner.replicas import alike_workers, evenly_replicated, possible, with_replicas
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, subtopology
 from farflung.plans.wishes import LINE_LENGTH
@@ -122,6 +122,8 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     able = [worker for worker in question.workers if worker not in lacking]
     if lacking and len(able) < max(question.count, 1):
         return Lacking(lacking)
+    if question.replicas != 1 and not training.emulated:
+        able = alike_workers(able, question.abilities)
     question = msgspec.structs.replace(question, workers=able)
     require_known(question.codecs, able, training.codecs)
     if question.topology is None:
@@ -179,13 +181,9 @@ def _tuning_basis(question: Question, plan: Plan) -> bytes:
 
 def _balanced(question: Question, graph: Graph) -> PlannedJob:
     """Plan with the cut of `planner.cutting.balanced`, for workers whose links are unknown."""
-    training, replicas = question.training, max(1, question.replicas)
+    training = question.training
     workers = question.workers[: question.count or None]
-    if len(workers) < replicas or training.microbatches < replicas:
-        raise PlanError(
-            f"{replicas} replicas need as many workers and microbatches, there are {len(workers)} and"
-            f" {training.microbatches}"
-        )
+    replicas = possible(question.replicas, len(workers), training.microbatches)
     workers = workers[: len(workers) // replicas]
     made = plan_job(
         graph,
@@ -195,9 +193,7 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
         exactly=question.count > 0,
         recompute=question.recompute == "always",
     )
-    plan = made.plan
-    if replicas > 1:
-        plan = evenly_replicated(plan, question.workers, replicas)
+    plan = evenly_replicated(made.plan, question.workers, replicas)
     plan = msgspec.structs.replace(plan, codecs=list(unplanned(plan, question.codecs)))
     return replace(made, plan=phased(plan, question.codecs, training.steps))
 

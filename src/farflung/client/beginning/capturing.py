@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from farflung.client.options.planning import fewer_workers_advice
 from farflung.client.options.target import Target, local_ids
+from farflung.errors import JobError
+from farflung.text import count_of
 
 if TYPE_CHECKING:
     from farflung.client.api.frontend import Frontend
@@ -24,10 +26,15 @@ def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path |
     CaptureError
         The model cannot become an OP-DAG, or has no values to train.
     JobError
-        The items or the stored weights cannot be read.
+        There are fewer microbatches than replicas, or the items or the stored weights cannot be read.
     PlanError
         The model cannot be cut for that many workers, or a local worker lacks one of its ops.
     """
+    if target.wishes.replicas > job.microbatches:
+        raise JobError(
+            f"{target.wishes.replicas} replicas share a batch by microbatches, and the job has"
+            f" {count_of(job.microbatches, 'microbatch', 'microbatches')}: raise Job(microbatches=)"
+        )
     if emulated is not None:
         from farflung.client.capture.prepared import prepare_emulated
 

@@ -53,6 +53,8 @@ def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) ->
         raise JobError("--on names the workers, --workers counts them: leave one out")
     if workers < 0:
         raise JobError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
+    if (replicas := parse_replicas(options.replicas or "1")) > 1:
+        _require_even(local or workers, replicas, "--local" if local else "--workers")
     frameworks, chosen = _frameworks(local, options.backends), _chosen(on)
     wishes = _wishes(options, chosen, codecs)
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
@@ -80,6 +82,13 @@ def _require_own_workers(local: int, workers: int, names_others: bool) -> None:
         raise JobError(
             f"--local {local} trains on all its {count_of(local, 'worker')}: leave --workers out{other}"
         )
+
+
+def _require_even(workers: int, replicas: int, option: str) -> None:
+    if workers and workers % replicas:
+        less, more = workers - workers % replicas, workers + replicas - workers % replicas
+        cure = f"{option} {less} or {more}" if less else f"{option} {more}"
+        raise JobError(f"{workers} workers cannot be shared out among {replicas} replicas: use {cure}")
 
 
 def local_ids(count: int) -> list[str]:

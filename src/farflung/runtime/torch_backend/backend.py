@@ -30,7 +30,7 @@ from farflung.runtime.task_timer import HostTimer
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
 from farflung.runtime.torch_backend.codecs.coding import CrossingCoding
-from farflung.runtime.torch_backend.crossing import Arriving, Crossing, DeviceTimer, Leaving, has_streams
+from farflung.runtime.torch_backend.crossing import Arriving, Crossing, DeviceTimer, Leaving, has_streams, here
 from farflung.runtime.torch_backend.device import HOST, Place, placed
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.modes import repeatable, use_mode
@@ -129,7 +129,8 @@ class TorchBackend:
     def array(self, buffer: memoryview, form: Form) -> Tensor:
         return tensors.over(buffer, form).to(self.device)
 
-    def leave(self, array: Tensor) -> memoryview | Tensor | Leaving:
+    def leave(self, array: Tensor | Arriving) -> memoryview | Tensor | Leaving:
+        array = here(array)  # a sum of gradients is passed on as it came
         if self.crossing is not None:
             return self.crossing.leave(array)
         return tensors.memory(array) if self._is_host else array.detach()

@@ -72,7 +72,8 @@ def needed_bytes(worker: str, load: Load, segments: Collection[Segment], trainin
     again = {p.segment: p.recompute for p in load.plan.placements}
     batch, window = training.microbatch_size, load.plan.window
     updates = memory_of_updates(training.optimizer, training.copies)
-    needed = worker_bytes(segments, batch, window, again, updates)
+    sums = load.plan.sum_bytes(set(load.plan.segments_of(worker)))
+    needed = worker_bytes(segments, batch, window, again, updates) + sums
     return needed + coding_bytes(worker, load.plan, training, segments)
 
 

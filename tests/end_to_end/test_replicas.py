@@ -1,0 +1,110 @@
+"""Replicas of a model on worker processes over TLS: equal to one process that adds in their order."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.end_to_end.fleets import Fleet, running, trained_state
+from tests.end_to_end.test_faults import assert_same
+from tests.end_to_end.zoo_jobs import MICROBATCHES, job_of, microbatches_of
+from tests.support.processes import machines, train
+from torch import Tensor
+
+import farflung
+from farflung.client.capture.check import capture_shapes
+from farflung.client.options.codecs import parse_codecs
+from farflung.client.output.checkpoints.store import CheckpointStore
+from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
+from farflung.opdag.capture.capture import LossModule
+from farflung.plans import Wishes, dealt, read_plan
+from farflung.runtime.parity.eager import Reference
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    torch.set_num_threads(1)
+    with running(4, tmp_path_factory.mktemp("fleet")) as started:
+        yield started
+
+
+def one_process(job: farflung.Job, shares: Sequence[int]) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and state of one process that adds the gradients of each pipeline, and then the pipelines'."""
+    module = copy.deepcopy(job.model)
+    wrapper = LossModule(module, None, job.precision)
+    graph = capture_shapes(job).graph
+    reference = Reference(module, lambda batch: wrapper(dict(batch)), graph, job.training())
+    tree = [[numbers] for numbers in dealt(sum(shares), tuple(shares))]
+    losses = []
+    for step in range(job.steps):
+        losses.append(reference.accumulate(microbatches_of(job, step, sum(shares)), tree))
+        reference.apply()
+    return losses, module.state_dict()
+
+
+@pytest.mark.parametrize("name", ["gpt-dropout", "resnet"])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_losses_and_parameters_equal_one_process_bit_for_bit(fleet: Fleet, name: str, replicas: int) -> None:
+    job = job_of(name, 12, farflung.AdamW(lr=3e-3), clip=0.5)
+    summary, rows, folder = fleet.run(job, 4, Wishes(replicas=replicas))
+    plan = read_plan(folder)
+    shares = [one.microbatches for one in plan.pipelines]
+    assert (summary.state, len(shares), sum(shares)) == ("done", replicas, MICROBATCHES)
+    losses, state = one_process(job, shares)
+    assert [row["loss"] for row in rows] == losses
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert all(torch.equal(ours[key], value) for key, value in state.items())
+
+
+def test_codecs_apply_within_pipelines_and_sums_stay_exact(fleet: Fleet) -> None:
+    job = job_of("gpt", 6, farflung.AdamW(lr=3e-3), codec="int8")
+    summary, rows, _ = fleet.run(job, 4, Wishes(replicas=2, codecs=parse_codecs(["int8"]).wishes))
+    dense_rows = fleet.run(job_of("gpt", 6, farflung.AdamW(lr=3e-3)), 4, Wishes(replicas=2))[1]
+    assert summary.state == "done"
+    losses = [row["loss"] for row in rows]
+    assert losses != [row["loss"] for row in dense_rows]
+    assert losses == pytest.approx([row["loss"] for row in dense_rows], rel=0.02)
+
+
+def test_a_run_with_replicas_goes_on_with_one_or_others(fleet: Fleet, tmp_path: Path) -> None:
+    job = job_of("gpt-dropout", 8, farflung.AdamW(lr=3e-3), clip=0.5)
+    whole = fleet.run(job, 4, Wishes(replicas=2))[1]
+    store = CheckpointStore.open(tmp_path / "checkpoints")
+    stopped = Checkpointing(CheckpointPolicy(), store, "r")
+    fleet.run(replace(job, steps=4), 4, Wishes(replicas=2), checkpointing=stopped)
+    for wishes, workers in ((Wishes(replicas=2), 4), (Wishes(), 2)):
+        resumed = Checkpointing(CheckpointPolicy(end=False), store, "r", store.load(), attempts=1)
+        rows = fleet.run(job, workers, wishes, checkpointing=resumed)[1]
+        losses = {row["step"]: row["loss"] for row in rows}
+        expected = {row["step"]: row["loss"] for row in whole if row["step"] > 4}
+        if wishes.replicas == 2:
+            assert losses == expected
+        assert losses == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.faults
+def test_a_killed_worker_of_a_replica_changes_no_bit(tmp_path: Path) -> None:
+    with machines(tmp_path) as on:
+        broker, token = on.broker(), on.token("worker", "--uses", "5")
+        workers = {name: on.worker(name, token) for name in "abcde"}
+        for worker in workers.values():
+            worker.says("idle in the backup pool")
+        first = ["--token", on.token("submitter"), "--broker", on.address]
+        options = ["--workers", "4", "--replicas", "2", "--steps", "30"]
+        undisturbed = train(on, "undisturbed", *options, *first)
+        assert undisturbed.command.code() == 0
+        run = train(on, "killed", *options)
+        run.reaches(8)
+        killed = run.workers[-1]
+        workers[killed].signal(signal.SIGKILL)
+        assert_same(run, undisturbed)
+        assert killed not in run.workers
+        for command in (*(one for name, one in workers.items() if name != killed), broker):
+            command.stop()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.worker.loads import MICROBATCHES, WINDOW, load
+from tests.worker.loads import MICROBATCHES, WINDOW, load, plan
 
 from farflung.errors import ProtocolError
-from farflung.plans import FEEDER
+from farflung.plans import FEEDER, Pipeline, Sum
+from farflung.protocol.messages import Load
 from farflung.transport.wire.headers import ValueHeader
 from farflung.worker.linking.admission import Admission
 
@@ -157,3 +158,64 @@ def test_the_feeder_may_run_ahead_of_peers() -> None:
     assert admission.admit("desk", fed)
     with pytest.raises(ProtocolError, match="not due"):
         admission.admit("desk", changed(fed, unit=2 * WINDOW + 1))
+
+
+PART = ValueHeader("job-1", 5, 0, 0, 3, 0, 9, True, 0, 64)
+"""Segment 3, of the second pipeline, gives its gradient of parameter 9 to segment 0, which owns the sum."""
+WHOLE = ValueHeader("job-1", 5, 0, 0, 0, 3, 9, False, 0, 64)
+
+
+def summing() -> Load:
+    """Two pipelines of three segments on a, b, c and d, e, f, which add up the gradient of parameter 9."""
+    one = plan()
+    others = [
+        msgspec.structs.replace(placed, segment=3 + n, workers=[worker])
+        for n, (placed, worker) in enumerate(zip(one.placements, "def", strict=True))
+    ]
+    moved = [
+        msgspec.structs.replace(
+            e, source=e.source if e.source == FEEDER else e.source + 3, target=e.target + 3
+        )
+        for e in one.edges
+    ]
+    doubled = msgspec.structs.replace(
+        one,
+        placements=[*one.placements, *others],
+        edges=[*one.edges, *moved],
+        pipelines=[Pipeline(3, 2), Pipeline(3, 2)],
+        sums=[Sum(9, 64, [[0], [3]], [0, 3], 0)],
+    )
+    return msgspec.structs.replace(load(), plan=doubled)
+
+
+def test_a_part_of_a_sum_and_the_sum_are_accepted_once() -> None:
+    for worker, peer, header in (("a", "d", PART), ("d", "a", WHOLE)):
+        admission = Admission(worker, summing())
+        assert admission.admit(peer, header)
+        with pytest.raises(ProtocolError, match="twice"):
+            admission.admit(peer, header)
+        assert admission.admit(peer, changed(header, unit=1, bytes=0))
+        admission.retract(changed(header, unit=1))
+        assert admission.admit(peer, changed(header, unit=1))
+
+
+@pytest.mark.parametrize(
+    ("worker", "peer", "header", "complaint"),
+    [
+        ("a", "e", PART, "does not send in the plan"),
+        ("a", "d", changed(PART, gradient=False), "does not send in the plan"),
+        ("d", "a", changed(WHOLE, gradient=True), "does not send in the plan"),
+        ("a", "d", changed(PART, source=0), "does not send in the plan"),
+        ("a", "d", changed(PART, source=4), "does not send in the plan"),
+        ("a", "d", changed(PART, microbatch=1), "a sum of unit 0, which is not due"),
+        ("a", "d", changed(PART, unit=2), "a sum of unit 2, which is not due"),
+        ("a", "d", changed(PART, bytes=32), "32 bytes .*expected 64"),
+        ("a", "d", changed(PART, codec=1, bytes=10), r"10 bytes \(codec 1\), expected 64"),
+        ("b", "d", changed(PART, target=1), "does not send in the plan"),
+    ],
+)
+def test_what_is_no_part_of_a_planned_sum_is_refused(
+    worker: str, peer: str, header: ValueHeader, complaint: str
+) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        Admission(worker, summing()).admit(peer, header)

@@ -11,7 +11,8 @@ from benchmarks.zoo.side_by_side import captured
 from tests.worker.loads import STEPS, fresh, load
 
 from farflung.errors import GraphError
-from farflung.planner import plan_graph
+from farflung.planner import PlannedJob, plan_graph
+from farflung.planner.replicas import evenly_replicated
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.emulated.backend import EmulatedBackend
@@ -90,3 +91,41 @@ def test_compiled_segments_must_fit_into_the_owners_memory_limit() -> None:
     with pytest.raises(GraphError, match=words):
         require_compiled_to_fit("b", job, {}, dict.fromkeys(range(3), needs), bytes_of_all - 1)
     require_compiled_to_fit("b", job, {}, dict.fromkeys(range(3)), 1)
+
+
+def doubled(**changes: object) -> Load:
+    """A chain on two workers, each with the whole of it, whose sums are changed."""
+    _, graph = captured(case("chain"), 2)
+    made = plan_graph(graph, 2, 2, ["a"])
+    folded = PlannedJob(evenly_replicated(made.plan, ["a", "b"], 2), made.segments)
+    job = folded.unfolded(2, {})
+    training = Training(steps=1, microbatches=2, microbatch_size=2, optimizer=AdamW(lr=1e-3))
+    sums = [msgspec.structs.replace(one, **changes) for one in job.plan.sums]
+    plan = msgspec.structs.replace(job.plan, sums=sums)
+    sizes = {e.name: made.segments[0].values[e.value].bytes(2) for e in graph.inputs_of("parameter")}
+    programs = [
+        SegmentProgram(number, program, sizes, trained_shapes(segment))
+        for number, (program, segment) in enumerate(zip(job.programs, job.segments, strict=True))
+    ]
+    return Load("job-1", 1, plan, training, programs, {}, "desk")
+
+
+def test_a_worker_of_a_pipeline_runs_its_own_segments() -> None:
+    job = doubled()
+    loaded = load_segments("b", job, StateReceiver(job, [1], 10**9, fresh), 10**9, TorchBackend())
+    assert set(loaded) == {1}
+
+
+@pytest.mark.parametrize("changes", [{"bytes": 4}, {"value": 10**6}])
+def test_sums_that_are_not_those_of_the_program_are_refused(changes: dict[str, object]) -> None:
+    job = doubled(**changes)
+    with pytest.raises(GraphError, match="sums of segment 1 do not match its program"):
+        load_segments("b", job, StateReceiver(job, [1], 10**9, fresh), 10**9, TorchBackend())
+
+
+def test_a_plan_that_was_not_unfolded_is_refused() -> None:
+    job = doubled()
+    folded = evenly_replicated(plan_graph(captured(case("chain"), 2)[1], 2, 2, ["a"]).plan, ["a", "b"], 2)
+    job = msgspec.structs.replace(job, plan=folded)
+    with pytest.raises(GraphError, match="the plan is folded"):
+        load_segments("b", job, StateReceiver(job, [0], 10**9, fresh), 10**9, TorchBackend())

@@ -200,3 +200,25 @@ def test_rates_are_of_ways_that_the_plan_gives(source: str) -> None:
     told = UnitReady("job-1", 1, 4, [share(0), share(2)], 7, rates=[LinkRate(source, 1e6)])
     with pytest.raises(ProtocolError, match="reports rates of links that are not in the plan"):
         opened(["a", "b"]).add("a", told)
+
+
+def test_pipelines_count_once_in_the_norm_and_together_in_the_loss() -> None:
+    group = CommitGroup.for_plan(plan_over(["a", "b"]), 1, STEP)
+    same = [Share(segment, True, 1.5, {10: 9.0, 11: 16.0}) for segment in range(3)]
+    verdict = group.add("a", ready(same[0], same[2])).add("b", ready(same[1])).verdict(clip=None)
+    assert (verdict.gradient_norm, verdict.loss, verdict.trouble) == (5.0, 4.5, "")
+
+
+def test_unlike_sums_of_one_gradient_are_trouble() -> None:
+    group = CommitGroup.for_plan(plan_over(["a", "b"]), 1, STEP)
+    unlike = math.nextafter(9.0, 10.0)
+    shares = [Share(segment, True, 0.0, {10: unlike if segment == 1 else 9.0}) for segment in range(3)]
+    verdict = group.add("a", ready(shares[0], shares[2])).add("b", ready(shares[1])).verdict(clip=None)
+    assert "segments 0 and 1 have unlike gradients of one parameter (value 10)" in verdict.trouble
+
+
+def test_metrics_of_pipelines_add_up() -> None:
+    group = CommitGroup.for_plan(plan_over(["a", "b"]), 1, PASS)
+    shares = [Share(segment, True, 0.0, metrics={7: 0.25}) for segment in range(3)]
+    verdict = group.add("a", ready(shares[0], shares[2])).add("b", ready(shares[1])).verdict(clip=None)
+    assert verdict.metrics == {7: 0.75}

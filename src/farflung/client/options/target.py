@@ -88,7 +88,8 @@ def _require_even(workers: int, replicas: int, option: str) -> None:
     if workers and workers % replicas:
         less, more = workers - workers % replicas, workers + replicas - workers % replicas
         cure = f"{option} {less} or {more}" if less else f"{option} {more}"
-        raise JobError(f"{workers} workers cannot be shared out among {replicas} replicas: use {cure}")
+        who = count_of(workers, "worker")
+        raise JobError(f"{who} cannot be shared out among {replicas} replicas: use {cure}")
 
 
 def local_ids(count: int) -> list[str]:

@@ -30,7 +30,14 @@ from farflung.runtime.task_timer import HostTimer
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
 from farflung.runtime.torch_backend.codecs.coding import CrossingCoding
-from farflung.runtime.torch_backend.crossing import Arriving, Crossing, DeviceTimer, Leaving, has_streams, here
+from farflung.runtime.torch_backend.crossing import (
+    Arriving,
+    Crossing,
+    DeviceTimer,
+    Leaving,
+    has_streams,
+    here,
+)
 from farflung.runtime.torch_backend.device import HOST, Place, placed
 from farflung.runtime.torch_backend.kernels import kernel_digest
 from farflung.runtime.torch_backend.modes import repeatable, use_mode

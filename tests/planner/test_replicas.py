@@ -1,0 +1,55 @@
+"""Plans with as many replicas as are asked for, by any scheduler."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planner.plans import require_valid
+from tests.planner.workloads import random_topology, random_workload
+
+from farflung.planner.assignment import Options
+from farflung.planner.registry import scheduler
+from farflung.planner.replicas import alike_workers, possible, with_replicas
+from farflung.plans.ability import Ability
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(["auto", "equal-compute", "op-fence"]))
+def test_a_plan_has_the_replicas_that_were_asked_for(seed: int, name: str) -> None:
+    workload, topology = random_workload(seed, 8), random_topology(seed, 6, memory=4000.0)
+    found = with_replicas(scheduler(name), 2)(topology, workload, Options(budget=60))
+    assert found.plan.replicas == possible(2, 6, workload.microbatches)
+    require_valid(found, topology)
+    workers = found.plan.workers()
+    assert len(set(workers)) == len(workers)
+
+
+def test_all_workers_are_used_that_can_be_shared_out() -> None:
+    workload, topology = random_workload(3, 12), random_topology(3, 6, memory=4000.0)
+    found = with_replicas(scheduler("equal-compute"), 2)(topology, workload, Options(workers=6))
+    assert (found.plan.replicas, len(found.plan.workers())) == (2, 6)
+    found = with_replicas(scheduler("equal-compute"), 2)(topology, workload, Options(workers=5))
+    assert (found.plan.replicas, len(found.plan.workers())) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "microbatches", "found"), [(4, 3, 8, 3), (4, 8, 2, 2), (0, 8, 8, 1)]
+)
+def test_there_are_no_more_replicas_than_workers_and_microbatches(
+    asked: int, workers: int, microbatches: int, found: int
+) -> None:
+    assert possible(asked, workers, microbatches) == found
+
+
+def test_replicas_run_on_workers_that_compute_the_same_bits() -> None:
+    abilities = {
+        "a": Ability(1, (), "torch 2.13", "cpu", "x"),
+        "b": Ability(1, (), "jax 0.10", "cpu", "y"),
+        "c": Ability(1, (), "torch 2.13", "cpu", "x"),
+        "d": Ability(1, (), "torch 2.13", "cpu", "z"),
+    }
+    assert alike_workers(["a", "b", "c", "d"], abilities) == ["a", "c"]
+    assert alike_workers(["d", "b"], abilities) == ["d"]
+    assert alike_workers(["e", "f"], {}) == ["e", "f"]
+    assert alike_workers([], {}) == []

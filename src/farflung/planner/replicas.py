@@ -11,6 +11,7 @@ from farflung.errors import PlanError
 from farflung.planner.answer import answer
 from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler
 from farflung.planner.checks import Fleet, usable_fleet
+from farflung.planner.registry import scheduler as scheduler_called
 from farflung.planner.schedulers.auto.polish import Budget, Judge
 from farflung.planner.schedulers.auto.search import replicated
 from farflung.plans import Plan, Topology
@@ -18,6 +19,12 @@ from farflung.plans.ability import Ability
 from farflung.simulator import Conditions
 from farflung.text import count_of
 from farflung.workload import Workload
+
+
+def scheduler_for_replicas(name: str, replicas: int) -> Scheduler:
+    """The scheduler of this name for so many replicas; 0 leaves their number to `Options.most_replicas`."""
+    found = scheduler_called(name)
+    return with_replicas(found, replicas) if replicas > 1 else found
 
 
 def with_replicas(scheduler: Scheduler, replicas: int) -> Scheduler:

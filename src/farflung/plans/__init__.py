@@ -8,7 +8,7 @@ from farflung.plans.plan_file import read_plan, write_plan
 from farflung.plans.rates import Rates, arithmetic_of
 from farflung.plans.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plans.topology_file import encode_topology, read_topology, write_topology
-from farflung.plans.unfolding import unfolded
+from farflung.plans.unfolding import folded, unfolded
 from farflung.plans.wishes import NO_WISHES, CodecWishes, LinkWish, Prediction, Recompute, Wishes
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "dealt",
     "holders_of",
     "subtopology",
+    "folded",
     "unfolded",
     "read_plan",
     "read_topology",

@@ -48,6 +48,30 @@ def unfolded(plan: Plan, trained: Sequence[Mapping[int, int]], sites: Mapping[st
     )
 
 
+def folded(plan: Plan) -> Plan:
+    """The plan with replicas that unfolds to this one, as planner and simulator take it.
+
+    A plan of one pipeline, or one that is folded already, stays as it is.
+    """
+    if not plan.pipelines:
+        return plan
+    count = plan.pipelines[0].segments
+    placements = [
+        msgspec.structs.replace(
+            placed, workers=[one.worker for one in plan.placements[placed.segment :: count]]
+        )
+        for placed in plan.placements[:count]
+    ]
+    return msgspec.structs.replace(
+        plan,
+        placements=placements,
+        edges=[edge for edge in plan.edges if edge.target < count],
+        shares=[one.microbatches for one in plan.pipelines],
+        pipelines=[],
+        sums=[],
+    )
+
+
 def _moved(edge: Edge, by: int) -> Edge:
     source = edge.source if edge.source == FEEDER else edge.source + by
     return msgspec.structs.replace(edge, source=source, target=edge.target + by)

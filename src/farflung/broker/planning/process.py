@@ -42,10 +42,9 @@ from farflung.planner.codecs.wishes import (
 )
 from farflung.planner.compatibility import Needs, unable
 from farflung.planner.notes import draws, mode_notes, recomputing_notes
-from farflung.planner.registry import scheduler
-from farflung.planner.replicas import alike_workers, evenly_replicated, possible, with_replicas
+from farflung.planner.replicas import alike_workers, evenly_replicated, possible, scheduler_for_replicas
 from farflung.planner.run import find_schedule, plan_notes, predict
-from farflung.plans import Plan, Prediction, Topology, connected_part, subtopology
+from farflung.plans import Plan, Prediction, Topology, connected_part, folded, subtopology
 from farflung.plans.wishes import LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizers.memory import memory_of_updates
@@ -166,7 +165,7 @@ def _current_seconds(question: Question) -> float | None:
     if question.current is None or question.topology is None:
         return None
     net = connected_part(_topology_of(question))[0]
-    return simulate(question.current, net, Conditions(efficiency=question.efficiency)).step_seconds
+    return simulate(folded(question.current), net, Conditions(efficiency=question.efficiency)).step_seconds
 
 
 def _tuning_basis(question: Question, plan: Plan) -> bytes:
@@ -212,9 +211,7 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
         watch=watch,
     )
     conditions = Conditions(efficiency=question.efficiency)
-    planning = scheduler(question.scheduler)
-    if question.replicas > 1:
-        planning = with_replicas(planning, question.replicas)
+    planning = scheduler_for_replicas(question.scheduler, question.replicas)
     search = scheduler_for(question.codecs, planning, conditions)
 
     def found(training: Training) -> Schedule:

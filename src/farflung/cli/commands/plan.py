@@ -15,6 +15,7 @@ from farflung.cli.options.planning import (
     EfficiencyOption,
     PictureOption,
     RecomputeOption,
+    ReplicasOption,
     SchedulerOption,
     TopologyOption,
 )
@@ -66,6 +67,7 @@ def plan(
     microbatches: MicrobatchesOption = None,
     efficiency: EfficiencyOption = None,
     recompute: RecomputeOption = "auto",
+    replicas: ReplicasOption = None,
     codec: CodecOption = None,
     set_: SetOption = None,
     precision: PrecisionOption = None,
@@ -106,8 +108,8 @@ def plan(
     with searching() as tell, suppress_torch_output(), fewer_workers_advice("--workers"):
         found = planned(
             loaded, target.topology, scheduler=scheduler, workers=workers or None, microbatches=number,
-            efficiency=target.efficiency, recompute=when, codecs=codecs.wishes, profile=profile,
-            budget=looks_at, seed=seed, what_if=not no_what_if, tell=tell,
+            efficiency=target.efficiency, recompute=when, replicas=replicas or "1", codecs=codecs.wishes,
+            profile=profile, budget=looks_at, seed=seed, what_if=not no_what_if, tell=tell,
         )  # fmt: skip
     found = msgspec.structs.replace(found, notes=[*found.notes, *target.assumed])
     if save is not None:

@@ -10,6 +10,7 @@ import msgspec
 
 from farflung.client.api.job import Job
 from farflung.client.capture.prepared import Microbatches, Model, model_of, number_of
+from farflung.client.options.planning import parse_replicas
 from farflung.client.output.progress import ProgressCallback, Search, no_progress
 from farflung.errors import PlanError, TopologyError
 from farflung.opdag.graph import Precision
@@ -22,7 +23,7 @@ from farflung.planner.codecs.wishes import (
     scheduler_for,
 )
 from farflung.planner.compatibility import require_able, unable
-from farflung.planner.registry import scheduler as scheduler_called
+from farflung.planner.replicas import scheduler_for_replicas
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import (
     CodecWishes,
@@ -30,6 +31,7 @@ from farflung.plans import (
     Recompute,
     Topology,
     arithmetic_of,
+    folded,
     read_plan,
     read_topology,
     subtopology,
@@ -54,6 +56,7 @@ def plan(
     microbatches: Microbatches = None,
     efficiency: float = DATA_SHEET_EFFICIENCY,
     recompute: Recompute = AUTO,
+    replicas: int | str = 1,
     codecs: CodecWishes = ALL_DENSE,
     profile: Path | None = None,
     budget: int = Options.budget,
@@ -82,6 +85,8 @@ def plan(
     recompute
         Whether segments recompute activations instead of storing them: "auto" (where memory requires it),
         "always" or "never".
+    replicas
+        How many copies of the model train on parts of each batch; "auto" chooses how many.
     codecs
         Codec pairs of links; a link that is not listed uses the job's own.
     profile
@@ -106,7 +111,8 @@ def plan(
     fleet, conditions = for_job(job, _topology(topology)), _conditions(efficiency, None)
     codecs = codecs.otherwise(job.codec, job.max_loss_gap)
     require_known(codecs, fleet.ids, codecs.codebook)
-    search = scheduler_for(codecs, scheduler_called(scheduler), conditions)
+    copies = parse_replicas(str(replicas))
+    search = scheduler_for(codecs, scheduler_for_replicas(scheduler, copies), conditions)
     number_of(job, microbatches)
     require_possible(fleet, workers, budget, seed)
     tell("capturing the model")
@@ -116,6 +122,7 @@ def plan(
         workers=workers,
         efficiency=efficiency,
         recompute=recompute != "never",
+        most_replicas=copies or len(fleet.workers),
         budget=budget,
         seconds=seconds,
         seed=seed,
@@ -198,7 +205,7 @@ def simulate(
     TopologyError
         There is no such testbed or file, the file is not a topology, or a scaled rate is out of bounds.
     """
-    given = plan if isinstance(plan, Plan) else read_plan(Path(plan))
+    given = folded(plan if isinstance(plan, Plan) else read_plan(Path(plan)))
     where = scaled(_topology(topology), bandwidth_scale).computing(arithmetic_of(precision, deterministic))
     return expected(given, where, simulated(given, where, _conditions(efficiency, window)))
 

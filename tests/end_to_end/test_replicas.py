@@ -89,6 +89,26 @@ def test_a_run_with_replicas_goes_on_with_one_or_others(fleet: Fleet, tmp_path: 
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
+def test_replicas_on_jax_agree_with_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    job = job_of("gpt", 5, farflung.AdamW(lr=3e-3), clip=0.5)
+    with running(2, tmp_path, ["jax", "jax"]) as fleet:
+        summary, rows, folder = fleet.run(job, 2, Wishes(replicas=2))
+    losses, state = one_process(job, [2, 2])
+    assert (summary.state, len(read_plan(folder).pipelines)) == ("done", 2)
+    assert [row["loss"] for row in rows] == pytest.approx(losses, rel=1e-5)
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert all(torch.allclose(ours[key], value, rtol=0, atol=1e-4) for key, value in state.items())
+
+
+def test_only_workers_that_compute_alike_are_replicas(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed")
+    job = job_of("gpt", 2, farflung.AdamW(lr=3e-3))
+    with running(3, tmp_path, ["torch", "torch", "jax"]) as fleet:
+        summary, _, folder = fleet.run(job, 0, Wishes(replicas=2))
+    assert (summary.state, read_plan(folder).workers()) == ("done", ["worker-0", "worker-1"])
+
+
 @pytest.mark.faults
 def test_a_killed_worker_of_a_replica_changes_no_bit(tmp_path: Path) -> None:
     with machines(tmp_path) as on:
@@ -106,5 +126,25 @@ def test_a_killed_worker_of_a_replica_changes_no_bit(tmp_path: Path) -> None:
         workers[killed].signal(signal.SIGKILL)
         assert_same(run, undisturbed)
         assert killed not in run.workers
+        for command in (*(one for name, one in workers.items() if name != killed), broker):
+            command.stop()
+
+
+@pytest.mark.faults
+def test_a_run_goes_on_with_what_is_left_of_its_replicas(tmp_path: Path) -> None:
+    with machines(tmp_path) as on:
+        broker, token = on.broker(), on.token("worker", "--uses", "4")
+        workers = {name: on.worker(name, token) for name in "abcd"}
+        for worker in workers.values():
+            worker.says("idle in the backup pool")
+        first = ["--token", on.token("submitter"), "--broker", on.address]
+        run = train(on, "left", "--workers", "4", "--replicas", "2", "--steps", "30", *first)
+        run.reaches(8)
+        killed = run.workers[-1]
+        workers[killed].signal(signal.SIGKILL)
+        assert run.command.code() == 0
+        steps = [row["step"] for row in run.rows]
+        assert sorted(set(steps)) == list(range(1, 31))
+        assert killed not in run.workers and len(run.workers) == 2  # one worker for each copy
         for command in (*(one for name, one in workers.items() if name != killed), broker):
             command.stop()

@@ -105,6 +105,14 @@ def possible(replicas: int, workers: int, microbatches: int) -> int:
     return max(1, min(replicas, workers, microbatches))
 
 
+def fewer_replicas(found: int, asked: int, workers: int) -> str:
+    """Tell the user that there are fewer replicas than asked for, on so many workers that compute alike."""
+    return (
+        f"{count_of(found, 'replica')}, not {asked}: {count_of(workers, 'worker')} that compute the same bits"
+        " can be used now"
+    )
+
+
 def alike_workers(workers: Sequence[str], abilities: Mapping[str, Ability]) -> list[str]:
     """The most of these workers that compute the same bits, as all replicas must.
 

@@ -42,7 +42,13 @@ from farflung.planner.codecs.wishes import (
 )
 from farflung.planner.compatibility import Needs, unable
 from farflung.planner.notes import draws, mode_notes, recomputing_notes
-from farflung.planner.replicas import alike_workers, evenly_replicated, possible, scheduler_for_replicas
+from farflung.planner.replicas import (
+    alike_workers,
+    evenly_replicated,
+    fewer_replicas,
+    possible,
+    scheduler_for_replicas,
+)
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, folded, subtopology
 from farflung.plans.wishes import LINE_LENGTH
@@ -146,6 +152,8 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
     notes = plan_notes(made.plan, question.codecs, training.steps, draws(graph), frameworks)
     kinds = {worker: ability.kind for worker, ability in question.abilities.items()}
+    if (found := len(made.plan.pipelines) or 1) < question.replicas:
+        notes.append(fewer_replicas(found, question.replicas, len(question.workers)))
     notes += mode_notes(made.plan.workers(), kinds, training.deterministic)
     return PlanResult(
         made.plan,

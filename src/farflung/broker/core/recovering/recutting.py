@@ -21,12 +21,18 @@ Sources = dict[str, dict[int, str]]
 
 
 def is_readable(state: State, job: Job, workers: Collection[str]) -> bool:
-    """Whether these workers have all shares of the newest stable version."""
+    """Whether these workers have all of the newest stable version."""
     version, plan = job.versions.stable, job.plan
     if version is None or plan is None:
         return False
     shares = version.names_by_share(plan, job.owned)
-    return all(not set(who_has(state, job, version, share)).isdisjoint(workers) for share in shares)
+    there = {
+        name
+        for share, names in shares.items()
+        if not set(who_has(state, job, version, share)).isdisjoint(workers)
+        for name in names
+    }
+    return there >= {name for names in shares.values() for name in names}
 
 
 def having(state: State, job: Job, workers: Collection[str]) -> list[str]:
@@ -53,7 +59,8 @@ def sources(state: State, job: Job, plan: Plan, owned: Sequence[Collection[str]]
     """Who reads which share from whom, if the job goes on with another `plan`, whose segments own `owned`.
 
     None if a share that is needed is on the disk of no member. Each member reads from its own disk what it
-    can; else from the one of those that have it that gives least so far.
+    can; else from the one of those that have it that gives least so far. Several pipelines have shares with
+    the same names: of these it reads the first.
     """
     version, before = job.versions.stable, job.plan
     if version is None or before is None:
@@ -67,14 +74,15 @@ def sources(state: State, job: Job, plan: Plan, owned: Sequence[Collection[str]]
         needed = {name for part in plan.segments_of(member) for name in owned[part]}
         found[member] = {}
         for share, names in shares.items():
-            if needed.isdisjoint(names):
-                continue
             donors = [one for one in having[share] if one in members]
-            if not donors:
-                return None
+            if needed.isdisjoint(names) or not donors:
+                continue
+            needed.difference_update(names)
             donor = member if member in donors else min(donors, key=lambda one: (gives[one], one))
             gives[donor] += donor != member
             found[member][share] = donor
+        if needed:
+            return None
     return found
 
 

@@ -65,7 +65,7 @@ def _start(turn: Transition, job: Job, blocked: Job | None) -> Job | None:
     if job.plan is not None:
         is_begun = _restore(turn, job) or _recut(turn, job)
         return None if is_begun else _wait_for_members(turn, job)
-    usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or 1
+    usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or max(1, job.wishes.replicas)
     if away := turn.state.away_for(job):
         words = f"{waiting_for(and_more(away, NAMED))} to return"
         return _wait(turn, job, words, missing=len(away))

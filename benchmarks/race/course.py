@@ -16,7 +16,8 @@ class Course(msgspec.Struct, frozen=True):
 
     `validate_every` 0 means no evaluation. `codec` is the rung that farflung writes its links with; the
     baselines know of none. If `adapter_rank` is not 0, the model is frozen, and only LoRA adapters of that
-    rank (arXiv 2106.09685) are trained: on every linear layer of the last `adapter_blocks` blocks.
+    rank (arXiv 2106.09685) are trained: on every linear layer of the last `adapter_blocks` blocks. Farflung
+    trains so many `replicas` of the model.
     """
 
     layers: int = 8
@@ -33,6 +34,7 @@ class Course(msgspec.Struct, frozen=True):
     codec: str = "dense"
     adapter_rank: int = 0
     adapter_blocks: int = 0
+    replicas: int = 1
 
     @property
     def microbatch_size(self) -> int:

@@ -170,7 +170,15 @@ async def _run_in_lab(
     job = job_file(course, run, "cpu" if emulated is None else "meta")
     shapes = emulated.job if emulated else None
     topology = shapes.topology if shapes else ground.topology
-    request = Request(job, topology, len(topology.workers), run, as_json=True, emulated=shapes)
+    request = Request(
+        job,
+        topology,
+        len(topology.workers),
+        run,
+        as_json=True,
+        emulated=shapes,
+        replicas=str(course.replicas),
+    )
     async with asyncio.timeout(limit):
         outcome = await LabRun(ground.network, request, _silently).run()
     if outcome.exit_code:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect
 from tests.golden.formats import parts
 
+from farflung.broker.core.facts import JobLoading
 from farflung.lab.spec import LabSpec, LinkSettings, Node
 from farflung.planner.codecs.limits import Limits
 from farflung.plans import (
@@ -23,8 +24,10 @@ from farflung.plans import (
     LaterCodecs,
     LinkCodec,
     LinkWish,
+    Pipeline,
     Placement,
     Plan,
+    Sum,
     Topology,
     WorkerSpec,
 )
@@ -64,7 +67,11 @@ class Maker:
             WorkerSpec: self._worker,
             Topology: self._topology,
             Plan: self._plan,
+            JobLoading: lambda given: (
+                given | {"owned": [["one", "two"], ["three"]] * 2, "trained": [[3, 4], [5]] * 2}
+            ),
             Placement: lambda given: given | {"workers": ["w-1"]},
+            Sum: lambda given: given | {"groups": [[1, 2], [3]], "heads": [2, 3], "owner": 3},
             CodecWishes: self._wishes,
             AdamW: lambda given: given | {"betas": (0.875, 0.9375), "ema": 0.75},
             SGD: self._sgd,
@@ -175,23 +182,24 @@ class Maker:
         return tuple(tuple(float(self._next()) + 0.5 for _ in range(2)) for _ in range(2))
 
     def _plan(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Two segments with two replicas each, which travel over every kind of edge."""
+        """Two pipelines of two segments each, which travel over every kind of edge."""
         placements = [
-            Placement(
-                at, [f"w-{2 * at + 1}", f"w-{2 * at + 2}"], self._next(), self._next(), self._next(), True
-            )
-            for at in range(2)
+            Placement(at, [f"w-{at + 1}"], self._next(), self._next(), self._next(), True) for at in range(4)
         ]
         edges = [
             Edge(3, FEEDER, 0, self._next(), False, 8),
             Edge(4, 0, 1, self._next(), True, 2),
-            Edge(5, 0, 1, self._next(), False, 2, frozen=True),
+            Edge(5, 2, 3, self._next(), False, 2, frozen=True),
         ]
-        codecs = [LinkCodec("w-1", "w-3", "int8/eden2", 5.5), LinkCodec("w-2", "w-4", "bf16", 2.0)]
+        codecs = [LinkCodec("w-1", "w-2", "int8/eden2", 5.5), LinkCodec("w-3", "w-4", "bf16", 2.0)]
         later = [LaterCodecs(7, codecs[:1]), LaterCodecs(9, codecs[1:])]
+        sums = [
+            Sum(self._next(), self._next(), [[0], [2]], [0, 2], 2),
+            Sum(self._next(), self._next(), [[1, 3]], [3], 3),
+        ]
         return {
-            "placements": placements, "edges": edges, "microbatches": 5, "window": 3, "shares": [3, 2],
-            "codecs": codecs, "later": later,
+            "placements": placements, "edges": edges, "microbatches": 5, "window": 3, "shares": [],
+            "codecs": codecs, "later": later, "pipelines": [Pipeline(2, 3), Pipeline(2, 2)], "sums": sums,
         }  # fmt: skip
 
     def _wishes(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +271,13 @@ def _require_filled(value: Any) -> None:
             _require_filled(found)
 
 
-_KEPT = {(SGD, "nesterov"), (Node, "behind_nat"), (Node, "shares_line_with"), (Edge, "frozen")}
+_KEPT = {
+    (SGD, "nesterov"),
+    (Node, "behind_nat"),
+    (Node, "shares_line_with"),
+    (Edge, "frozen"),
+    (Plan, "shares"),
+}
 """Fields that keep their default in some instance, for a rule of their struct."""
 
 

@@ -11,12 +11,12 @@ import typer
 
 from farflung.cli.options.codecs import CodecOption
 from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption
-from farflung.cli.options.planning import SchedulerOption
+from farflung.cli.options.planning import ReplicasOption, SchedulerOption
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import note, print_json
 from farflung.client.options.asked import parse_precision
 from farflung.client.options.codecs import parse_codecs
-from farflung.client.options.planning import fewer_workers_advice, parse_efficiency
+from farflung.client.options.planning import fewer_workers_advice, parse_efficiency, parse_replicas
 from farflung.errors import JobError, RunFailed, TopologyError
 from farflung.plans.wishes import AUTO, DATA_SHEET_EFFICIENCY
 from farflung.text import count_of
@@ -68,6 +68,7 @@ def run(
         float, typer.Option(help="Fraction of rated TFLOP/s that emulated devices sustain.")
     ] = DATA_SHEET_EFFICIENCY,
     scheduler: SchedulerOption = AUTO,
+    replicas: ReplicasOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as a JSON document at the end.")
     ] = False,
@@ -82,6 +83,7 @@ def run(
 
     parse_efficiency(efficiency)
     scheduler_called(scheduler)
+    parse_replicas(replicas or "1")
     codecs = parse_codecs(codec)
     chosen = scaled(topology, None if emulate_devices else scale)
     count = _count(chosen, workers)
@@ -97,6 +99,7 @@ def run(
         as_json=as_json,
         scheduler=scheduler,
         codecs=tuple(codec or ()),
+        replicas=replicas,
     )
     check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))
     _check_job(job)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from farflung.cli.render.output import note, print_error, print_text
-from farflung.cli.render.plan import plan_rows
-from farflung.plans import FEEDER, Edge, Placement, Plan
+from farflung.cli.render.plan import plan_rows, replica_lines
+from farflung.plans import FEEDER, Edge, Pipeline, Placement, Plan
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,3 +44,14 @@ def test_a_plan_becomes_rows() -> None:
         ("0", "a", 12, "4.0 kB", "3 MFLOP", "75%", "2.5 kB"),
         ("1", "b", 4, "0 B", "1 MFLOP", "25%", "0 B"),
     ]
+
+
+def test_a_plan_with_replicas_says_which_segments_are_which() -> None:
+    placements = [Placement(n, [name], 10, 4, 1) for n, name in enumerate("abcd")]
+    plan = Plan(placements, [], 5, 2, pipelines=[Pipeline(2, 4), Pipeline(2, 1)])
+    assert [row.share for row in plan_rows(plan)] == ["50%"] * 4
+    assert replica_lines(plan) == [
+        "2 replicas share the 5 microbatches of a step (segments 0 to 1: 4 microbatches; segments 2 to 3: 1"
+        " microbatch)"
+    ]
+    assert replica_lines(Plan(placements, [], 5, 2)) == []

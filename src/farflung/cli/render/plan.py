@@ -27,8 +27,8 @@ class PlanRow(NamedTuple):
 
 
 def plan_rows(plan: Plan) -> list[PlanRow]:
-    """One row per segment, with its share of the model's FLOPs."""
-    total = sum(placement.flops for placement in plan.placements) or 1
+    """One row per segment, with its share of the model's FLOPs; each replica has the whole model."""
+    total = sum(placement.flops for placement in plan.placements) / max(1, len(plan.pipelines)) or 1
     rows = []
     for placement in plan.placements:
         bytes_out = sum(edge.bytes for edge in plan.edges if edge.source == placement.segment)
@@ -54,7 +54,23 @@ def planned_lines(planned: Planned) -> list[str]:
     out = [printable(f"left out: {worker}: {why}") for worker, why in planned.unable.items()]
     notes = [printable(f"note: {words}") for words in planned.notes]
     is_new = planned.attempt == 1 or planned.prediction is not None  # else the plan of before, with others
-    return [*out, *(prediction_lines(planned.prediction) if is_new else []), *notes]
+    predicted = prediction_lines(planned.prediction) if is_new else []
+    return [*out, *replica_lines(planned.plan), *predicted, *notes]
+
+
+def replica_lines(plan: Plan) -> list[str]:
+    """Which segments are which replica of the model, and its part of a step; nothing for one."""
+    if not plan.pipelines:
+        return []
+    found, first = [], 0
+    for one in plan.pipelines:
+        last = first + one.segments - 1
+        where = f"segment {first}" if one.segments == 1 else f"segments {first} to {last}"
+        found.append(f"{where}: {count_of(one.microbatches, 'microbatch', 'microbatches')}")
+        first = last + 1
+    return [
+        f"{len(found)} replicas share the {plan.microbatches} microbatches of a step ({'; '.join(found)})"
+    ]
 
 
 def chosen_lines(chosen: CodecsChosen) -> list[str]:

@@ -177,8 +177,8 @@ class Laws:
         again = lost | (set(job.replayers) if job.state == LOADING else set())
         staying = set(job.members) - again
         has_state = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and job.keeps)
-        if version is None or plan is None or not (lost and staying and has_state):
-            return
+        if version is None or plan is None or not (lost and staying and has_state) or plan.sums:
+            return  # what pipelines have added up cannot be run again alone
         idle = [name for name in before.idle_for(job) if not job.on or name in job.on]
         able = [name for name in idle if before.workers[name].disk_bytes and after.workers[name].connected]
         shares = [share for share, owner in shares_of(plan).items() if owner in again]

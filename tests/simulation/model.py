@@ -32,9 +32,9 @@ class Outcome:
 
 
 def parameters_of(segment: int, plan: Plan) -> list[int]:
-    """The parameters that a segment updates."""
-    count = len(plan.placements)
-    return [one for one in range(PARAMETERS) if one * count // PARAMETERS == segment]
+    """The parameters that a segment updates; each pipeline has all of them."""
+    count = len(plan.placements) // max(1, len(plan.pipelines))
+    return [one for one in range(PARAMETERS) if one * count // PARAMETERS == segment % count]
 
 
 def share_of(graph: bytes, chain: Chain, unit: Unit, segment: int, plan: Plan, finite: bool) -> Share:

@@ -19,7 +19,8 @@ from farflung.broker.core.events import (
     RunPlanner,
 )
 from farflung.broker.planning.messages import PlanResult
-from farflung.plans import LinkCodec, Plan, Prediction
+from farflung.planner.replicas import evenly_replicated
+from farflung.plans import LinkCodec, Plan, Prediction, unfolded
 from farflung.plans.plan import LaterCodecs
 from farflung.protocol.worker import SegmentProgram
 
@@ -41,7 +42,7 @@ def answer_of(command: RunPlanner, draw: random.Random, now: float) -> PlanMade 
         return PlanLacks(now, command.job, command.attempt, unable)
     count = command.count or draw.randint(needs, min(MOST_MEMBERS, len(command.workers)))
     members = draw.sample(command.workers, count)
-    plan = _with_phases(plan_over(members), command.training.steps, draw)
+    plan = _with_phases(_pipelines_over(members, draw), command.training.steps, draw)
     parts = [part.segment for part in plan.placements]
     trained = [parameters_of(part, plan) for part in parts]
     owned = [[f"weight-{one}" for one in values] for values in trained]
@@ -61,6 +62,16 @@ def considered_of(command: ConsiderPlan, draw: random.Random, now: float) -> Pla
     prediction = Prediction("auto", draw.choice([0.01, 0.5, 1.2]), "any device")
     result = msgspec.structs.replace(found.result, prediction=prediction)
     return PlanConsidered(now, command.job, command.attempt, result, 1.0)
+
+
+def _pipelines_over(members: list[str], draw: random.Random) -> Plan:
+    """One pipeline over these workers, or sometimes two."""
+    half, rest = divmod(len(members), 2)
+    if rest or draw.random() < 0.7:
+        return plan_over(members)
+    one = plan_over(members[:half])
+    sizes = [dict.fromkeys(parameters_of(part.segment, one), 4) for part in one.placements]
+    return unfolded(evenly_replicated(one, members, 2), sizes, {})
 
 
 def _with_phases(plan: Plan, steps: int, draw: random.Random) -> Plan:

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from farflung.opdag import wire
+from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
 from farflung.opdag.graph import ValueType
 from farflung.opdag.segment import Segment
@@ -92,8 +93,9 @@ def answer(question: Question) -> Answer:
     driver.step(0)
     before = _settle() - _held(segments, question.training)
     driver.step(1)
-    handed_out = [copy for runner in runners.values() for copy in runner.snapshot(state).values()]
-    assert len(handed_out) == sum(len(segment.owned) for segment in segments.values())
+    changed = {number: changed_by_training(segment) for number, segment in segments.items()}
+    handed_out = [copy for n, runner in runners.items() for copy in runner.snapshot(changed[n]).values()]
+    assert len(handed_out) == sum(len(changed[n].intersection(s.owned)) for n, s in segments.items())
     return Answer(_status("VmHWM") - before, _compiled_bytes(said, question))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 from benchmarks.estimates.footprint import Question, ask
 from benchmarks.models.library import pictures, tokens
 from benchmarks.models.resnet import ResNet
@@ -37,6 +38,22 @@ def resnet() -> tuple[nn.Module, dict[str, Tensor]]:
     return ResNet((1, 1, 1, 1), 100, width=48), pictures(96, 100)(8)
 
 
+class Frozen(nn.Module):
+    """A large frozen table, of which no copy is ever made, before two small layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40_000, 256).requires_grad_(False)
+        self.first, self.last = nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(self.table(words)))).square().mean()
+
+
+def frozen() -> tuple[nn.Module, dict[str, Tensor]]:
+    return Frozen(), {"words": torch.randint(40_000, (8, 64))}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "worker", "recompute", "optimizer"),
@@ -45,6 +62,7 @@ def resnet() -> tuple[nn.Module, dict[str, Tensor]]:
         pytest.param(gpt, 1, False, AdamW(lr=0.1), marks=pytest.mark.full),
         (gpt, 1, True, AdamW(lr=0.1)),
         (resnet, 1, False, SGD(lr=0.1)),
+        (frozen, 0, False, AdamW(lr=0.1)),
         pytest.param(gpt, 0, False, Adafactor(), marks=pytest.mark.full),
         pytest.param(gpt, 0, False, Muon(lr=0.1, others=AdamW(lr=0.1)), marks=pytest.mark.full),
     ],
@@ -53,6 +71,7 @@ def resnet() -> tuple[nn.Module, dict[str, Tensor]]:
         "last of a gpt",
         "last of a gpt, recomputing",
         "last of a resnet",
+        "frozen table",
         "adafactor",
         "muon",
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from farflung.opdag.analysis import differentiable_from
+from farflung.opdag.analysis import changed_by_training, differentiable_from
 from farflung.opdag.graph import ITEM_BYTES, Input
 from farflung.opdag.segment import Segment
 from farflung.opdag.storage import storage_of
@@ -60,7 +60,7 @@ def needs_of(segment: Segment, batch: int, updates: UpdateMemoryOf) -> Needs[flo
       others in `window` hold their received values and, unless recomputed, their tape and received gradients,
       or the part of the tape that accumulation needs.
     - The update after the last microbatch.
-    - A copy of the state to send, instead of the gradients.
+    - A copy of the state that training changes, to send, instead of the gradients.
 
     For a parameter that another segment of the same worker owns, only the gradient counts. Received values
     may be two windows ahead: from the feeder both, from a segment one while another waits for accumulation.
@@ -79,7 +79,7 @@ def needs_of(segment: Segment, batch: int, updates: UpdateMemoryOf) -> Needs[flo
     waiting = left if goes_on else max(float(tape.kept.sum()) + returned, left)
     ahead = tape.forward_peak_bytes()
     running = max(ahead, tape.backward_peak_bytes(whole) + returned, waiting)
-    mine = [entry for entry in state if entry.name in owned]
+    mine, changed = [entry for entry in state if entry.name in owned], changed_by_training(segment)
     trained = [_update(segment, entry, updates) for entry in mine if entry.trainable]
     return Needs[float](
         state=sum(_held(entry, sizes[entry.value], entry.name in owned) for entry in state)
@@ -92,7 +92,8 @@ def needs_of(segment: Segment, batch: int, updates: UpdateMemoryOf) -> Needs[flo
         returned=returned,
         left=left,
         updating=max((update.working for update in trained), default=0),
-        copied=sum(sizes[e.value] for e in mine) - sum(sizes[e.value] for e in state if e.trainable),
+        copied=sum(sizes[e.value] for e in mine if e.name in changed)
+        - sum(sizes[e.value] for e in state if e.trainable),
     )
 
 

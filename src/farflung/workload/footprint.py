@@ -206,7 +206,9 @@ def _most_after(values: Floats) -> Floats:
 
 
 def _touched(workload: Workload) -> tuple[Touched, Touched, Touched, Touched]:
-    """State with optimizer; a copy of it less gradients; what is made here; what came in, for two windows."""
+    """State with optimizer; a copy of what training changes, less gradients (at most all buffers); what is
+    made here; what came in, for two windows.
+    """
     state, made, came = [], [], []
     for repeat in workload.repeats:
         for last, at in pairwise(repeat.readers):
@@ -224,7 +226,7 @@ def _touched(workload: Workload) -> tuple[Touched, Touched, Touched, Touched]:
         tape[at] += size
         tape[reader] -= size
         made.append((at, reader, size))
-    copied = workload.state_bytes - workload.trainable_bytes
+    copied = workload.state_bytes - workload.parameter_bytes
     held = Touched(workload.fixed_bytes, state), Touched(copied, state)
     return *held, Touched(tape, made), Touched(fed, came)
 

@@ -15,6 +15,7 @@ from farflung.broker.core.state import Outcome, durable, replay
 from farflung.plans import LinkCodec
 from farflung.protocol.copies import CopyLost, StateVersion
 from farflung.protocol.messages import Kept, Loaded, Planned, Refused, Retain, RolledBack, Stop
+from farflung.protocol.worker import Standing
 
 FIRST = StateVersion(1, 0)
 
@@ -203,6 +204,23 @@ def test_a_damaged_copy_is_replaced_by_the_one_of_the_holder() -> None:
     story.feed(events.WorkerMessage(story.now, survivor, lost))
     job = job_of(story)
     assert (job.state, job.attempt, job.donors[survivor]) == (LOADING, 3, holder)
+
+
+def test_a_copy_that_is_gone_is_noticed_though_the_broker_died_as_its_worker_said_so() -> None:
+    story = place("d")
+    survivor, _ = next(pair for pair in job_of(story).holders.items() if "b" not in pair)
+    story.leave("b")
+    share = "abc".index(survivor)
+    kept = {name: list(story.state.workers[name].held) for name in job_of(story).members}
+    story.restart()
+    for name, held in kept.items():
+        left = [copy for copy in held if name != survivor or copy.share != share]
+        phase = Standing("job-1", 2, job_of(story).next_unit, "loading")
+        story.join(name, held=left, disk_bytes=10**9, standing=phase)
+    job = job_of(story)
+    assert job.state == QUEUED  # until its submitter is back
+    assert job.reason == f"the copy of share {share} on worker {survivor} is lost: it is not on its disk"
+    assert job.recovery.last == 2
 
 
 def test_if_the_other_copy_is_on_a_lost_worker_the_job_waits_for_that_one() -> None:

@@ -113,12 +113,29 @@ def take_up(turn: Transition, name: str, standing: Standing | None) -> None:
         turn.do(Send(name, recovery.continue_of(turn.state, job, name)))
     elif job.state == LOADING and standing.phase == "loaded":
         jobs.worker_loaded(turn, job, name)
+    elif job.state == LOADING and (lost := _lost_copy(turn.state, job, name)) is not None:
+        # It has said so, to a broker or over a link that was gone.
+        reason = f"the copy of share {lost} on worker {name} is lost: it is not on its disk"
+        recovery.give_up(turn, job, one_line(reason))
     elif standing.phase == "broken":
         return  # it says why by itself
     elif job.state == RUNNING and standing.phase == "loaded":
         turn.do(Send(name, Begin(job.job, job.attempt)))
     elif job.state == COLLECTING and standing.phase != "collecting":
         turn.do(Send(name, SendState(job.job, job.attempt, job.checkpoint_end)))
+
+
+def _lost_copy(state: State, job: Job, name: str) -> int | None:
+    """A share of the version that a member is to load or give from its own disk, where it is not any more."""
+    load = loads.load_of(state, job, name).load
+    if load.version is None:
+        return None
+    gives = [share for donor, _, share in load.gifts if donor == name]
+    reads = [share for share, donor in load.shares_for(name).items() if donor == name]
+    has = {
+        copy.share for copy in state.workers[name].held if (copy.job, copy.version) == (job.job, load.version)
+    }
+    return next((share for share in (*reads, *gives) if share not in has), None)
 
 
 def on_tick(turn: Transition, return_seconds: float) -> None:

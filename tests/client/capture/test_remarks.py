@@ -34,3 +34,21 @@ class Few(Vectors):
 def test_what_has_no_effect_is_said(changes: dict[str, Any], words: str) -> None:
     found = [remark for remark in prepare(job(**changes)).remarks if "validat" in remark]
     assert found == ([words] if words else [])
+
+
+@pytest.mark.parametrize(
+    ("codec", "is_frozen", "found"),
+    [
+        ("auto", True, "auto:int8"),
+        ("auto", False, "auto"),
+        ("auto:axes3/axes30-dithered", True, "auto:axes3/axes30-dithered"),
+        ("int8/eden2", True, "int8/eden2"),
+    ],
+)
+def test_auto_is_gentle_on_a_model_with_frozen_parameters(codec: str, is_frozen: bool, found: str) -> None:
+    asked = job(codec=codec)
+    next(asked.model.parameters()).requires_grad_(not is_frozen)
+    prepared = prepare(asked)
+    assert prepared.job.codec == found
+    said = [remark for remark in prepared.remarks if "rougher than int8" in remark]
+    assert bool(said) == (found != codec)

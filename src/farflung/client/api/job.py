@@ -94,10 +94,10 @@ class Job:
     codec
         The codec pair of links between workers, such as "int8/int4-stochastic"; a sequence of them
         ("PAIR@0.85,PAIR" switches to the second after 85 % of the steps); or a selector: "auto" (or
-        "auto:PAIR", where PAIR is the coarsest allowed), "adatopk:R", "uniform:R"
-        (docs/reference/codecs.md). `farflung train --codec` overrides it. Activations and gradients between
-        workers are coded, also activations of frozen layers that trained ones read; a lossy codec changes the
-        numbers, the default and a lossless one do not.
+        "auto:PAIR", where PAIR is the coarsest allowed: int8 if you leave it out and the model has frozen
+        parameters), "adatopk:R", "uniform:R" (docs/reference/codecs.md). `farflung train --codec` overrides
+        it. Activations and gradients between workers are coded, also activations of frozen layers that
+        trained ones read; a lossy codec changes the numbers, the default and a lossless one do not.
     max_loss_gap
         The largest relative increase of the exported model's held-out loss that "auto" accepts.
     validate_every

@@ -9,7 +9,13 @@ from pathlib import Path
 import msgspec
 
 from farflung.client.api.job import Job
-from farflung.client.capture.prepared import Microbatches, Model, model_of, number_of
+from farflung.client.capture.prepared import (
+    Microbatches,
+    Model,
+    model_of,
+    number_of,
+    with_gentle_auto,
+)
 from farflung.client.options.planning import parse_replicas
 from farflung.client.output.progress import ProgressCallback, Search, no_progress
 from farflung.errors import PlanError, TopologyError
@@ -109,6 +115,7 @@ def plan(
         No plan exists (the message says what is missing), or `workers`, `budget` or `seed` is out of range.
     """
     fleet, conditions = for_job(job, _topology(topology)), _conditions(efficiency, None)
+    job, gentler = with_gentle_auto(job)
     codecs = codecs.otherwise(job.codec, job.max_loss_gap)
     require_known(codecs, fleet.ids, codecs.codebook)
     copies = parse_replicas(str(replicas))
@@ -136,7 +143,7 @@ def plan(
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
     beside = plan_notes(schedule.plan, codecs, job.steps, model.draws, frameworks)
-    return msgspec.structs.replace(found, notes=[*found.notes, *predicted.notes, *beside])
+    return msgspec.structs.replace(found, notes=[*found.notes, *predicted.notes, *beside, *gentler])
 
 
 def for_job(job: Job, topology: Topology) -> Topology:

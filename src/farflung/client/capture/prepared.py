@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from farflung.opdag.capture import Capture
     from farflung.opdag.quantized import Quantization
 
+GENTLE = "int8"
+"""The roughest codec pair of `auto` on a model with frozen parameters, unless the job names another."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -151,12 +154,28 @@ def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) ->
     from farflung.opdag import wire
 
     _require_values(job)
+    job, gentler = with_gentle_auto(job)
     captured = capture_job(job, tell, workers)
     graph = captured.graph
     # A tied parameter has several names in the model and one of them in the graph.
     require_patterns(job.optimizer, [entry.name for entry in graph.inputs_of("parameter") if entry.trainable])
-    remarks = (*_remarks(captured), *_on_validation(job))
+    remarks = (*_remarks(captured), *_on_validation(job), *gentler)
     return _with_state(job, captured, wire.dump(graph), remarks)
+
+
+def with_gentle_auto(job: Job) -> tuple[Job, tuple[str, ...]]:
+    """The job, whose `auto` writes nothing rougher than int8 if the model has frozen parameters, and a note.
+
+    The losses by which `auto` chooses are of models that learn from nothing. On a pretrained model's hidden
+    states its rougher codec pairs lose far more (docs/measurements/codecs.md).
+    """
+    if job.codec != "auto" or all(parameter.requires_grad for parameter in job.model.parameters()):
+        return job, ()
+    note = (
+        f"the model has frozen parameters, so auto uses no codec pair rougher than {GENTLE}: on a pretrained"
+        " model they lose more than auto knows; `--codec auto:PAIR` allows another one"
+    )
+    return replace(job, codec=f"auto:{GENTLE}"), (note,)
 
 
 def _require_values(job: Job) -> None:

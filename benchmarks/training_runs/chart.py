@@ -28,23 +28,20 @@ def draw(runs: Sequence[Curves]) -> Figure:
         _panel(axes, run)
         if not number:
             axes.set_ylabel("loss, nats")
-    figure.subplots_adjust(left=0.06, right=0.95, bottom=0.2, top=0.84, wspace=0.32)
+    figure.subplots_adjust(left=0.06, right=0.95, bottom=0.27, top=0.88, wspace=0.32)
     return figure
 
 
 def _panel(axes: Axes, run: Curves) -> None:
     axes.set_title(plain_text(run.name.replace("_", " ")), color=INK, fontsize=10)
-    axes.plot([*run.losses], [*run.losses.values()], color=GREY, lw=0.7, label="training")
-    axes.plot(
-        [*run.held_out], [*run.held_out.values()], "o", color=BLUE, ms=4, label="held out", clip_on=True
-    )
+    lines = axes.plot([*run.losses], [*run.losses.values()], color=GREY, lw=0.7, label="training")
+    lines += axes.plot([*run.held_out], [*run.held_out.values()], "o", color=BLUE, ms=4, label="held out")
     axes.set(xlabel="steps", ylim=(0, HIGHEST * max(run.losses.values())))
     axes.grid()
     names = sorted({name for values in run.metrics.values() for name in values})[:1]
     for name in names:
         other = axes.twinx()
         points = {step: values[name] for step, values in run.metrics.items()}
-        other.plot([*points], [*points.values()], "s--", color=GREEN, ms=3, lw=1, label=name)
+        lines += other.plot([*points], [*points.values()], "s--", color=GREEN, ms=3, lw=1, label=name)
         other.set_ylim(0, 1)
-        other.legend(loc="lower right")
-    axes.legend(loc="lower left")
+    axes.legend(handles=lines, ncols=len(lines), loc="upper center", bbox_to_anchor=(0.5, -0.2))

@@ -36,7 +36,8 @@ def main() -> None:
     asked.add_argument("runs", type=Path, nargs="+")
     given = parser.parse_args()
     if given.command == "baselines":
-        print(*baselines.SUBJECTS[given.subject](), sep="\n")
+        for words in baselines.SUBJECTS[given.subject]():
+            print(words, flush=True)
     elif given.command == "compare":
         print(one_process.compare(given.job, curves.read(given.run), given.steps))
     elif given.command == "table":

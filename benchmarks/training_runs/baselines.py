@@ -34,7 +34,7 @@ def pairs() -> Iterator[str]:
     ones = labels(held_out).mean()
     yield f"{len(trained)} pairs to train on, {len(held_out)} held out"
     yield f"the commoner label: {max(ones, 1 - ones):.3f}"
-    for strength in (0.03, 0.1, 0.3, 1.0):
+    for strength in (0.03, 0.3):
         model = LogisticRegression(C=strength, max_iter=300).fit(columns(trained), labels(trained))
         score = model.score(columns(held_out), labels(held_out))
         yield f"logistic regression on words, C = {strength}: {score:.3f}"

@@ -39,7 +39,7 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The deepest frame of an error in the user's code: not in farflung, nor in an installed package."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        is_theirs = file.is_absolute() and "site-packages" not in file.parts
+        is_theirs = file.is_absolute() and not {"site-packages", "dist-packages"} & {*file.parts}
         if is_theirs and not any(file.is_relative_to(folder) for folder in _NOT_THEIRS):
             return frame
     return None

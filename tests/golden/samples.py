@@ -184,7 +184,8 @@ class Maker:
     def _plan(self, given: dict[str, Any]) -> dict[str, Any]:
         """Two pipelines of two segments each, which travel over every kind of edge."""
         placements = [
-            Placement(at, [f"w-{at + 1}"], self._next(), self._next(), self._next(), True) for at in range(4)
+            Placement(at, [f"w-{at + 1}"], self._next(), self._next(), self._next(), True, 5)
+            for at in range(4)
         ]
         edges = [
             Edge(3, FEEDER, 0, self._next(), False, 8),

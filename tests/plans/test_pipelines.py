@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farflung.plans import FEEDER, Edge, Pipeline, Placement, Plan, Sum, dealt, unfolded
+from farflung.plans import folded as refolded
 
 SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
 
@@ -127,3 +128,10 @@ def test_what_arrives_for_a_sum_is_known_beforehand(count: int, data: st.DataObj
     one = Sum(1, 4, groups, heads, data.draw(st.sampled_from(heads)))
     up = [one.head_of(segment) for segment in one.holders() if segment != one.owner]
     assert sum(one.messages_to(segment) for segment in one.holders()) == 2 * len(up)
+
+
+def test_a_folded_plan_unfolds_to_the_same() -> None:
+    sites = {"a0": "home", "a2": "home", "b0": "home", "b2": "home"}
+    assert refolded(plan()) == folded()
+    assert unfolded(refolded(plan()), [{10: 100, 11: 40, 12: 60}, {13: 8}], sites) == plan()
+    assert refolded(folded()) == folded()

@@ -219,3 +219,12 @@ def test_what_is_no_part_of_a_planned_sum_is_refused(
 ) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         Admission(worker, summing()).admit(peer, header)
+
+
+def test_a_microbatch_of_another_pipeline_is_refused() -> None:
+    job = summing()
+    theirs = job.plan.microbatches_of(3, MICROBATCHES)[0]
+    mine = job.plan.microbatches_of(0, MICROBATCHES)[0]
+    assert Admission("b", job).admit("a", changed(VALUE, microbatch=mine))
+    with pytest.raises(ProtocolError, match=f"microbatch {theirs} of unit 0, which is not due"):
+        Admission("b", job).admit("a", changed(VALUE, microbatch=theirs))

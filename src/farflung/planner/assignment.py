@@ -149,6 +149,7 @@ def plan_of(workload: Workload, assignment: Assignment) -> Plan:
             parameter_bytes=int(workload.sums["parameter"][stop] - workload.sums["parameter"][start]),
             nodes=stop - start,
             recompute=recompute[number],
+            trained_bytes=int(workload.sums["trainable"][stop] - workload.sums["trainable"][start]),
         )
         for number, (start, stop) in enumerate(ranges)
     ]
@@ -175,8 +176,8 @@ def memory_by_worker(workload: Workload, assignment: Assignment, only: str | Non
     for (start, stop), names, again in zip(ranges, assignment.workers, recompute, strict=True):
         if only is None or only in names:
             footprint = workload.footprint(start, stop, assignment.window, again)
-            if (others := len(names) - 1) > 0:  # what arrives for sums of gradients, with equal owners
-                arriving = 2 * others / len(names) * float(workload.trainable_bytes[start:stop].sum())
+            if (others := len(names) - 1) > 0:  # what arrives for sums of gradients, at most: one owns all
+                arriving = others * float(workload.trainable_bytes[start:stop].sum())
                 footprint = replace(footprint, state=footprint.state + arriving)
             for name in names:
                 needed[name] = needed.get(name, NOTHING).beside(footprint)

@@ -135,4 +135,5 @@ def _placement(
         parameter_bytes=sum(graph.values[e.value].bytes(batch) for e in parameters),
         nodes=len(segment.nodes),
         recompute=recompute,
+        trained_bytes=sum(graph.values[e.value].bytes(batch) for e in parameters if e.trainable),
     )

@@ -16,6 +16,7 @@ from farflung.planner.schedulers.auto.polish import Budget, Judge
 from farflung.planner.schedulers.auto.search import replicated
 from farflung.plans import Plan, Topology
 from farflung.plans.ability import Ability
+from farflung.plans.wishes import AUTO
 from farflung.simulator import Conditions
 from farflung.text import count_of
 from farflung.workload import Workload
@@ -24,11 +25,11 @@ from farflung.workload import Workload
 def scheduler_for_replicas(name: str, replicas: int) -> Scheduler:
     """The scheduler of this name for so many replicas; 0 leaves their number to `Options.most_replicas`."""
     found = scheduler_called(name)
-    return with_replicas(found, replicas) if replicas > 1 else found
+    return with_replicas(found, replicas, name) if replicas > 1 else found
 
 
-def with_replicas(scheduler: Scheduler, replicas: int) -> Scheduler:
-    """A scheduler whose plans have exactly so many replicas.
+def with_replicas(scheduler: Scheduler, replicas: int, name: str = AUTO) -> Scheduler:
+    """A scheduler, called `name`, whose plans have exactly so many replicas.
 
     It tries pipelines of one worker, two, and so on, as far as the workers last, and takes the fastest by
     simulation. `Options.workers` is the number of workers of all replicas together, of which some stay idle
@@ -50,7 +51,7 @@ def with_replicas(scheduler: Scheduler, replicas: int) -> Scheduler:
                 " ask for fewer (--replicas), or let workers offer more (`farflung join --memory`)"
             )
         best = min(found, key=lambda one: judge.simulate_plan(workload, one))
-        return answer("auto", fleet, workload, best, options)
+        return answer(name, fleet, workload, best, options)
 
     return search
 

@@ -49,7 +49,8 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `workers` holds one id for each replica. `flops` counts the forward pass of one microbatch,
     `parameter_bytes` the parameters that the segment owns. With `recompute` a segment stores only the values
-    it received and runs forward again before its backward pass.
+    it received and runs forward again before its backward pass. `trained_bytes` are those of the parameters
+    that are trained, whose gradients replicas add up; None if all are.
     """
 
     segment: SegmentNumber
@@ -58,6 +59,12 @@ class Placement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameter_bytes: Number
     nodes: Number
     recompute: bool = False
+    trained_bytes: Number | None = None
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of a step."""
+        return self.parameter_bytes if self.trained_bytes is None else self.trained_bytes
 
     @property
     def worker(self) -> str:

@@ -165,7 +165,7 @@ class _Run:
                 self._clock,
                 self._wiring,
                 [workers[placement.segment] for workers in self._replicas],
-                placement.parameter_bytes,
+                placement.gradient_bytes,
                 lambda segment=placement.segment: self._segment_synced(segment),  # type: ignore[misc]
             )
             for placement in self._plan.placements

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 from tests.broker.scenario import Scenario
 
+from farflung.broker.core.records import RUNNING
 from farflung.broker.core.training.overdue import BYTES_PER_SECOND, overdue
-from farflung.plans import Placement, Plan
+from farflung.plans import Pipeline, Placement, Plan, Sum
 
 
 def test_loading_may_take_as_long_as_the_state_needs_on_a_slow_line() -> None:
@@ -16,3 +18,17 @@ def test_loading_may_take_as_long_as_the_state_needs_on_a_slow_line() -> None:
     job = replace(story.state.jobs["job-1"], plan=Plan([part], [], microbatches=2, window=2))
     assert not overdue(job, job.pace.moved_at + 1899.0, 900.0)
     assert "not loaded on a after 1901 s (allowed: 1900 s)" in overdue(job, job.pace.moved_at + 1901.0, 900.0)
+
+
+def test_a_first_step_may_take_as_long_as_its_sums_need_on_a_slow_line() -> None:
+    story = Scenario("a", "b")
+    story.submit(2)
+    story.planned()
+    parts = [Placement(n, [name], 1, 1, 1) for n, name in enumerate("ab")]
+    one = Sum(7, int(2000 * BYTES_PER_SECOND), [[0], [1]], [0, 1], 0)
+    alone = Plan(parts, [], microbatches=2, window=2, pipelines=[Pipeline(1, 1), Pipeline(1, 1)])
+    summed = msgspec.structs.replace(alone, sums=[one])
+    job = replace(story.state.jobs["job-1"], state=RUNNING)
+    late = job.pace.moved_at + 3900.0
+    assert overdue(replace(job, plan=alone), late, 900.0)
+    assert not overdue(replace(job, plan=summed), late, 900.0)

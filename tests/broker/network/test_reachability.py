@@ -15,6 +15,7 @@ from farflung.broker.network.reachability import QUOTA_SLACK_BYTES, byte_quota
 from farflung.broker.network.relays import Circuits
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.errors import ProtocolError
+from farflung.plans import Pipeline, Placement, Plan, Sum
 from farflung.protocol.messages import Register
 from farflung.protocol.reachability import AskCircuit, AskReverse, Circuit, DialBack, HoldCircuit, NotReached
 from farflung.transport.relay.relay import Relay
@@ -138,6 +139,15 @@ def test_a_quota_covers_what_the_plan_sends_between_the_two() -> None:
     fed = 64 * microbatches + 2 * 8000
     assert byte_quota(plan, given, "ana", "a", "ana") == byte_quota(plan, given, "a", "ana", "ana")
     assert byte_quota(plan, given, "a", "ana", "ana") == 2 * fed + QUOTA_SLACK_BYTES
+
+
+def test_a_quota_covers_the_sums_of_two_replicas() -> None:
+    parts = [Placement(n, [name], 1, 1, 1) for n, name in enumerate("ab")]
+    one = Sum(7, 1000, [[0], [1]], [0, 1], 0)
+    pipelines = [Pipeline(1, 1), Pipeline(1, 1)]
+    plan = Plan(parts, [], microbatches=2, window=2, pipelines=pipelines, sums=[one])
+    given = training(steps=10)
+    assert byte_quota(plan, given, "a", "b", "ana") == 2 * (2 * 1000 * 10) + QUOTA_SLACK_BYTES
 
 
 def ends(commands: list[Command]) -> tuple[Circuit, Circuit]:

@@ -35,6 +35,7 @@ def test_replicas_are_a_number_or_left_to_the_planner(given: str | None, replica
             RunOptions(workers=1, replicas="2"),
             "1 worker cannot be shared out among 2 replicas: use --workers 2",
         ),
+        (RunOptions(on="a,b,c", replicas="2"), "--on names 3 workers, which cannot be shared out among 2"),
         (RunOptions(local=2, replicas="0"), "--replicas must be auto or a number from 1 to 1000, found '0'"),
         (RunOptions(local=2, replicas="many"), "--replicas must be auto or a number"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.planner.codecs.chains import chain, topology
 
@@ -101,3 +102,17 @@ def test_samples_of_unused_codecs_wait_for_the_next_choice() -> None:
     found = started([], Limits(0.05), 8.0)
     found, verdict = found.on_unit(finished(0, 8.0, sampled=(sampled("int8", 0.007, used=False),)))
     assert verdict.switches == () and found.controller.context.sampled
+
+
+def test_tuning_goes_on_with_replicas_on_other_workers() -> None:
+    one = chain(["a", "b"], size=10**6, flops=10**11, microbatches=8)
+    rows = [["a", "c"], ["b", "d"]]
+    placements = [
+        msgspec.structs.replace(p, workers=row) for p, row in zip(one.placements, rows, strict=True)
+    ]
+    plan = msgspec.structs.replace(one, placements=placements, shares=[4, 4])
+    near = {(a, b): 100.0 for a in range(4) for b in range(4) if a != b}
+    basis = tuning_basis(plan, topology(near, 4), Conditions(), Limits(0.05))
+    codecs = [LinkCodec("e", "d", "int8", 3.9)]
+    found = CodecTuner.start(basis, codecs, [["a", "e"], ["b", "d"]])
+    assert [(one.source, one.target, one.codec) for one in found.controller.codecs()] == [("e", "d", "int8")]

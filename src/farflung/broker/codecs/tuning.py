@@ -19,7 +19,7 @@ from farflung.broker.core.records import Job
 from farflung.broker.core.training.commit import CommitGroup, Verdict
 from farflung.broker.core.transition import Transition
 from farflung.errors import FarflungError
-from farflung.plans import LinkCodec, Plan
+from farflung.plans import LinkCodec, Plan, folded
 from farflung.plans.codec_pair import DENSE
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import CodecsChosen
@@ -77,14 +77,20 @@ def begin(
 
     try:
         plan = turn.state.jobs[job.job].plan
-        workers = [placed.worker for placed in plan.placements] if plan is not None and codecs else []
-        steering = CodecTuner.start(initial_state, codecs, workers)
-    except (FarflungError, msgspec.MsgspecError) as error:
+        rows = [placed.workers for placed in folded(plan).placements] if plan is not None and codecs else []
+        steering = CodecTuner.start(initial_state, codecs, rows)
+    except (FarflungError, msgspec.MsgspecError, ValueError) as error:
         words = one_line(f"links keep their planned codecs, because codec tuning could not start: {error}")
         unit = 0 if job.unit is None else job.unit.number
         turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit, job.step, [], [words]))
         return
     turn.emit(facts.CodecTuningChanged(job.job, TuningState(steering)))
+
+
+def _microbatches_of(job: Job, worker: str, unit: Unit) -> int:
+    """How many of a unit's microbatches a worker has run."""
+    assert job.plan is not None
+    return len(job.plan.microbatches_of(min(job.plan.segments_of(worker)), unit.microbatches))
 
 
 def on_unit_decided(turn: Transition, job: Job, group: CommitGroup, verdict: Verdict) -> None:
@@ -108,7 +114,7 @@ def on_unit_decided(turn: Transition, job: Job, group: CommitGroup, verdict: Ver
         for rate in ready.rates
     )
     computing = {
-        worker: ready.computing_seconds / unit.microbatches
+        worker: ready.computing_seconds / max(1, _microbatches_of(job, worker, unit))
         for worker, ready in group.ready_messages
         if unit.train and ready.computing_seconds
     }

@@ -92,7 +92,14 @@ def byte_quota(plan: Plan, training: Training, a: str, b: str, submitter: str) -
             if edge.source != FEEDER and {plan.worker_of(edge.source), plan.worker_of(edge.target)} == {a, b}
         ]
         expected = sum(edge.bytes * (1 + edge.differentiable) for edge in crossing) * microbatches
-        if not crossing:  # they only exchange copies of their state, of which more take more circuits
+        summed = sum(
+            2 * one.bytes
+            for one in plan.sums
+            for segment in one.holders()
+            if {plan.worker_of(segment), plan.worker_of(one.head_of(segment))} == {a, b}
+        )
+        expected += summed * training.steps
+        if not expected:  # they only exchange copies of their state, of which more take more circuits
             shares = {*plan.segments_of(a), *plan.segments_of(b)}
             weights = sum(part.parameter_bytes for part in plan.placements if part.segment in shares)
             expected = 4 * (1 + training.optimizer.moments) * weights

@@ -129,6 +129,8 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         return Lacking(lacking)
     if question.replicas != 1 and not training.emulated:
         able = alike_workers(able, question.abilities)
+        count = min(question.count, len(able))
+        question = msgspec.structs.replace(question, count=count - count % max(1, question.replicas))
     question = msgspec.structs.replace(question, workers=able)
     require_known(question.codecs, able, training.codecs)
     if question.topology is None:

@@ -56,6 +56,9 @@ def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) ->
     if (replicas := parse_replicas(options.replicas or "1")) > 1:
         _require_even(local or workers, replicas, "--local" if local else "--workers")
     frameworks, chosen = _frameworks(local, options.backends), _chosen(on)
+    if replicas > 1 and len(chosen) % replicas:
+        who = count_of(len(chosen), "worker")
+        raise JobError(f"--on names {who}, which cannot be shared out among {replicas} replicas")
     wishes = _wishes(options, chosen, codecs)
     pool = chosen or (wishes.topology.ids if wishes.topology else [])
     if known := local_ids(local or 0) or pool:

@@ -40,18 +40,22 @@ class Basis(msgspec.Struct, frozen=True):
     conditions: Conditions
     limits: Limits
 
-    def seated(self, workers: Sequence[str]) -> Basis:
-        """The inputs with the segments on these `workers`, one for each.
+    def seated(self, workers: Sequence[Sequence[str]]) -> Basis:
+        """The inputs with the segments on these `workers`: for each segment, those of its replicas.
 
         A worker that took another one's place is taken to have its speed and links, until units tell more.
         """
-        pairs = zip(self.plan.placements, workers, strict=True)
-        names = {placed.worker: worker for placed, worker in pairs if placed.worker != worker}
+        pairs = [
+            (before, after)
+            for placed, row in zip(self.plan.placements, workers, strict=True)
+            for before, after in zip(placed.workers, row, strict=True)
+        ]
+        names = {before: after for before, after in pairs if before != after}
         if not names:
             return self
         placements = [
-            msgspec.structs.replace(placed, workers=[worker])
-            for placed, worker in zip(self.plan.placements, workers, strict=True)
+            msgspec.structs.replace(placed, workers=list(row))
+            for placed, row in zip(self.plan.placements, workers, strict=True)
         ]
         known = {one.id for one in self.topology.workers}
         renamed = {old: new for old, new in names.items() if new not in known}
@@ -123,11 +127,11 @@ class CodecTuner:
 
     @staticmethod
     def start(
-        basis: bytes, codecs: Sequence[LinkCodec] | None = None, workers: Sequence[str] = ()
+        basis: bytes, codecs: Sequence[LinkCodec] | None = None, workers: Sequence[Sequence[str]] = ()
     ) -> CodecTuner:
         """The tuner before it has seen a unit, with `codecs`, or else with those that the plan names.
 
-        `workers`, if given, are those that the plan's segments are on by now.
+        `workers`, if given, are those that each of the plan's segments is on by now, one for each replica.
 
         Raises
         ------

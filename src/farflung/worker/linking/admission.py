@@ -112,7 +112,8 @@ class Admission:
     def _check_place(self, peer: str, header: ValueHeader) -> None:
         ahead = 2 * self._load.plan.window if header.source == FEEDER else 1
         unit = self._units.get(header.unit) if header.unit <= self._units.current + ahead else None
-        if unit is None or header.microbatch >= unit.microbatches:
+        end = header.source if header.gradient else header.target
+        if unit is None or header.microbatch not in self._load.plan.microbatches_of(end, unit.microbatches):
             raise ProtocolError(
                 f"{peer} sent microbatch {header.microbatch} of unit {header.unit}, which is not due"
             )

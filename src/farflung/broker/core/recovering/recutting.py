@@ -60,7 +60,7 @@ def sources(state: State, job: Job, plan: Plan, owned: Sequence[Collection[str]]
 
     None if a share that is needed is on the disk of no member. Each member reads from its own disk what it
     can; else from the one of those that have it that gives least so far. Several pipelines have shares with
-    the same names: of these it reads the first.
+    the same names: of these it reads one, its own if it can, else the first.
     """
     version, before = job.versions.stable, job.plan
     if version is None or before is None:
@@ -73,7 +73,7 @@ def sources(state: State, job: Job, plan: Plan, owned: Sequence[Collection[str]]
     for member in members:
         needed = {name for part in plan.segments_of(member) for name in owned[part]}
         found[member] = {}
-        for share, names in shares.items():
+        for share, names in sorted(shares.items(), key=lambda one: (member not in having[one[0]], one[0])):
             donors = [one for one in having[share] if one in members]
             if needed.isdisjoint(names) or not donors:
                 continue

@@ -36,7 +36,8 @@ def seating(
     """The job's plan with lost workers replaced; None if a place stays empty or a share has no copy there.
 
     Members that are `staying` keep their state, and so need no copy; those in `again` are there, too, and
-    load theirs. If any stay, the others are replaced only by workers that are known to compute just alike.
+    load theirs. If any stay, or there are replicas, the others are replaced only by workers that are known to
+    compute just alike.
     """
     version, plan = job.versions.stable, job.plan
     if version is None or plan is None or version.names:
@@ -44,9 +45,10 @@ def seating(
     idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
     present = [member for member in plan.workers() if {member} & {*idle, *staying, *again}]
     free, names = [name for name in idle if name not in present], dict[str, str]()
+    is_alike = bool(staying) or bool(plan.sums)
     for share, member in shares_of(plan).items():
         having = who_has(state, job, version, share)
-        fit = [name for name in free if fits(state.workers[name], state.workers[member], job, bool(staying))]
+        fit = [name for name in free if fits(state.workers[name], state.workers[member], job, is_alike)]
         is_sent = member in again and member not in having  # which costs less on a worker that has the copy
         is_kept = member in present and not set(present).isdisjoint(having)
         if member in staying or (is_kept and not (is_sent and set(fit) & set(having))):

@@ -47,7 +47,10 @@ def _unit_seconds(job: Job) -> float:
         return DROPPED_AFTER * job.pace.slowest * microbatches
     flops = TRAIN_FLOPS_PER_FORWARD * sum(part.flops for part in job.plan.placements)
     bytes_moved = 2 * sum(edge.bytes for edge in job.plan.edges)
-    return microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND)
+    summed = sum(2 * one.bytes * (len(one.holders()) - 1) for one in job.plan.sums)
+    return (
+        microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND) + summed / BYTES_PER_SECOND
+    )
 
 
 def _missing_text(job: Job) -> str:

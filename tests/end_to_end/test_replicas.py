@@ -105,7 +105,7 @@ def test_only_workers_that_compute_alike_are_replicas(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
     job = job_of("gpt", 2, farflung.AdamW(lr=3e-3))
     with running(3, tmp_path, ["torch", "torch", "jax"]) as fleet:
-        summary, _, folder = fleet.run(job, 0, Wishes(replicas=2))
+        summary, _, folder = fleet.run(job, 3, Wishes(replicas=2))
     assert (summary.state, read_plan(folder).workers()) == ("done", ["worker-0", "worker-1"])
 
 

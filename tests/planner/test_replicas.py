@@ -8,10 +8,19 @@ from hypothesis import strategies as st
 from tests.planner.plans import require_valid
 from tests.planner.workloads import random_topology, random_workload
 
+from farflung.errors import PlanError
 from farflung.planner.assignment import Options
 from farflung.planner.registry import scheduler
-from farflung.planner.replicas import alike_workers, possible, with_replicas
+from farflung.planner.replicas import (
+    alike_workers,
+    possible,
+    require_possible,
+    shared_out,
+    with_replicas,
+)
 from farflung.plans.ability import Ability
+from farflung.runtime.optimizers.declared import SGD
+from farflung.runtime.training import Training
 
 
 @settings(max_examples=15)
@@ -53,3 +62,28 @@ def test_replicas_run_on_workers_that_compute_the_same_bits() -> None:
     assert alike_workers(["d", "b"], abilities) == ["d"]
     assert alike_workers(["e", "f"], {}) == ["e", "f"]
     assert alike_workers([], {}) == []
+
+
+@pytest.mark.parametrize(
+    ("replicas", "workers", "microbatches", "words"),
+    [
+        (8, 4, 8, "4 workers cannot be shared out among 8 replicas"),
+        (2, 3, 8, "3 workers cannot be shared out among 2 replicas"),
+        (2, 4, 1, r"the job has 1 microbatch: set Job\(microbatches=2\) or more"),
+    ],
+)
+def test_replicas_that_cannot_be_are_refused_before_a_plan_is_made(
+    replicas: int, workers: int, microbatches: int, words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        require_possible(replicas, workers, microbatches)
+
+
+def test_any_number_that_shares_workers_out_may_be_tried() -> None:
+    given = Training(1, 4, 1, SGD(lr=0.1))
+    assert (
+        shared_out(4, given) == [1, 2, 4]
+        and shared_out(6, given) == [1, 2, 3]
+        and shared_out(1, given) == [1]
+    )
+    require_possible(0, 3, 1)

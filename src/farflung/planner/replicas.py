@@ -17,6 +17,7 @@ from farflung.planner.schedulers.auto.search import replicated
 from farflung.plans import Plan, Topology
 from farflung.plans.ability import Ability
 from farflung.plans.wishes import AUTO
+from farflung.runtime.training import Training
 from farflung.simulator import Conditions
 from farflung.text import count_of
 from farflung.workload import Workload
@@ -104,6 +105,30 @@ def _tried(
 def possible(replicas: int, workers: int, microbatches: int) -> int:
     """How many of the replicas that are asked for there can be."""
     return max(1, min(replicas, workers, microbatches))
+
+
+def shared_out(workers: int, training: Training) -> list[int]:
+    """The numbers of replicas among which so many workers can be shared out evenly, the fewest first."""
+    most = min(workers, training.microbatches)
+    return [replicas for replicas in range(1, most + 1) if workers % replicas == 0]
+
+
+def require_possible(replicas: int, workers: int, microbatches: int) -> None:
+    """Check that there can be so many replicas; 0 leaves their number open.
+
+    Raises
+    ------
+    PlanError
+        There are fewer workers or microbatches, or the workers cannot be shared out evenly.
+    """
+    if replicas > workers or (replicas and workers % replicas):
+        raise PlanError(f"{count_of(workers, 'worker')} cannot be shared out among {replicas} replicas")
+    if replicas > microbatches:
+        who = count_of(microbatches, "microbatch", "microbatches")
+        raise PlanError(
+            f"{replicas} replicas share a batch by microbatches, and the job has {who}: set"
+            f" Job(microbatches={replicas}) or more"
+        )
 
 
 def fewer_replicas(found: int, asked: int, workers: int) -> str:

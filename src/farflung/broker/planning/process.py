@@ -48,6 +48,7 @@ from farflung.planner.replicas import (
     fewer_replicas,
     possible,
     scheduler_for_replicas,
+    shared_out,
 )
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, folded, subtopology
@@ -58,6 +59,7 @@ from farflung.runtime.state import trained_shapes
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate
 from farflung.simulator.simulation import brief_notes
+from farflung.text import count_of
 from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
 
@@ -156,6 +158,10 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     kinds = {worker: ability.kind for worker, ability in question.abilities.items()}
     if (found := len(made.plan.pipelines) or 1) < question.replicas:
         notes.append(fewer_replicas(found, question.replicas, len(question.workers)))
+    if not question.replicas and question.topology is None:
+        notes.append(
+            f"{count_of(found, 'replica')}: nothing is measured of these workers yet to compare more by"
+        )
     notes += mode_notes(made.plan.workers(), kinds, training.deterministic)
     return PlanResult(
         made.plan,
@@ -189,19 +195,28 @@ def _tuning_basis(question: Question, plan: Plan) -> bytes:
 
 
 def _balanced(question: Question, graph: Graph) -> PlannedJob:
-    """Plan with the cut of `planner.cutting.balanced`, for workers whose links are unknown."""
+    """Plan with the cut of `planner.cutting.balanced`, for workers whose links are unknown.
+
+    Where the planner is to choose how many replicas there are, there are no more than the cut needs.
+    """
     training = question.training
     workers = question.workers[: question.count or None]
     replicas = possible(question.replicas, len(workers), training.microbatches)
-    workers = workers[: len(workers) // replicas]
-    made = plan_job(
-        graph,
-        training.microbatches,
-        training.microbatch_size,
-        workers,
-        exactly=question.count > 0,
-        recompute=question.recompute == "always",
-    )
+    tried = [replicas] if question.replicas or not question.count else shared_out(len(workers), training)
+    for replicas in tried:
+        try:
+            made = plan_job(
+                graph,
+                training.microbatches,
+                training.microbatch_size,
+                workers[: len(workers) // replicas],
+                exactly=question.count > 0,
+                recompute=question.recompute == "always",
+            )
+            break
+        except PlanError:
+            if replicas == tried[-1]:
+                raise
     plan = evenly_replicated(made.plan, question.workers, replicas)
     plan = msgspec.structs.replace(plan, codecs=list(unplanned(plan, question.codecs)))
     return replace(made, plan=phased(plan, question.codecs, training.steps))

@@ -26,6 +26,7 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     pool = len(found.workers) + len(found.left_out)
     used = count_of(pool, "worker") if not found.left_out else f"{len(found.workers)} of {pool} workers"
     microbatches = count_of(found.microbatches, "microbatch", "microbatches")
+    used += f" in {found.replicas} replicas of the model" if found.replicas > 1 else ""
     yield from paragraph(
         f"{found.model}: {microbatches} of {found.microbatch_size} on {used}, planned by {found.scheduler}"
     )

@@ -29,6 +29,7 @@ from farflung.planner.codecs.wishes import (
     scheduler_for,
 )
 from farflung.planner.compatibility import require_able, unable
+from farflung.planner.replicas import require_possible as require_replicas
 from farflung.planner.replicas import scheduler_for_replicas
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import (
@@ -122,6 +123,9 @@ def plan(
     search = scheduler_for(codecs, scheduler_for_replicas(scheduler, copies), conditions)
     number_of(job, microbatches)
     require_possible(fleet, workers, budget, seed)
+    if copies > 1:
+        there = len(fleet.workers)
+        require_replicas(copies, workers or there // copies * copies or there, number_of(job, microbatches))
     tell("capturing the model")
     model = model_of(job, microbatches, profile)
     fleet, out = _able(fleet, model, workers or 0)

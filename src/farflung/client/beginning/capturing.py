@@ -33,7 +33,8 @@ def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path |
     if target.wishes.replicas > job.microbatches:
         raise JobError(
             f"{target.wishes.replicas} replicas share a batch by microbatches, and the job has"
-            f" {count_of(job.microbatches, 'microbatch', 'microbatches')}: raise Job(microbatches=)"
+            f" {count_of(job.microbatches, 'microbatch', 'microbatches')}: set"
+            f" Job(microbatches={target.wishes.replicas}) or more"
         )
     if emulated is not None:
         from farflung.client.capture.prepared import prepare_emulated

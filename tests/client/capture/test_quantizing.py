@@ -91,7 +91,7 @@ def test_what_becomes_smaller_and_what_stays_is_said_once() -> None:
     assert found is not None
     values = sum(one.numel() for name, one in job.model.named_parameters() if name in found.matrices)
     assert (
-        f"in {format_bytes(quantized_bytes(values, 'nf4'))} instead of {format_bytes(4 * values)}: " in size
+        f"in {format_bytes(quantized_bytes(values, 'nf4'))} instead of {format_bytes(4 * values)}, " in size
     )
     (remark,) = [one for one in prepared.remarks if "are not quantized" in one]
     assert remark.startswith("1 of 22 frozen matrices are not quantized: ")

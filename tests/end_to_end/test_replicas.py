@@ -13,7 +13,7 @@ import torch
 from tests.end_to_end.fleets import Fleet, running, trained_state
 from tests.end_to_end.test_faults import assert_same
 from tests.end_to_end.zoo_jobs import MICROBATCHES, job_of, microbatches_of
-from tests.support.processes import machines, train
+from tests.support.processes import Command, Machines, machines, train
 from torch import Tensor
 
 import farflung
@@ -109,14 +109,19 @@ def test_only_workers_that_compute_alike_are_replicas(tmp_path: Path) -> None:
     assert (summary.state, read_plan(folder).workers()) == ("done", ["worker-0", "worker-1"])
 
 
+def fleet_of(on: Machines, names: str) -> tuple[Command, dict[str, Command], list[str]]:
+    """A broker, idle workers of these names, and the options with which a submitter joins."""
+    broker, token = on.broker(), on.token("worker", "--uses", str(len(names)))
+    workers = {name: on.worker(name, token) for name in names}
+    for worker in workers.values():
+        worker.says("idle in the backup pool")
+    return broker, workers, ["--token", on.token("submitter"), "--broker", on.address]
+
+
 @pytest.mark.faults
 def test_a_killed_worker_of_a_replica_changes_no_bit(tmp_path: Path) -> None:
     with machines(tmp_path) as on:
-        broker, token = on.broker(), on.token("worker", "--uses", "5")
-        workers = {name: on.worker(name, token) for name in "abcde"}
-        for worker in workers.values():
-            worker.says("idle in the backup pool")
-        first = ["--token", on.token("submitter"), "--broker", on.address]
+        broker, workers, first = fleet_of(on, "abcde")
         options = ["--workers", "4", "--replicas", "2", "--steps", "30"]
         undisturbed = train(on, "undisturbed", *options, *first)
         assert undisturbed.command.code() == 0
@@ -133,11 +138,7 @@ def test_a_killed_worker_of_a_replica_changes_no_bit(tmp_path: Path) -> None:
 @pytest.mark.faults
 def test_a_run_goes_on_with_what_is_left_of_its_replicas(tmp_path: Path) -> None:
     with machines(tmp_path) as on:
-        broker, token = on.broker(), on.token("worker", "--uses", "4")
-        workers = {name: on.worker(name, token) for name in "abcd"}
-        for worker in workers.values():
-            worker.says("idle in the backup pool")
-        first = ["--token", on.token("submitter"), "--broker", on.address]
+        broker, workers, first = fleet_of(on, "abcd")
         run = train(on, "left", "--workers", "4", "--replicas", "2", "--steps", "30", *first)
         run.reaches(8)
         killed = run.workers[-1]

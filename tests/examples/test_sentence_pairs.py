@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from tests.examples.loading import module_of
-from tests.support.one_process import in_one_process
+from tests.support.one_process import equal_on_four_workers
 from transformers import BertConfig
 
 import farflung
@@ -101,20 +101,12 @@ def test_pieces_of_words_have_the_same_numbers_each_time(example: ModuleType) ->
 @pytest.mark.processes
 @pytest.mark.slow
 def test_four_workers_equal_one_process_bit_for_bit(example: ModuleType, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
-    losses, module, _ = in_one_process(small(example, 3))
     job = small(example, 3)
-    with farflung.local(4, device="cpu") as fleet:
-        run = fleet.train(job, out=tmp_path / "run")
-        assert run.wait().steps == 3
-        assert [row.loss for row in run.metrics.rows] == losses
-        run.load_into(job.model)
-        found = run.metrics.validations[-1].metrics["accuracy"]
-    assert all(map(torch.equal, module.state_dict().values(), job.model.state_dict().values()))
+    module, metrics = equal_on_four_workers(job, tmp_path / "run")
     batch = job.collate([*job.validation])  # type: ignore[misc]
     with torch.no_grad():
         hits = module.eval()(**batch).logits.argmax(1) == batch["labels"]
-    assert found == pytest.approx(hits.float().mean().item())
+    assert metrics["accuracy"] == pytest.approx(hits.float().mean().item())
 
 
 def test_without_wordnet_one_line_says_what_to_install(

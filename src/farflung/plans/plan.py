@@ -193,6 +193,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shares = tuple(one.microbatches for one in self.pipelines)
         return dealt(microbatches, shares)[self.pipeline_of(segment)]
 
+    def summed(self) -> set[tuple[int, int]]:
+        """Each segment and parameter, by value id, whose gradient is one of a sum."""
+        return {(segment, one.value) for one in self.sums for segment in one.holders()}
+
     def sum_bytes(self, segments: Collection[int]) -> int:
         """The most that arrives for sums at these segments in a step, which their worker keeps till then."""
         return sum(

@@ -80,7 +80,7 @@ class Executor(Generic[Array]):
         self._incoming = _edges(plan.edges, lambda edge: edge.target)
         self._outgoing = _edges(plan.edges, lambda edge: edge.source)
         self._owners = {name: s for s in self._segments.values() for name in s.segment.owned}
-        self._summed = {(segment, one.value) for one in plan.sums for segment in one.holders()}
+        self._summed = plan.summed()
 
     def receive(self, parcel: Parcel[Array]) -> None:
         """Take a parcel for one of this worker's segments."""

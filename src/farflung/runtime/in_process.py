@@ -64,7 +64,7 @@ class InProcessPipeline:
             TorchSegment(segment, states[plan.pipeline_of(n)], training, placement.recompute)
             for n, (segment, placement) in enumerate(zip(segments, plan.placements, strict=True))
         ]
-        self._summed = {(segment, one.value) for one in plan.sums for segment in one.holders()}
+        self._summed = plan.summed()
         self._outlets = {worker: _Outlet() for worker in plan.workers()}
         self._executors = {
             worker: Executor(

@@ -104,10 +104,11 @@ class _Progress:
 
     def task(self, kind: TaskKind) -> Task:
         """The next task of this kind."""
-        done = self.accumulations if kind is TaskKind.ACCUMULATE else self.backwards
-        return Task(
-            self.needs.segment, kind, self._microbatches[self.forwards if kind is TaskKind.FORWARD else done]
-        )
+        if kind is TaskKind.FORWARD:
+            done = self.forwards
+        else:
+            done = self.backwards if kind is TaskKind.BACKWARD else self.accumulations
+        return Task(self.needs.segment, kind, self._microbatches[done])
 
     @property
     def can_accumulate(self) -> bool:

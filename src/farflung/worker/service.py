@@ -446,7 +446,8 @@ class WorkerService:
         A worker that takes over a lost share needs as much for what it is sent again.
         """
         load = self._state.load
-        if load is not None and load.holders and not load.plan.sums:  # which nobody runs again alone
+        # A lost member of a job with sums is not replayed: all members go back.
+        if load is not None and load.holders and not load.plan.sums:
             on_host = self._options.host_memory_bytes
             free = self._options.memory_bytes - needs_bytes if on_host is None else on_host
             self._peers.replays.log_sent(max(0, free) // 2)

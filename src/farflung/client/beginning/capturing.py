@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from farflung.client.options.planning import fewer_workers_advice
 from farflung.client.options.target import Target, local_ids
-from farflung.errors import JobError
-from farflung.text import count_of
 
 if TYPE_CHECKING:
     from farflung.client.api.frontend import Frontend
@@ -26,16 +24,15 @@ def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path |
     CaptureError
         The model cannot become an OP-DAG, or has no values to train.
     JobError
-        There are fewer microbatches than replicas, or the items or the stored weights cannot be read.
+        The items or the stored weights cannot be read.
     PlanError
-        The model cannot be cut for that many workers, or a local worker lacks one of its ops.
+        The model cannot be cut for that many workers, there are fewer microbatches than replicas, or a local
+        worker lacks one of the model's ops.
     """
-    if target.wishes.replicas > job.microbatches:
-        raise JobError(
-            f"{target.wishes.replicas} replicas share a batch by microbatches, and the job has"
-            f" {count_of(job.microbatches, 'microbatch', 'microbatches')}: set"
-            f" Job(microbatches={target.wishes.replicas}) or more"
-        )
+    if (replicas := target.wishes.replicas) > 1:
+        from farflung.planner.replicas import require_possible
+
+        require_possible(replicas, target.workers or replicas, job.microbatches)
     if emulated is not None:
         from farflung.client.capture.prepared import prepare_emulated
 

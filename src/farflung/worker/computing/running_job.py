@@ -78,7 +78,7 @@ class RunningJob(Generic[Array]):
             for number, segment in programs.items()
             for value, kind in segment.values.items()
         }
-        self._summed = {(segment, one.value) for one in load.plan.sums for segment in one.holders()}
+        self._summed = load.plan.summed()
         self._is_given = load.plan.pipeline_of(min(self.segments)) == 0
         self._has_codecs = bool(load.training.codecs)
         self.uses_codec_thread = self._has_codecs or backend.overlaps

@@ -28,10 +28,10 @@ class Config:
     dropout: float = 0.0
 
 
-def rotation(sequence: int, width: int) -> tuple[Tensor, Tensor]:
+def rotation(sequence: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines, each (sequence, width / 2), of the angle by which each place is turned."""
-    frequencies = 10_000.0 ** (torch.arange(width // 2) * (-2.0 / width))
-    angles = torch.arange(sequence)[:, None] * frequencies
+    frequencies = 10_000.0 ** (torch.arange(width // 2, device=device) * (-2.0 / width))
+    angles = torch.arange(sequence, device=device)[:, None] * frequencies
     return angles.cos(), angles.sin()
 
 
@@ -101,7 +101,7 @@ class GPT(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of every next byte, (batch, sequence, symbols); `tokens` are (batch, sequence)."""
-        cosine, sine = rotation(tokens.shape[1], self.config.width // self.config.heads)
+        cosine, sine = rotation(tokens.shape[1], self.config.width // self.config.heads, tokens.device)
         x = self.dropout(self.symbol(tokens))
         for block in self.blocks:
             x = block(x, cosine, sine)

@@ -1,4 +1,7 @@
-"""The step of one segment beside the user's own loop over the same module, on the device."""
+"""The step of one segment beside the user's own loop over the same module, eager and compiled, on the device.
+
+The loop is as nanoGPT has it: autocast, flash attention, fused AdamW, one read of loss and norm a step.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from benchmarks.gpu.clock import wait_for
+from benchmarks.gpu.rates import rates
 from examples.gpt import GPT, Config
-from torch import Tensor
+from torch import Tensor, nn
 
 from farflung.opdag.capture import capture
+from farflung.opdag.graph import Precision
 from farflung.planner import plan_graph
 from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.parity.steps import named_state
@@ -21,12 +27,13 @@ from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
-PAIRS = 20
+ROUNDS = 20
 MICROBATCHES = 2
+Batches = list[dict[str, Tensor]]
 
 
 class Size(NamedTuple):
-    """A GPT, and the samples of a microbatch."""
+    """A transformer, and the samples of a microbatch; `symbols` above 256 is GPT-2 from transformers."""
 
     name: str
     width: int
@@ -34,70 +41,111 @@ class Size(NamedTuple):
     heads: int
     sequence: int
     samples: int
+    symbols: int = 256
 
 
-SIZES = [Size("launch-bound", 128, 4, 4, 128, 4), Size("124M", 768, 12, 12, 1024, 4)]
+SIZES = [
+    Size("launch-bound", 128, 4, 4, 128, 4),
+    Size("85M, bytes", 768, 12, 12, 1024, 4),
+    Size("GPT-2 124M", 768, 12, 12, 1024, 16, 50_257),
+]
 ON_CPU = 1
 """So many of the sizes on a CPU."""
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
 def runner(device: torch.device) -> list[dict[str, object]]:
-    """Milliseconds of a step (forward, backward, AdamW) in float32, and ours over eager's."""
-    sizes = SIZES if device.type != "cpu" else SIZES[:ON_CPU]
-    return [row(size, device) for size in sizes]
+    """Milliseconds of a step (forward, backward, AdamW), and ours over the loop's."""
+    if device.type == "cpu":
+        return [row(size, device, "float32") for size in SIZES[:ON_CPU]]
+    most = rates(device)["bfloat16_tflops"]
+    return [row(size, device, precision, most) for size in SIZES for precision in PRECISIONS]
 
 
-def row(size: Size, device: torch.device) -> dict[str, object]:
-    """Alternate the two sides, each first in every other pair."""
-    sides = ours(size, device), eager(size, device)
-    for side in (*sides, *sides):
-        side()
-    found: dict[Callable[[], object], list[float]] = {side: [] for side in sides}
-    for pair in range(PAIRS):
-        for side in sides if pair % 2 else reversed(sides):
+def row(
+    size: Size, device: torch.device, precision: Precision, bfloat16_tflops: float = 0.0
+) -> dict[str, object]:
+    """Alternate the sides, each first in its turn."""
+    made = model(size)
+    sides: dict[str, Callable[[], object]] = {
+        "ours": ours(made, size, device, precision),
+        "eager": loop(made, size, device, precision),
+    }
+    if device.type != "cpu":
+        sides["compiled"] = loop(made, size, device, precision, compiles=True)
+    times = in_turn(sides, device)
+    found: dict[str, object] = {"model": size.name, "precision": precision}
+    found |= {f"{name}_ms": round(1000 * statistics.median(taken), 2) for name, taken in times.items()}
+    for name in [*sides][1:]:
+        ratios = [mine / theirs for mine, theirs in zip(times["ours"], times[name], strict=True)]
+        found[f"over_{name}"] = round(statistics.median(ratios), 3)
+    tokens = MICROBATCHES * size.samples * size.sequence / statistics.median(times["ours"])
+    found["tokens_per_second"] = round(tokens)
+    if bfloat16_tflops:
+        found["of_bfloat16"] = round(tokens * flops_of_a_token(made, size) / 1e12 / bfloat16_tflops, 3)
+    return found
+
+
+def in_turn(sides: dict[str, Callable[[], object]], device: torch.device) -> dict[str, list[float]]:
+    """Seconds of each side in each round, after three steps of each that do not count."""
+    names = [*sides]
+    for name in names * 3:
+        sides[name]()
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(ROUNDS):
+        at = number % len(names)
+        for name in names[at:] + names[:at]:
             wait_for(device)
             began = time.perf_counter()
-            side()
+            sides[name]()
             wait_for(device)
-            found[side].append(time.perf_counter() - began)
-    ratios = [one / other for one, other in zip(*found.values(), strict=True)]
-    mine, theirs = (statistics.median(times) for times in found.values())
-    return {
-        "model": size.name,
-        "ours_ms": round(1000 * mine, 2),
-        "eager_ms": round(1000 * theirs, 2),
-        "ratio": round(statistics.median(ratios), 3),
-    }
+            found[name].append(time.perf_counter() - began)
+    return found
 
 
-def model(size: Size) -> GPT:
+def flops_of_a_token(module: nn.Module, size: Size) -> float:
+    """Of a step's products, forward and backward, as nanoGPT and PaLM (appendix B) count them."""
+    tables = sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Embedding))
+    tied = size.width * size.symbols if size.symbols > 256 else 0
+    weights = sum(p.numel() for p in module.parameters()) - tables + tied
+    return 6.0 * weights + 12.0 * size.layers * size.width * size.sequence
+
+
+def model(size: Size) -> nn.Module:
     """The module, on the CPU."""
     torch.manual_seed(0)
+    if size.symbols > 256:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        of_gpt2 = GPT2Config(
+            vocab_size=size.symbols, n_positions=size.sequence, n_embd=size.width, n_layer=size.layers,
+            n_head=size.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        )  # fmt: skip
+        return GPT2LMHeadModel(of_gpt2).train()
     config = Config(
         sequence=size.sequence, layers=size.layers, heads=size.heads, width=size.width, dropout=0.0
     )
     return GPT(config).train()
 
 
-def batches(size: Size) -> list[dict[str, Tensor]]:
+def batches(size: Size) -> Batches:
     """The microbatches of a step, on the host."""
     generator = torch.Generator().manual_seed(1)
+    names = ("input_ids", "labels") if size.symbols > 256 else ("tokens", "targets")
     shape = (size.samples, size.sequence)
     return [
-        {name: torch.randint(0, 256, shape, generator=generator) for name in ("tokens", "targets")}
+        {name: torch.randint(0, size.symbols, shape, generator=generator) for name in names}
         for _ in range(MICROBATCHES)
     ]
 
 
-def ours(size: Size, device: torch.device) -> Callable[[], object]:
+def ours(module: nn.Module, size: Size, device: torch.device, precision: Precision) -> Callable[[], object]:
     """A step of the captured module as one segment."""
-    module, given = model(size), batches(size)
-    graph = capture(module, given[0]).graph
+    given = batches(size)
+    graph = capture(module, given[0], precision=precision).graph
     training = Training(10**6, MICROBATCHES, size.samples, AdamW(lr=1e-4))
     (segment,) = plan_graph(graph, MICROBATCHES, size.samples, ["a"]).segments
-    state = {
-        name: tensor.detach().to(device) for name, tensor in named_state(copy.deepcopy(module), graph).items()
-    }
+    state = {name: tensor.detach().clone().to(device) for name, tensor in named_state(module, graph).items()}
     mine = TorchBackend(device).runner(segment, state, training)
     names = {entry.value: entry.name for entry in graph.inputs_of("input")}
     units = iter(range(10**6))
@@ -116,16 +164,24 @@ def ours(size: Size, device: torch.device) -> Callable[[], object]:
     return step
 
 
-def eager(size: Size, device: torch.device) -> Callable[[], object]:
+def loop(
+    module: nn.Module, size: Size, device: torch.device, precision: Precision, compiles: bool = False
+) -> Callable[[], object]:
     """A step as its author would write it: the norm of the gradients and the loss are read, too."""
-    module, given = model(size).to(device), batches(size)
-    fused = device.type == "cuda"
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=fused)
+    module, given = copy.deepcopy(module).to(device), batches(size)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=device.type == "cuda")
+    called = torch.compile(module) if compiles else module
+
+    def casting() -> AbstractContextManager[object]:
+        return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
     def step() -> None:
         losses = []
         for batch in given:
-            loss = module(**{name: tensor.to(device) for name, tensor in batch.items()}) / MICROBATCHES
+            on_device = {name: tensor.to(device) for name, tensor in batch.items()}
+            with casting():
+                made = called(**on_device)
+            loss = (made if isinstance(made, Tensor) else made.loss) / MICROBATCHES
             loss.backward()
             losses.append(loss.detach())
         norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])

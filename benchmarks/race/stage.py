@@ -22,7 +22,7 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (batch, sequence) or activations (batch, sequence, width) in; activations or scores out."""
-        cosine, sine = rotation(x.shape[1], self.config.width // self.config.heads)
+        cosine, sine = rotation(x.shape[1], self.config.width // self.config.heads, x.device)
         if self.symbol is not None and self.dropout is not None:
             x = self.dropout(self.symbol(x))
         for block in self.blocks:

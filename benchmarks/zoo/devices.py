@@ -44,11 +44,14 @@ class Run:
         recompute: bool = False,
         optimizer: Optimizer = STEADY,
         codec: str = "",
+        deterministic: bool = False,
     ) -> None:
         self.case = case(name)
         module, graph = captured(self.case, 2)
         codecs = codebook_of([codec]) if codec else ()
-        training = Training(100, MICROBATCHES, 2, optimizer, seed=5, codecs=codecs)
+        training = Training(
+            100, MICROBATCHES, 2, optimizer, seed=5, codecs=codecs, deterministic=deterministic
+        )
         job = planned(graph, training, workers)
         plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, codec)) if codec else job.plan
         state = {n: t.detach().clone() for n, t in named_state(module, graph).items()}
@@ -86,11 +89,15 @@ def compare(
     mixed: bool = False,
     optimizer: Optimizer = STEADY,
     codec: str = "",
+    deterministic: bool = False,
 ) -> Difference:
-    """Train on the device and on the CPU; with `mixed`, every other worker computes on the CPU."""
+    """Train on the device and on the CPU; with `mixed`, every other worker computes on the CPU.
+
+    A GPU needs the `deterministic` mode for full float32.
+    """
     there, here = TorchBackend(device), TorchBackend()
-    ours = Run(name, [there, here] if mixed else [there], workers, recompute, optimizer, codec)
-    theirs = Run(name, [here], workers, recompute, optimizer, codec)
+    ours = Run(name, [there, here] if mixed else [there], workers, recompute, optimizer, codec, deterministic)
+    theirs = Run(name, [here], workers, recompute, optimizer, codec, deterministic)
     gradients: list[float] = []
     for _ in range(steps):
         found, expected = ours.step(), theirs.step()

@@ -141,6 +141,8 @@ CASES = [
     (["join", "127.0.0.1:9"], 2, "there is no identity in"),
     (["join", "127.0.0.1:9", "--token", "hello"], 2, "not a farflung token"),
     (["join", "127.0.0.1:9", "--memory", "-1"], 2, "--memory must be a positive number"),
+    (["join", "127.0.0.1:9", "--memory", "much"], 2, "or a share such as 45%, found 'much'"),
+    (["join", "127.0.0.1:9", "--memory", "101%"], 2, "--memory: 101% is more than there is"),
     (
         ["join", "127.0.0.1:9", "--backend", "abacus"],
         2,

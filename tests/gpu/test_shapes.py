@@ -32,12 +32,12 @@ def test_so_it_does_with_recomputation_and_adamw(name: str, there: Ask) -> None:
 
 def test_a_creation_op_without_its_device_is_found(there: Ask) -> None:
     found = there(faults.run, faults.creation_without_device, "gpt2-mask")
-    assert isinstance(found, str) and "same device" in found
+    assert isinstance(found, str) and ("same device" in found or "different devices" in found)
 
 
 def test_state_that_was_left_on_the_host_is_found(there: Ask) -> None:
     found = there(faults.run, faults.state_on_the_host, "chain")
-    assert isinstance(found, str) and "same device" in found
+    assert isinstance(found, str) and ("same device" in found or "different devices" in found)
 
 
 def test_a_number_that_is_read_too_early_is_found(there: Ask) -> None:

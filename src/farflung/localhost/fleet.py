@@ -19,7 +19,7 @@ from typing import Literal, Self
 from farflung.broker.security.authority import create_token
 from farflung.errors import ConnectionFailed, RunFailed
 from farflung.localhost.child_process import ChildProcess, Command
-from farflung.localhost.devices import share_of_memory
+from farflung.localhost.devices import OFFERED_OF_GPU, share_of_memory
 from farflung.localhost.forkserver import FRAMEWORKS, WORKER_MODULES, ForkServer, is_possible
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.frameworks import AUTO, chosen
@@ -256,12 +256,14 @@ class LocalFleet(FleetProcesses):
         return self._backends[number % len(self._backends)] if self._backends else AUTO
 
     def _device(self, number: int) -> list[str]:
-        """What a worker computes on, with the memory that it offers: of its own GPU it asks for itself."""
+        """What a worker computes on, with the memory that it offers; it finds out what its GPU has free."""
         memory = ["--memory", f"{self._memory_bytes / 1e9:.3f}"]
         if chosen(self._backend(number)) != "torch":
             return memory
         device = self._devices[number]
-        return ["--device", device, *([] if device.startswith("cuda") else memory)]
+        if device.startswith("cuda"):
+            memory = ["--memory", f"{100 * OFFERED_OF_GPU / self._devices.count(device):.1f}%"]
+        return ["--device", device, *memory]
 
     def _speed(self) -> list[str]:
         return [] if self._emulated_tflops is None else ["--tflops", f"{self._emulated_tflops:g}"]

@@ -75,11 +75,16 @@ def checked(name: str, tflops: float | None, device: str = AUTO) -> str:
             raise JobError(f"an emulated device needs --tflops, a number above 0, found {tflops}")
     elif tflops is not None:
         raise JobError(f"--tflops is for --backend emulated: {backend} computes as fast as it can")
-    if not re.fullmatch(DEVICES, device):
-        raise JobError(f"--device takes auto, cpu, cuda, cuda:N or mps, found {device[:40]!r}")
-    if device != AUTO and backend != "torch":
+    if check_device(device) != AUTO and backend != "torch":
         raise JobError(f"--device is for --backend torch: {backend} takes the device that it finds")
     return backend
+
+
+def check_device(device: str) -> str:
+    """Check the form of a device's name; raises JobError if it has none of the known ones."""
+    if not re.fullmatch(DEVICES, device):
+        raise JobError(f"--device takes auto, cpu, cuda, cuda:N or mps, found {device[:40]!r}")
+    return device
 
 
 def backend_called(name: str, tflops: float | None = None, device: str = "cpu") -> AnyBackend:

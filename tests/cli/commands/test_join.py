@@ -39,5 +39,5 @@ def test_there_is_one_heap_before_there_is_a_second_thread(
     monkeypatch.setattr(heap, "keep_freed_memory", lambda: done.append("one heap"))
     monkeypatch.setattr(parent_watch, "stop_with_parent", lambda folder: done.append("a thread"))
     with pytest.raises(JobError, match="--memory"):
-        join("127.0.0.1", memory=-1.0, exit_with_parent=tmp_path)
+        join("127.0.0.1", memory="-1", exit_with_parent=tmp_path)
     assert done == ["one heap", "a thread"]

@@ -50,9 +50,11 @@ ProbeOption = Annotated[
     bool, typer.Option("--probe/--no-probe", help="Let the broker measure this worker's links.")
 ]
 MemoryOption = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        help="GB of memory that jobs may use. [default: 80 % of the machine's, 90 % of a GPU's free memory]"
+        metavar="GB|SHARE%",
+        help="Memory that jobs may use, in GB or as a share of a GPU's free memory, or of the machine's."
+        " [default: 80% of the machine's, 90% of a GPU's free memory]",
     ),
 ]
 DiskOption = Annotated[
@@ -134,8 +136,8 @@ def join(
 
     keep_freed_memory()  # before any thread, such as the one that watches the parent, has its own heap
     heed_parent(exit_with_parent)
-    if memory is not None and not memory > 0:
-        raise JobError(f"--memory must be a positive number of GB, found {memory:g}")
+    if memory is not None:
+        _memory_bytes(memory, None)  # a mistake in it ends the command before anything begins
     _check_line(up, down, standby_mbps)
     from farflung.weights.allowed import Allowed
 
@@ -231,12 +233,30 @@ def _share_of_host() -> int:
     return share_of_memory(2 * max(1, len(this_machine().gpus)))
 
 
-def _memory_bytes(gigabytes: float | None, free_bytes: int | None) -> int:
-    """What the owner gives; else nearly all of the GPU's memory that is free, or a share of the machine's."""
-    if gigabytes is not None:
-        if not 0 < gigabytes < 1e6:
-            raise IdentityError(f"--memory takes a number of gigabytes above 0, found {gigabytes}")
-        return int(gigabytes * 1e9)
+def _memory_bytes(given: str | None, free_bytes: int | None) -> int:
+    """What the owner gives; else nearly all of the GPU's memory that is free, or a share of the machine's.
+
+    A share, such as 45%, is of what a GPU has free, or of the machine's memory.
+    """
     from farflung.localhost.devices import share_of_free, share_of_memory
 
-    return share_of_memory(1) if free_bytes is None else share_of_free(free_bytes)
+    if given is None:
+        return share_of_memory(1) if free_bytes is None else share_of_free(free_bytes)
+    number = _positive(given.removesuffix("%"))
+    if not given.endswith("%"):
+        return int(number * 1e9)
+    if number > 100:
+        raise JobError(f"--memory: {given} is more than there is")
+    import psutil
+
+    return int(number / 100 * (psutil.virtual_memory().total if free_bytes is None else free_bytes))
+
+
+def _positive(given: str) -> float:
+    try:
+        number = float(given)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1e6:
+        raise JobError(f"--memory must be a positive number of GB, or a share such as 45%, found {given[:40]!r}")
+    return number

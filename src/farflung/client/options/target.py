@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from farflung.plans import CodecWishes, Wishes
 
 MOST_LOCAL = 256
-LOCAL_DEVICES = (AUTO, "cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,9 @@ def _device(options: RunOptions) -> str:
         return AUTO
     if options.local is None:
         raise JobError("--device needs --local: other workers choose theirs with `farflung join --device`")
-    if options.device not in LOCAL_DEVICES:
-        raise JobError(f"--device takes {', '.join(LOCAL_DEVICES)} here, found {options.device[:40]!r}")
-    return options.device
+    from farflung.runtime.frameworks import check_device
+
+    return check_device(options.device)
 
 
 def _chosen(on: str | None) -> list[str]:

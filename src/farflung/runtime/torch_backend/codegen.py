@@ -84,7 +84,9 @@ class Writer:
         self._place = place
         self._bounded = {} if place.is_host else tightest(index_ranges(segment, batch))
         self._names: dict[Any, str] = {}
-        self.namespace: dict[str, Any] = {"__builtins__": {}, "reseed": reseeding(place.device)}
+        # The source imports nothing; torch does, in the frame that called it (its CUDA sanitizer, for one).
+        builtins = {"__import__": __import__}
+        self.namespace: dict[str, Any] = {"__builtins__": builtins, "reseed": reseeding(place.device)}
 
     def write(self, program: Program) -> str:
         """The whole function, one line per node; a value is deleted after its last use."""

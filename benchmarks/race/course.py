@@ -9,6 +9,8 @@ from torch import Tensor
 
 import farflung
 from farflung.data import SampleOrder, collate, spread_indices
+from farflung.data.text import Corpus, TextDataset, library
+from farflung.runtime.optimizers.schedules import Constant
 
 
 class Course(msgspec.Struct, frozen=True):
@@ -17,7 +19,8 @@ class Course(msgspec.Struct, frozen=True):
     `validate_every` 0 means no evaluation. `codec` is the rung that farflung writes its links with; the
     baselines know of none. If `adapter_rank` is not 0, the model is frozen, and only LoRA adapters of that
     rank (arXiv 2106.09685) are trained: on every linear layer of the last `adapter_blocks` blocks. Farflung
-    trains so many `replicas` of the model.
+    trains so many `replicas` of the model. The learning rate rises over `warmup_steps` and stays; `clip`
+    bounds the gradient's norm. `target` is a validation loss in nats a byte, 0: the race finds its own.
     """
 
     layers: int = 8
@@ -35,6 +38,9 @@ class Course(msgspec.Struct, frozen=True):
     adapter_rank: int = 0
     adapter_blocks: int = 0
     replicas: int = 1
+    warmup_steps: int = 0
+    clip: float | None = None
+    target: float = 0.0
 
     @property
     def microbatch_size(self) -> int:
@@ -66,7 +72,12 @@ class Course(msgspec.Struct, frozen=True):
 
     def optimizer(self) -> farflung.AdamW:
         """Declared once; the baselines build torch's own from it."""
-        return farflung.AdamW(lr=self.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
+        return farflung.AdamW(
+            lr=self.learning_rate,
+            betas=(0.9, 0.99),
+            weight_decay=0.1,
+            schedule=Constant(self.warmup_steps),
+        )
 
     def job(self, device: str = "cpu") -> farflung.Job:
         """The job that farflung trains."""
@@ -84,6 +95,7 @@ class Course(msgspec.Struct, frozen=True):
             codec=self.codec,
             validate_every=self.validate_every or None,
             validation_batches=self.validation_batches,
+            clip=self.clip,
             name="race",
         )
 
@@ -94,9 +106,9 @@ class Course(msgspec.Struct, frozen=True):
 class Batches:
     """The same samples in the same order as farflung's feeder sends them."""
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Course, corpus: Corpus | None = None) -> None:
         self._course = course
-        self._data = farflung.data.text("train", sequence=course.sequence)
+        self._data = TextDataset(corpus or library(), "train", course.sequence)
         self._order = SampleOrder(len(self._data), course.batch, course.seed)
 
     def step(self, step: int) -> dict[str, Tensor]:

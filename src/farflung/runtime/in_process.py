@@ -1,7 +1,7 @@
 """Run a whole plan in one process: one executor per worker, messages passed directly.
 
 `farflung check` uses it to compare the captured and cut model with the eager module. It runs the same
-executors, policies, segments and codecs as workers, but without links.
+executors, policies, segments and codecs as workers, but without links. All compute on one device.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, LinkCodec, Plan
+from farflung.runtime.carrier import Carrier, HostMemory
 from farflung.runtime.coding import Coding
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.torch_backend import tensors
+from farflung.runtime.torch_backend.codecs import TensorCarrier
+from farflung.runtime.torch_backend.device import HOST, Place
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
@@ -39,12 +42,12 @@ class _Outlet:
 
 
 class InProcessPipeline:
-    """Runs units of a plan on microbatches given as dicts of tensors.
+    """Runs units of a plan on microbatches given as dicts of tensors on the host.
 
     `state` maps parameter and buffer names to tensors, which training updates in place; if the plan has
-    several pipelines, the first one has them and the others have copies. Values between
-    workers are encoded and decoded with the codecs of `plan` and `training`. The first unit to run is number
-    `first`.
+    several pipelines, the first one has them and the others have copies. They are on `device`, and so is what
+    segments and codecs compute. Values between workers are encoded and decoded with the codecs of `plan` and
+    `training`. The first unit to run is number `first`.
     """
 
     def __init__(
@@ -55,13 +58,15 @@ class InProcessPipeline:
         state: Mapping[str, Tensor],
         training: Training,
         first: int = 0,
+        device: torch.device = HOST,
     ) -> None:
         self._plan = plan
+        self._is_host = device.type == "cpu"
         self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
         copies = [{name: t.detach().clone() for name, t in state.items()} for _ in plan.pipelines[1:]]
         states = [state, *copies]
         self.segments = [
-            TorchSegment(segment, states[plan.pipeline_of(n)], training, placement.recompute)
+            TorchSegment(segment, states[plan.pipeline_of(n)], training, placement.recompute, Place(device))
             for n, (segment, placement) in enumerate(zip(segments, plan.placements, strict=True))
         ]
         self._summed = plan.summed()
@@ -76,9 +81,12 @@ class InProcessPipeline:
             )
             for worker in plan.workers()
         }
+        carrier: Carrier = HostMemory() if self._is_host else TensorCarrier(device)
         self.codings = (
             {
-                worker: Coding(worker, plan, training, [segments[n] for n in plan.segments_of(worker)], first)
+                worker: Coding(
+                    worker, plan, training, [segments[n] for n in plan.segments_of(worker)], first, carrier
+                )
                 for worker in plan.workers()
             }
             if training.codecs
@@ -176,10 +184,13 @@ class InProcessPipeline:
             return parcel._replace(payload=None if parcel.payload is None else parcel.payload.clone())
         if self._plain or not self.codings:
             return parcel
-        data = None if parcel.payload is None else tensors.memory(parcel.payload)
+        leaving = tensors.memory if self._is_host else torch.Tensor.detach
+        data = None if parcel.payload is None else leaving(parcel.payload)
         coded = self.codings[source].encode(Parcel(*parcel[:-1], data))
         read = self.codings[target].decode(coded, tensors.allocate)
-        if read.payload is None or parcel.payload is None or read.payload is data:
+        if coded.payload is None or not coded.payload.codec or parcel.payload is None:
             return parcel
+        if not self._is_host:
+            return read
         whole = torch.frombuffer(read.payload, dtype=parcel.payload.dtype)
         return Parcel(*parcel[:-1], whole.reshape(parcel.payload.shape))

@@ -14,7 +14,7 @@ from farflung.cli.process.identity import TokenText, obtain_identity
 from farflung.cli.process.service import ExitWithParent, heed_parent, restart_process, run_service
 from farflung.cli.render.output import note
 from farflung.cli.render.progress import searching
-from farflung.errors import DeviceHeld, IdentityError, JobError
+from farflung.errors import DeviceHeld, JobError
 from farflung.transport.security.identity_folder import folder_of, hold_folder
 
 if TYPE_CHECKING:
@@ -258,5 +258,7 @@ def _positive(given: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1e6:
-        raise JobError(f"--memory must be a positive number of GB, or a share such as 45%, found {given[:40]!r}")
+        raise JobError(
+            f"--memory must be a positive number of GB, or a share such as 45%, found {given[:40]!r}"
+        )
     return number

@@ -137,6 +137,9 @@ def _history() -> Iterator[Any]:
     yield fact(facts.WorkerLost, worker="w-4")
     yield fact(facts.WorkerLeaving, worker="w-2")
     yield fact(facts.WorkerReleased, worker="w-2")
+    yield fact(facts.MemberRemoved, member="w-4", role="worker")
+    yield fact(facts.MemberRemoved, member="w-1", role="worker")
+    yield fact(facts.MemberAllowed, member="w-4")
 
 
 def _fill(broker: Path, worker: Path, decisions: list[Any]) -> None:

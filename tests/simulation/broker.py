@@ -19,12 +19,13 @@ from tests.simulation.world import LEASE_SECONDS, Process, World
 
 from farflung.broker.arrivals import Arrival, Closed, Generation, events_of
 from farflung.broker.core import events, facts
-from farflung.broker.core.events import ConsiderPlan, Hold, Reject, RunPlanner, SendLoad
+from farflung.broker.core.events import ConsiderPlan, Expel, Hold, Reject, RunPlanner, SendLoad
 from farflung.broker.core.state import decide
 from farflung.broker.core.training.jobs import is_loading, is_planning
 from farflung.broker.journal import SNAPSHOT_EVERY, Journal
 from farflung.broker.sessions import SessionRegistry
 from farflung.errors import ProtocolError
+from farflung.protocol.messages import Denied
 from farflung.transport.timeouts import Timeouts
 
 TIMEOUTS = Timeouts(LEASE_SECONDS)
@@ -84,6 +85,10 @@ class BrokerProcess(Process):
 
     def on_end(self, end: End, reason: str) -> None:
         self._put(end, Closed(reason))
+
+    def ask(self, event: events.Event) -> None:
+        """An operator asks for something, and does not wait for the answer."""
+        self.after(0.0, lambda: self._put(None, replace(event, now=self.world.now)))
 
     def _put(self, end: End | None, content: Any) -> None:
         self._arrivals.append(Arrival(end, content))  # type: ignore[arg-type]
@@ -193,11 +198,17 @@ class BrokerProcess(Process):
         if replaced := self.registry.hold(command, end):
             assert isinstance(command, Hold)
             group.actions.append((command, partial(self._close, replaced, command.reason)))
+        if isinstance(command, Expel) and (expelled := self.registry.workers.get(command.member)):
+            group.actions.append((command, partial(self._expel, expelled, command.reason)))
         if receiver := self.registry.receiver(command, end):
             session, message = receiver
             group.actions.append((command, partial(session.send, message)))  # type: ignore[attr-defined]
             if isinstance(command, Reject):
                 group.actions.append((command, partial(self._close, session, command.reason)))
+
+    def _expel(self, end: Any, reason: str) -> None:
+        end.send(Denied(reason))
+        self._close(end, reason)
 
     def _close(self, end: Any, reason: str) -> None:
         if not end.over:

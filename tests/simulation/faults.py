@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.world import LEASE_SECONDS
 
+from farflung.broker.core.trusting.events import AllowAsked, RemovalAsked
+
 if TYPE_CHECKING:
     from tests.simulation.broker import BrokerProcess
     from tests.simulation.fleet import Fleet
     from tests.simulation.submitter import SubmitterProcess
+    from tests.simulation.worker import WorkerProcess
 
 KINDS = (
     "kill",  # a process is killed; its sockets are closed
     "power",  # a machine loses power: its links say nothing
     "leave",  # a worker shuts down in order
     "drain",  # a worker leaves in good order
+    "remove",  # an operator removes a worker, and allows it again after a while
     "crash",  # the broker dies at its next group of decisions
     "freeze",  # a process stands still
     "cut",  # a path between two carries nothing
@@ -111,6 +115,8 @@ def strike(fleet: Fleet, fault: Fault) -> None:
             world.laws.log.on_stable = partial(_drain_one, fleet, fault)
         case "drain":
             _drain_one(fleet, fault)
+        case "remove" if fleet.broker.alive:
+            _remove_one(fleet, worker, fault.seconds)
         case "crash":
             fleet.broker.crash_after = fault.other % 6 - 1
             fleet.broker.restart_seconds = fault.seconds
@@ -167,6 +173,24 @@ def _drain_one(fleet: Fleet, fault: Fault) -> None:
     within = round(5 * fault.seconds) * (fault.other % 8 > 0)
     if worker.alive and not worker.frozen:
         worker.after(0.0, partial(worker.drain, within, fault.seconds))
+
+
+def _remove_one(fleet: Fleet, worker: WorkerProcess, seconds: float) -> None:
+    """An operator removes a worker; its owner starts it again once it is allowed to join."""
+    removal = RemovalAsked(fleet.world.now, worker.name, "worker", "olga", "it lies")
+    fleet.broker.ask(removal)
+    fleet.world.schedule(5 * seconds, fleet.world.weather, partial(_allow_one, fleet, worker))
+
+
+def _allow_one(fleet: Fleet, worker: WorkerProcess) -> None:
+    broker, world = fleet.broker, fleet.world
+    if broker.alive and not broker.frozen and worker.name not in broker.state.removed:
+        if not worker.alive:
+            worker.start()
+        return
+    if broker.alive and not broker.frozen:
+        broker.ask(AllowAsked(world.now, worker.name, "olga"))
+    world.schedule(1.0, world.weather, partial(_allow_one, fleet, worker))  # a broker that dies forgets it
 
 
 def _lose_one(fleet: Fleet, fault: Fault) -> None:

@@ -10,6 +10,7 @@ from tests.simulation.ledger import Ledger, Line
 from tests.simulation.model import chain_of, undisturbed
 from tests.simulation.parcels import Chain
 from tests.simulation.store import VirtualStore
+from tests.simulation.trust_laws import TrustLaws
 from tests.simulation.twins import Twins
 from tests.simulation.world import LEASE_SECONDS, World
 
@@ -57,6 +58,8 @@ ABOUT_WORKERS = (
     facts.WorkerAway,
     facts.WorkerLeaving,
     facts.WorkerReleased,
+    facts.MemberRemoved,
+    facts.MemberAllowed,
 )
 
 SETTLED_SECONDS = 8 * LEASE_SECONDS
@@ -77,6 +80,7 @@ class LogLaws:
         self.is_disturbed = False  # by other faults than those of the broker
         self.has_losses = False  # or by other faults than workers that leave in good order
         self._leaving: dict[str, float] = {}
+        self._trust = TrustLaws()
         self._boots: dict[str, str] = {}
         self.on_stable: Callable[[], None] | None = None
 
@@ -106,6 +110,7 @@ class LogLaws:
         self._collected.add(attempt)
 
     def _judge(self, fact: AnyDecision) -> None:
+        self._require(not (words := self._trust.trouble(fact)), words)
         if isinstance(fact, facts.JobSubmitted):
             self._require(fact.job not in self.jobs, "a job was submitted twice")
             twins = [one.submitted for one in self.jobs.values() if not one.ended]

@@ -49,6 +49,7 @@ def lets_another_than_the_standby_take_over(patch: Patch) -> None:
     def preference(state: Any, worker: str, lost: str, having: list[str]) -> Any:
         return worker in having, worker != lost, worker
 
+    only(patch, "hang", "kill", "lose")
     patch.setattr(restoring, "preference", preference)
 
 

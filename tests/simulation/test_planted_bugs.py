@@ -24,6 +24,7 @@ from farflung.broker.core.training import job_queue, jobs
 from farflung.broker.core.training.commit import CommitGroup
 from farflung.broker.core.training.copies import Copies
 from farflung.broker.core.transition import Transition
+from farflung.broker.core.trusting import removing
 from farflung.protocol.messages import Decide, SendState, Stop, UnitDone
 from farflung.worker import events
 from farflung.worker import state as worker
@@ -239,7 +240,14 @@ def copies_before_it_applies(patch: Patch) -> None:
     patch.setattr(worker, "step", step)
 
 
+def lets_removed_workers_in(patch: Patch) -> None:
+    """A worker that an operator has removed registers again."""
+    only(patch, "remove", "kill")
+    patch.setattr(removing, "refuses", lambda turn, event: False)
+
+
 BUGS = [
+    lets_removed_workers_in,
     decided_again,
     forgets_the_decision,
     forgets_the_last_unit_at_a_restart,

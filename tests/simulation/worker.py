@@ -170,6 +170,8 @@ class WorkerProcess(Process):
             self.after(seconds, lambda: self._orphan(lost, seconds))
             self.after(1.0, self._register)
             self._step(events.BrokerLost(f"lost the broker: {reason}"))
+        elif denied.reason.startswith(f"worker {self.name} was removed"):
+            self.die(silently=False)
         elif self._asked_again or not denied.for_now:
             self.world.fail(f"{self.name} is refused for good: {denied.reason}")
         else:

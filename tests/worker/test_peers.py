@@ -392,3 +392,29 @@ def decoded(link: FakeLink) -> list[int]:
     """The units that a link was asked for."""
     said = [decode(message, FromPeer) for message in link.said]
     return [message.unit for message in said if isinstance(message, Pull)]
+
+
+def test_links_with_a_member_that_was_removed_close_and_none_is_accepted_until_it_is_allowed() -> None:
+    async def work() -> None:
+        peers = Peers(Seen(), fresh)
+        linked, waiting, other = FakeLink("a"), FakeLink("a"), FakeLink("desk")
+        take(peers, load())
+        for link in (linked, other):
+            peers.accept(link)  # type: ignore[arg-type]
+            peers.control(link, CLAIM)  # type: ignore[arg-type]
+        peers.accept(waiting)  # type: ignore[arg-type]
+        assert {link.peer.id for link in peers.links} == {"a", "desk"}
+        assert peers.expel({"a": "was removed", "x": "was removed"}) == ["a"]
+        await asyncio.sleep(0)
+        assert linked.closed_for == waiting.closed_for == "was removed" and not other.closed_for
+        assert {link.peer.id for link in peers.links} == {"desk"}
+        with pytest.raises(ProtocolError, match="a was removed"):
+            peers.require_member("a")
+        peers.allow("a")
+        peers.require_member("a")
+        with pytest.raises(ProtocolError, match="x was removed"):
+            peers.require_member("x")
+        peers.forget_removed()
+        peers.require_member("x")
+
+    run(work())

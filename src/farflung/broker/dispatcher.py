@@ -23,6 +23,7 @@ from farflung.broker.core.events import (
     ConsiderCodecs,
     ConsiderPlan,
     Event,
+    Expel,
     Hold,
     NoteApart,
     OpenCircuit,
@@ -85,6 +86,7 @@ class Dispatcher:
     """Owns the state: passes events to the state machine and carries out its commands.
 
     `measurements` holds what is known about links between workers. It is observed and not part of the state.
+    `expel` closes every session of a member that was removed, with a reason.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Dispatcher:
         clock: Clock,
         circuits: Circuits,
         generation: Generation = FIRST,
+        expel: Callable[[str, str], None] = lambda member, reason: None,
     ) -> None:
         self.state = journal.state
         self._journal = journal
@@ -106,6 +109,7 @@ class Dispatcher:
         self.sessions = SessionRegistry()
         self._store = store
         self._generation = generation
+        self._expel = expel
         self._timeouts = timeouts
         self._clock = clock
         self._arrivals: list[Arrival] = []
@@ -212,6 +216,8 @@ class Dispatcher:
             if isinstance(command, SendLoad) and (worker := self.sessions.workers.get(command.worker)):
                 group.loads.append(command)
                 group.actions.append(partial(self._send_load, worker, command, group))
+            if isinstance(command, Expel):
+                group.actions.append(partial(self._expel, command.member, command.reason))
             if isinstance(command, ReadTuning):
                 group.actions.append(partial(self.spawn, self._read_tuning(command)))
             if isinstance(command, ConsiderCodecs):

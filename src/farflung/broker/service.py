@@ -18,6 +18,7 @@ from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
 from farflung.broker.network.reports import Reports
 from farflung.broker.network.verification import AddressVerifier
+from farflung.broker.operators import OperatorMessage, Operators
 from farflung.broker.security.authority import Authority
 from farflung.broker.sessions import HolderSession
 from farflung.broker.status import Sighting, status_of
@@ -119,7 +120,9 @@ class BrokerService:
         certificate_seconds: float = LIFETIME_SECONDS,
         surveys: bool = False,
     ) -> None:
-        self._authority = Authority.open(folder, store, lifetime_seconds=certificate_seconds)
+        self._authority = Authority.open(
+            folder, store, lifetime_seconds=certificate_seconds, refusal=self._refusal
+        )
         self._timeouts = timeouts
         self._started = time.monotonic()
         self._started_at = time.time()
@@ -131,8 +134,9 @@ class BrokerService:
         self._generation = Generation(store.epoch, self._authority.seal(store.epoch))
         self._replaced: asyncio.Future[None] = asyncio.get_event_loop().create_future()
         self._dispatcher = Dispatcher(
-            self._journal, store, timeouts, self._clock, self._circuits, self._generation
+            self._journal, store, timeouts, self._clock, self._circuits, self._generation, self._expel
         )
+        self._operators = Operators(self._dispatcher, store, self._clock)
         measurement_store = MeasurementStore(store, self._dispatcher.spawn)
         self._surveys = SurveyService(self._dispatcher, measurement_store, timeouts, self._clock, surveys)
         self._dispatcher.put(Arrival(None, Restarted(self._clock())))
@@ -223,6 +227,8 @@ class BrokerService:
             self._survey(session, decoded)
         elif isinstance(decoded, Renew):
             self._dispatcher.spawn(self._renew(session, decoded))
+        elif isinstance(decoded, OperatorMessage):
+            self._dispatcher.spawn(self._operators.handle(session, decoded, self._connected()))
         else:
             if isinstance(decoded, Register):
                 self._require_newest(link.peer.id, decoded)
@@ -265,8 +271,26 @@ class BrokerService:
             session.on_connection_closed(reason)
 
     def _admit(self, link: Link) -> BrokerService:
+        if refusal := self._refusal(link.peer.id):
+            raise ProtocolError(refusal)
         self._by_connection[link] = HolderSession(link, self._on_session_end)
         return self
+
+    def _refusal(self, member: str) -> str:
+        """Why a member may not connect; empty if it may."""
+        removal = self._dispatcher.state.removed.get(member)
+        return "" if removal is None else removal.refusal
+
+    def _connected(self) -> frozenset[str]:
+        return frozenset(session.peer.id for session in self._by_connection.values())
+
+    def _expel(self, member: str, reason: str) -> None:
+        """Close every session of a member that was removed, registered or not."""
+        of_member = [one for one in self._by_connection.values() if one.peer.id == member]
+        suspended = [one for one in self._sessions.values() if one.peer.id == member]  # between connections
+        for session in dict.fromkeys([*of_member, *suspended]):
+            session.send_control(messages.encode(Denied(reason)))  # so that it does not come back
+            self._dispatcher.close(session, reason)
 
     async def _on_newcomer(self, request: bytes, remote: str) -> bytes:
         """The authority's answer to a peer without a certificate, in the time in which it waits for one."""

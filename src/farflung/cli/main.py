@@ -18,8 +18,10 @@ from farflung.cli.commands import (
     doctor,
     drain,
     export,
+    job,
     join,
     lab,
+    member,
     plan,
     simulate,
     status,
@@ -46,6 +48,8 @@ app = typer.Typer(
 )
 app.add_typer(broker.app, name="broker")
 app.add_typer(token.app, name="token")
+app.add_typer(member.app, name="member")
+app.add_typer(job.app, name="job")
 app.add_typer(lab.app, name="lab")
 app.add_typer(topology.app, name="topology")
 for _command in (

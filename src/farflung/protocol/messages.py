@@ -14,6 +14,17 @@ import msgspec
 from farflung.errors import ProtocolError
 from farflung.protocol.copies import AskBase, Copied, CopyLost, Retain
 from farflung.protocol.fields import Message
+from farflung.protocol.members import (
+    AllowMember,
+    AskMembers,
+    CancelJob,
+    JobCancelled,
+    MemberAllowed,
+    MemberChanged,
+    MemberRemoved,
+    Members,
+    RemoveMember,
+)
 from farflung.protocol.membership import Drain, Draining, Leaving, Released
 from farflung.protocol.probing import AskTopology, EndProbe, FleetTopology, Probe, Probed
 from farflung.protocol.reachability import (
@@ -94,6 +105,7 @@ FromSubmitter = (
     | Kept
     | Collected
     | Cancel
+    | CancelJob
     | AskReverse
     | AskCircuit
     | Links
@@ -103,11 +115,11 @@ FromSubmitter = (
 )
 FromPeer = Claim | Welcome | Pull | AskBase | BaseList | BaseLacking
 FromViewer = Ask | AskTopology | Renew
-FromOperator = Drain | Ask | AskTopology | Renew
+FromOperator = Drain | AskMembers | RemoveMember | AllowMember | CancelJob | Ask | AskTopology | Renew
 ToWorker = (
     Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | StandBy
     | Standbys | PeerMoved | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe | Denied
-    | Released | Status | FleetTopology | Renewed
+    | Released | MemberRemoved | MemberAllowed | Status | FleetTopology | Renewed
 )  # fmt: skip
 ToSubmitter = (
     Attached
@@ -121,6 +133,7 @@ ToSubmitter = (
     | Collecting
     | Considered
     | Ended
+    | JobCancelled
     | Circuit
     | NotReached
     | Denied
@@ -129,7 +142,7 @@ ToSubmitter = (
     | Renewed
 )
 ToViewer = Denied | Status | FleetTopology | Renewed
-ToOperator = ToViewer | Draining
+ToOperator = ToViewer | Draining | Members | MemberChanged | JobCancelled
 
 
 def encode(message: Message) -> bytes:

@@ -115,12 +115,14 @@ class Registered(Message, frozen=True):
     """The broker admits the worker: to the backup pool, or to the attempt that it holds.
 
     `generation` is the epoch of the broker's store, which each start raises; 0 if the broker is older. `seal`
-    shows to other brokers of the same authority that it is not made up.
+    shows to other brokers of the same authority that it is not made up. Links with the members that are
+    `removed` must not be accepted.
     """
 
     worker: Id
     generation: Count = 0
     seal: Seal = b""
+    removed: list[Id] = msgspec.field(default_factory=list)
 
 
 class Moved(Message, frozen=True):

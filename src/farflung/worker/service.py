@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -281,11 +281,24 @@ class WorkerService:
             self._dialling.moved(message.worker, message.addresses)
         elif isinstance(message, PathMessage):
             self._routes.on_message(message)
+        elif isinstance(message, messages.MemberRemoved):
+            self._expel({message.member: message.words})
+        elif isinstance(message, messages.MemberAllowed):
+            self._peers.allow(message.member)
         else:
+            if isinstance(message, messages.Registered):
+                self._peers.forget_removed()
+                self._expel(dict.fromkeys(message.removed, "was removed by an operator"))
             self._step(events.FromBroker(message))
             if self._orphaned is not None and not self._state.away:
                 self._orphaned.cancel()
                 self._orphaned = None
+
+    def _expel(self, removed: Mapping[str, str]) -> None:
+        """Have no more to do with members that were removed."""
+        for peer in self._peers.expel(removed):
+            log.warning("%s %s: its link is closed", peer, removed[peer])
+            self.peer_lost(peer, removed[peer])
 
     def broker_back(self, session: BrokerSession) -> None:
         """Say where this worker is now: behind a NAT only the broker sees whether its address has changed."""

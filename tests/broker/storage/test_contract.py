@@ -164,6 +164,7 @@ def test_tokens_and_holders_come_back(place: Place) -> None:
         store.drop_token(TOKEN.digest)
         assert store.tokens() == [LATER]
         assert store.joined_with(TOKEN.digest) == ["a", "lab-1"]
+        assert [one.id for one in store.holders()] == ["a", "lab-1"] and holder in store.holders()
 
 
 def test_a_failed_transaction_leaves_nothing(store: BrokerStore) -> None:

@@ -291,6 +291,14 @@ class Reject:
 
 
 @dataclass(frozen=True)
+class Expel:
+    """Close every session of a member that was removed, and tell it why."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RunPlanner:
     """Plan the job, whose OP-DAG is the blob `graph`, on `count` of these workers, outside the event loop.
 
@@ -370,6 +378,7 @@ Command = (
     | Reply
     | Admit
     | Reject
+    | Expel
     | RunPlanner
     | ConsiderPlan
     | ReadTuning

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.broker.core.blobs import Digest
+from farflung.broker.core.decision import Decision as Decision
 from farflung.broker.core.protecting.unfit import Unfit
+from farflung.broker.core.trusting.facts import MemberAllowed as MemberAllowed
+from farflung.broker.core.trusting.facts import MemberRemoved as MemberRemoved
 from farflung.errors import FarflungError
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.plans.rates import Rates
@@ -27,12 +30,6 @@ from farflung.runtime.training import Training
 if TYPE_CHECKING:
     from farflung.broker.codecs.tuning_state import TuningState
     from farflung.broker.core.fleet.replanning import Replanning
-
-
-class Decision(msgspec.Struct, frozen=True, tag=True):
-    """A fact that is stored. `at` is in seconds since 1970, by the broker's clock."""
-
-    at: float
 
 
 class WorkerAdmitted(Decision, frozen=True):
@@ -477,6 +474,8 @@ AnyDecision = (
     | WorkerAway
     | WorkerLeaving
     | WorkerReleased
+    | MemberRemoved
+    | MemberAllowed
     | JobSubmitted
     | SubmitterAway
     | SubmitterReturned

@@ -41,6 +41,17 @@ def _describe_worker_released(fact: facts.WorkerReleased) -> str:
 
 
 @log_line.register
+def _describe_member_removed(fact: facts.MemberRemoved) -> str:
+    because = _because(fact.reason)
+    return f"{fact.role} {fact.member} was removed by operator {fact.operator}{because}"
+
+
+@log_line.register
+def _describe_member_allowed(fact: facts.MemberAllowed) -> str:
+    return f"{fact.member} is allowed again by operator {fact.operator}"
+
+
+@log_line.register
 def _describe_submitter_away(fact: facts.SubmitterAway) -> str:
     return f"{fact.job} is held for its submitter, who is away: {fact.reason}"
 

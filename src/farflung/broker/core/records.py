@@ -14,6 +14,7 @@ from farflung.broker.core.protecting.versions import Versions
 from farflung.broker.core.training.commit import CommitGroup
 from farflung.broker.core.training.copies import Copies
 from farflung.broker.core.training.monitoring import Monitoring
+from farflung.broker.core.trusting.records import Removal
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.copies import HeldCopy
@@ -304,11 +305,13 @@ class State:
     """All workers and jobs that the broker knows; jobs are in order of submission.
 
     `submitted` is the number of the newest job. It stays when a job is forgotten, so that no name repeats.
+    `removed` are the members that operators have removed, by id.
     """
 
     workers: Mapping[str, Worker]
     jobs: Mapping[str, Job]
     submitted: int = 0
+    removed: Mapping[str, Removal] = field(default_factory=dict)
 
     @classmethod
     def empty(cls) -> State:

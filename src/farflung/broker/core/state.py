@@ -22,9 +22,11 @@ from farflung.broker.core.protecting import late_versions, protection, standbys
 from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, RUNNING, Job, State, durable
 from farflung.broker.core.recovering import awaiting, recovery, returns
 from farflung.broker.core.reducing.reducer import reduce_fact
-from farflung.broker.core.training import job_queue, jobs, loads, submitters, units
+from farflung.broker.core.training import cancelling, job_queue, jobs, loads, submitters, units
 from farflung.broker.core.training.overdue import overdue
 from farflung.broker.core.transition import Transition
+from farflung.broker.core.trusting import removing
+from farflung.broker.core.trusting.events import AllowAsked, CancelAsked, RemovalAsked
 from farflung.broker.network import reachability
 from farflung.errors import ProtocolError
 from farflung.protocol.membership import Released
@@ -87,7 +89,8 @@ def decide(state: State, event: events.Event) -> Outcome:
         the sender's session.
     """
     turn = Transition(state, event.now)
-    _decide(event, turn)
+    if not removing.refuses(turn, event):
+        _decide(event, turn)
     draining.hand_over(turn)
     moving.settle(turn)
     awaiting.resume(turn)
@@ -200,7 +203,8 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
     )
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))
     returns.stop_foreign(turn, event.worker, standing)
-    turn.do(Send(event.worker, Registered(event.worker, event.generation, event.seal)))
+    removed = removing.told_on_registration(turn.state, turn.now)
+    turn.do(Send(event.worker, Registered(event.worker, event.generation, event.seal, removed)))
     protection.on_registered(turn, event.worker, register.held)
     if returns_to_job:
         returns.take_up(turn, event.worker, standing)
@@ -252,6 +256,21 @@ def _on_leave_asked(event: events.LeaveAsked, turn: Transition) -> None:
         draining.begin(turn, event.worker, event.within_seconds, draining.OWN_WISH)
     else:
         draining.ask(turn, event.worker, event.within_seconds, event.operator)
+
+
+@_decide.register
+def _on_removal_asked(event: RemovalAsked, turn: Transition) -> None:
+    removing.remove(turn, event)
+
+
+@_decide.register
+def _on_allow_asked(event: AllowAsked, turn: Transition) -> None:
+    removing.allow(turn, event)
+
+
+@_decide.register
+def _on_cancel_asked(event: CancelAsked, turn: Transition) -> None:
+    cancelling.cancel(turn, event)
 
 
 @_decide.register

@@ -123,7 +123,8 @@ _log = logging.getLogger("farflung.broker")
 class Authority:
     """A broker's certificate authority. Its folder holds the key, its store the tokens and holders.
 
-    Certificates are valid for `lifetime_seconds`; only tests change the default.
+    Certificates are valid for `lifetime_seconds`; only tests change the default. `refusal` says why the
+    member with an id gets none any more; empty: it may have one.
     """
 
     folder: Path
@@ -132,6 +133,7 @@ class Authority:
     key: ec.EllipticCurvePrivateKey
     clock: Callable[[], float]
     lifetime_seconds: float = LIFETIME_SECONDS
+    refusal: Callable[[str], str] = lambda id: ""
 
     @classmethod
     def open(
@@ -140,6 +142,7 @@ class Authority:
         store: BrokerStore,
         clock: Callable[[], float] = time.time,
         lifetime_seconds: float = LIFETIME_SECONDS,
+        refusal: Callable[[str], str] = lambda id: "",
     ) -> Authority:
         """The authority of a broker's folder, created on first use. `clock` returns Unix seconds."""
         with store.transaction():  # only one of several processes may create the key
@@ -148,7 +151,7 @@ class Authority:
                 _make_authority(folder, clock())
             certificate, key = read_authority(folder)
             store.bind(fingerprint(certificate))
-        return cls(folder, store, certificate, key, clock, lifetime_seconds)
+        return cls(folder, store, certificate, key, clock, lifetime_seconds, refusal)
 
     def create_token(self, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
         """Create a token with which `uses` holders can join as `role` within `hours` from now."""
@@ -202,8 +205,8 @@ class Authority:
         Raises
         ------
         IdentityError
-            The token is unknown, for another role, expired or used up, the id is taken by another key, or
-            the certificate request is for another holder.
+            The token is unknown, for another role, expired or used up, the id is taken by another key or
+            was removed, or the certificate request is for another holder.
         """
         digest = secret_digest(asked.secret)
         holder, key = _read_request(asked.request, asked.id, asked.role)
@@ -215,6 +218,7 @@ class Authority:
             # Check the token first, so that strangers without one cannot learn which ids exist.
             _check_token(self.store.token(digest), asked.role, self.clock(), repeated)
             _check_holder(known, holder, key)
+            self._check_refusal(asked.id)
             if not repeated:
                 self.store.spend(digest)
             return self._issue(holder, key, digest)
@@ -225,7 +229,8 @@ class Authority:
         Raises
         ------
         IdentityError
-            The request (PEM) is for another holder, or another key than the one that joined.
+            The request (PEM) is for another holder, or another key than the one that joined, or the holder
+            was removed.
         """
         holder, key = _read_request(request, id, role)
         with self.store.transaction():
@@ -233,7 +238,12 @@ class Authority:
             _check_holder(known, holder, key)
             if known is None:
                 raise IdentityError(f"{id} never joined this broker as {role}: join with a token")
+            self._check_refusal(id)
             return self._issue(holder, key, known.token_digest)
+
+    def _check_refusal(self, id: str) -> None:
+        if refusal := self.refusal(id):
+            raise IdentityError(refusal)
 
     def seal(self, generation: int) -> bytes:
         """What shows to any broker with this authority that one of them had this generation."""

@@ -64,6 +64,16 @@ def revoke_token(folder: Path, id: str) -> KnownToken:
         return known
 
 
+def token_id(digest: bytes) -> str:
+    """The id of a token, by the SHA-256 of its secret."""
+    return digest.hex()[:_ID_LENGTH]
+
+
+def lets_in(token: TokenRecord | None, now: float) -> int:
+    """How many more can join with a token `now` (Unix seconds); 0 if it was revoked."""
+    return 0 if token is None or now >= token.expires_at else max(0, token.uses - token.used)
+
+
 def _store(folder: Path) -> SqlStore:
     if not has_store(folder):
         raise IdentityError(
@@ -79,5 +89,5 @@ def _known(token: TokenRecord, joined: list[str], now: float) -> KnownToken:
         state = "expired"
     elif token.used >= token.uses:
         state = "used up"
-    id = token.digest.hex()[:_ID_LENGTH]
+    id = token_id(token.digest)
     return KnownToken(id, token.role, state, token.uses, token.used, token.made_at, token.expires_at, joined)

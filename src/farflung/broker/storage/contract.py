@@ -163,6 +163,10 @@ class BrokerStore(Protocol):
         """The holder of this id; None if there is none."""
         ...
 
+    def holders(self) -> list[Holder]:
+        """The holders of all ids, by id."""
+        ...
+
     def joined_with(self, token_digest: bytes) -> list[str]:
         """The ids that joined with a token, sorted."""
         ...

@@ -204,6 +204,10 @@ class SqlStore(ABC):
         rows = self._rows(f"SELECT {_HOLDER} FROM certificates WHERE id = ?", id)
         return Holder(*rows[0]) if rows else None
 
+    def holders(self) -> list[Holder]:
+        """The holders of all ids, by id."""
+        return [Holder(*row) for row in self._rows(f"SELECT {_HOLDER} FROM certificates ORDER BY id")]
+
     def joined_with(self, token_digest: bytes) -> list[str]:
         """The ids that joined with a token."""
         rows = self._rows("SELECT id FROM certificates WHERE token_digest = ? ORDER BY id", token_digest)

@@ -14,19 +14,16 @@ from farflung.cli.process.identity import (
     BrokerOption,
     FolderOption,
     TokenText,
-    has_authority,
-    obtain_from_own_broker,
-    obtain_identity,
+    operator_identity,
 )
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
-from farflung.errors import ConnectionFailed, IdentityError, NotHandedOver
+from farflung.errors import ConnectionFailed, NotHandedOver
 from farflung.protocol.membership import MOST_WITHIN_SECONDS, WITHIN_SECONDS
 from farflung.text import duration_words
-from farflung.transport.security.identity_folder import folder_of, home_folder
+from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
     from farflung.protocol.viewer import WorkerStatus
-    from farflung.transport.security.identity import Identity
 
 PAUSE_SECONDS = 0.5
 INTERRUPTED = 130
@@ -85,7 +82,7 @@ async def _drain(
 ) -> WorkerStatus:
     from farflung.client.run.broker_client import ask_status, ask_to_drain
 
-    identity = await _identity(broker, token, folder)
+    identity = await operator_identity(broker, token, folder, "farflung drain WORKER")
     await ask_to_drain(identity, worker, within)
     asked.done = True
     said, until = "", None
@@ -102,15 +99,3 @@ async def _drain(
         if time.monotonic() > until:
             raise ConnectionFailed(f"{worker} is {found.state} after {within} s: `farflung status` says more")
         await asyncio.sleep(PAUSE_SECONDS)
-
-
-async def _identity(broker: str | None, token: str | None, folder: Path) -> Identity:
-    own = folder_of("broker", None)
-    if token is None and not (folder / "identity.json").exists() and has_authority(own):
-        return await obtain_from_own_broker(own, "operator", broker)
-    if token is None and not (folder / "identity.json").exists():
-        raise IdentityError(
-            f"no identity of an operator in {home_folder()}: run `farflung token create --role operator` on"
-            " the broker's machine, then here `farflung drain WORKER --broker HOST:PORT --token T`"
-        )
-    return await obtain_identity(folder, "operator", broker, token)

@@ -11,6 +11,7 @@ import typer
 
 from farflung.cli.render.output import note
 from farflung.errors import IdentityError
+from farflung.transport.security.identity_folder import folder_of, home_folder
 
 if TYPE_CHECKING:
     from farflung.transport.security.identity import Identity
@@ -74,3 +75,20 @@ async def obtain_from_own_broker(folder: Path, role: TokenRole, broker: str | No
         return await obtain_identity(kept, role, broker, None)
     token = await asyncio.to_thread(create_token, folder, role, 1, OWN_TOKEN_HOURS)
     return await obtain_identity(kept, role, broker, token.text)
+
+
+async def operator_identity(broker: str | None, token: str | None, folder: Path, command: str) -> Identity:
+    """The identity of an operator: the token's, the one in `folder`, or one of this user's own broker.
+
+    `folder` may also be that of a broker. `command` is what the user runs, for the message without any.
+    """
+    own = folder if has_authority(folder) else folder_of("broker", None)
+    is_known = folder != own and (folder / "identity.json").exists()
+    if token is None and not is_known and has_authority(own):
+        return await obtain_from_own_broker(own, "operator", broker)
+    if token is None and not is_known:
+        raise IdentityError(
+            f"no identity of an operator in {home_folder()}: run `farflung token create --role operator` on"
+            f" the broker's machine, then here `{command} --broker HOST:PORT --token T`"
+        )
+    return await obtain_identity(folder, "operator", broker, token)

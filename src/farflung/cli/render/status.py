@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farflung.cli.render.tables import fitting, own_width
@@ -37,10 +37,16 @@ def status_lines(status: Status, everything: bool = False) -> Iterator[str]:
     yield from _left(status, len(status.workers) if everything else RECENT)
     for finding in opset_findings(status.workers):
         yield from _wrapped(finding.found)
-    yield count_of(len(status.jobs), "job")
-    over = [job for job in status.jobs if job.state in OVER]
+    yield from job_lines(status.jobs, everything)
+    yield from _links(status)
+
+
+def job_lines(all_jobs: Sequence[JobStatus], everything: bool = False) -> Iterator[str]:
+    """Jobs as a table, with what there is to say of each; most that are over are folded."""
+    yield count_of(len(all_jobs), "job")
+    over = [job for job in all_jobs if job.state in OVER]
     folded = [] if everything else over[:-RECENT]
-    jobs = [job for job in status.jobs if job not in folded]
+    jobs = [job for job in all_jobs if job not in folded]
     yield from fitting(JOB, [_job(job) for job in jobs])
     if folded:
         states = Counter(job.state for job in folded)
@@ -52,7 +58,6 @@ def status_lines(status: Status, everything: bool = False) -> Iterator[str]:
         for words in (job.protection, job.planning):
             if words:
                 yield from _wrapped(f"  {job.job}: {words}")
-    yield from _links(status)
 
 
 def _left(status: Status, shown: int) -> Iterator[str]:

@@ -10,16 +10,23 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.protocol import broker_session
 from farflung.protocol.broker_session import BrokerSession, dial_broker
 from farflung.protocol.membership import Drain, Draining
 from farflung.protocol.messages import (
+    AllowMember,
     Ask,
+    AskMembers,
+    CancelJob,
     Denied,
+    JobCancelled,
+    MemberChanged,
+    Members,
     Message,
+    RemoveMember,
     Renew,
     Renewed,
     Status,
@@ -36,6 +43,8 @@ from farflung.transport.security.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import DataHeader
 
+_Answer = TypeVar("_Answer", bound=Message)
+
 
 async def ask_status(identity: Identity) -> Status:
     """The status of the broker that `identity` joined; any role may ask.
@@ -45,10 +54,7 @@ async def ask_status(identity: Identity) -> Status:
     ConnectionFailed
         The broker cannot be reached, refuses, or does not answer in time.
     """
-    answer = await _ask(identity, Ask())
-    if not isinstance(answer, Status):
-        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected its status")
-    return answer
+    return await _ask_for(identity, Ask(), Status)
 
 
 async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopology:
@@ -61,10 +67,7 @@ async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopolog
     ConnectionFailed
         The broker cannot be reached, refuses, or does not answer in time.
     """
-    answer = await _ask(identity, AskTopology(survey))
-    if not isinstance(answer, FleetTopology):
-        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected a topology")
-    return answer
+    return await _ask_for(identity, AskTopology(survey), FleetTopology)
 
 
 async def ask_to_drain(identity: Identity, worker: str, within_seconds: int) -> Draining:
@@ -75,9 +78,57 @@ async def ask_to_drain(identity: Identity, worker: str, within_seconds: int) -> 
     ConnectionFailed
         The broker cannot be reached, refuses, or does not answer in time.
     """
-    answer = await _ask(identity, Drain(worker, within_seconds))
-    if not isinstance(answer, Draining):
-        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected what the worker waits for")
+    return await _ask_for(identity, Drain(worker, within_seconds), Draining)
+
+
+async def ask_members(identity: Identity) -> Members:
+    """All members of the broker that `identity` joined as an operator.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    return await _ask_for(identity, AskMembers(), Members)
+
+
+async def ask_to_remove(identity: Identity, member: str, reason: str) -> MemberChanged:
+    """Remove a member, as an operator.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    return await _ask_for(identity, RemoveMember(member, reason), MemberChanged)
+
+
+async def ask_to_allow(identity: Identity, member: str) -> MemberChanged:
+    """Allow a member again, as an operator.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    return await _ask_for(identity, AllowMember(member), MemberChanged)
+
+
+async def ask_to_cancel(identity: Identity, job: str, reason: str, at_once: bool) -> JobCancelled:
+    """End a job, as an operator or as its submitter.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, refuses, or does not answer in time.
+    """
+    return await _ask_for(identity, CancelJob(job, reason, at_once), JobCancelled)
+
+
+async def _ask_for(identity: Identity, question: Message, kind: type[_Answer]) -> _Answer:
+    answer = await _ask(identity, question)
+    if not isinstance(answer, kind):
+        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected {kind.__name__}")
     return answer
 
 
@@ -91,9 +142,7 @@ async def renew(identity: Identity) -> Identity:
     IdentityError
         The certificate is not for this holder.
     """
-    answer = await _ask(identity, Renew(await asyncio.to_thread(identity.renewal_request)))
-    if not isinstance(answer, Renewed):
-        raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected a certificate")
+    answer = await _ask_for(identity, Renew(await asyncio.to_thread(identity.renewal_request)), Renewed)
     return await asyncio.to_thread(identity.renewed, answer.certificate)
 
 
@@ -120,7 +169,7 @@ class _BrokerQuery:
         self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def control(self, link: Link, message: bytes) -> None:
-        reply = decode(message, ToOperator)
+        reply = decode(message, ToOperator)  # which has all that any role may hear
         if isinstance(reply, Denied):
             self._fail(f"the broker refused: {reply.reason}")
         elif not self.answer.done():

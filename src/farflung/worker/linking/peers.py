@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,6 +86,7 @@ class Peers:
         self._sent_by_closed: Counter[str] = Counter()
         self._state_by_closed = 0
         self._closing: set[asyncio.Task[None]] = set()
+        self._removed: dict[str, str] = {}
 
     def admit(self, worker: str, load: Load, receiver: StateReceiver | None, peers: frozenset[str]) -> None:
         """Begin an attempt: admit links of `peers` from now on.
@@ -123,6 +124,37 @@ class Peers:
             session.close()
         for link in over:
             self._close(link, reason)
+
+    def expel(self, removed: Mapping[str, str]) -> list[str]:
+        """Close all links with members that the fleet has removed, for these reasons, and accept none.
+
+        Returns those with which there was a link of the attempt.
+        """
+        self._removed.update(removed)
+        linked = []
+        for peer in removed.keys() & {*self._links, *(link.peer.id for link in self._dialled)}:
+            self._forget_dialled(peer, removed[peer])
+            if current := self._links.get(peer):
+                self._detach(current)
+                self._close(current, removed[peer])
+            linked.append(peer)
+        for link in [link for link in self._pending.links if link.peer.id in removed]:
+            self._pending.remove(link)
+            self._close(link, removed[link.peer.id])
+        return sorted(linked)
+
+    def allow(self, member: str) -> None:
+        """Accept links again of a member that had been removed."""
+        self._removed.pop(member, None)
+
+    def forget_removed(self) -> None:
+        """Accept links of all members: the broker is about to name those that are removed now."""
+        self._removed.clear()
+
+    def require_member(self, peer: str) -> None:
+        """Raise ProtocolError if a peer was removed from the fleet."""
+        if peer in self._removed:
+            raise ProtocolError(f"{peer} {self._removed[peer]}")
 
     def give_up(self, peer: str) -> None:
         """Stop keeping messages for `peer`, and stop waiting for its welcome."""

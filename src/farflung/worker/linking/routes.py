@@ -173,6 +173,7 @@ class Routes:
 
     def accept(self, link: Link) -> Handler:
         """Take a link that a peer dialled; raises ProtocolError to refuse it."""
+        self._peers.require_member(link.peer.id)
         if link.kind == "probe":
             return self._probing.accept(link)
         if link.kind != "reverse" or link.path != "direct":

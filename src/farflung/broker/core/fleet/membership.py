@@ -38,6 +38,8 @@ def membership(
     if worker.away:
         return Membership(SUSPECT, one_line(f"it is expected to return: {worker.trouble}"))
     if not worker.connected:
+        if removal := state.removed.get(worker.worker):
+            return Membership(LEFT, one_line(f"it {removal.words}"))
         is_lost = not (worker.released or has_left(worker.worker, worker.trouble))
         return Membership(LEFT, worker.trouble, is_lost)
     if silent_seconds is not None and silent_seconds > suspect_seconds:

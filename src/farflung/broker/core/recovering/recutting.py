@@ -46,11 +46,12 @@ def having(state: State, job: Job, workers: Collection[str]) -> list[str]:
 
 
 def is_lost(state: State, job: Job) -> bool:
-    """Whether no copy of some share is left, though each worker that could have one is connected."""
+    """Whether no copy of some share is left, though each worker that could have one is there, or removed."""
     version, plan = job.versions.stable, job.plan
     if version is None or plan is None:
         return True
-    if not all(state.workers[name].connected for name in version.may_be_on(plan, job.holders)):
+    may_have = set(version.may_be_on(plan, job.holders)) - state.removed.keys()
+    if not all(state.workers[name].connected for name in may_have):
         return False
     return not is_readable(state, job, state.workers)
 

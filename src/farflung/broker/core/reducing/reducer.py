@@ -16,7 +16,7 @@ from farflung.broker.core.records import (
     Recovery,
     State,
 )
-from farflung.broker.core.reducing import attempt_reducer, unit_reducer, worker_reducer
+from farflung.broker.core.reducing import attempt_reducer, trust_reducer, unit_reducer, worker_reducer
 from farflung.broker.core.training.copies import Copies
 from farflung.broker.core.training.monitoring import Monitoring
 from farflung.plans import NO_WISHES
@@ -48,6 +48,8 @@ for _function in (
     worker_reducer.worker_away,
     worker_reducer.worker_leaving,
     worker_reducer.worker_released,
+    trust_reducer.member_removed,
+    trust_reducer.member_allowed,
     unit_reducer.unit_decided,
     unit_reducer.version_stable,
     unit_reducer.replanning_changed,

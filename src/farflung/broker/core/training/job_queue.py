@@ -195,7 +195,7 @@ def _recut(turn: Transition, job: Job) -> bool:
 def _wait_for_members(turn: Transition, job: Job) -> Job | None:
     """Say whom the job waits for, to go on from its newest version; the job if it still waits."""
     missing, usable = restoring.missing(turn.state, job), usable_for(turn.state, job)
-    names = and_more(missing, NAMED) or "workers that have a copy of its state"
+    names = and_more(_marked(turn.state, missing), NAMED) or "workers that have a copy of its state"
     like = "another one like it" if len(missing) == 1 else "others like them"
     lacks = max((len(job.on) or job.asked or 1) - len(usable), set(usable) <= set(job.recovery.unfit))
     words = f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}"
@@ -229,10 +229,15 @@ def _waiting(state: State, job: Job, needs: int, usable: list[str], lacking: Map
     account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
     if job.on:
         names = [name for name in job.on if name not in usable]
-        return f"{waiting_for(and_more(names, NAMED))} {account}"
+        return f"{waiting_for(and_more(_marked(state, names), NAMED))} {account}"
     kind = "emulated worker" if job.training.emulated else "worker"
     able = " with the model's ops" if lacking else ""
     return f"{waiting_for(count_of(missing, f'more {kind}'))}{able} {account}"
+
+
+def _marked(state: State, names: Collection[str]) -> list[str]:
+    """The names of workers, with a mark on those that an operator has removed."""
+    return [f"{name} (removed)" if name in state.removed else name for name in names]
 
 
 def _busy(state: State, job: Job) -> list[str]:

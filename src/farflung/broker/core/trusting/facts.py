@@ -1,0 +1,21 @@
+"""Decisions about members that are not trusted."""
+
+from __future__ import annotations
+
+from farflung.broker.core.decision import Decision
+
+
+class MemberRemoved(Decision, frozen=True):
+    """An operator has removed a member: it may neither connect nor renew its certificate."""
+
+    member: str
+    role: str
+    operator: str
+    reason: str = ""
+
+
+class MemberAllowed(Decision, frozen=True):
+    """An operator allows a member again, with all that was held against it forgotten."""
+
+    member: str
+    operator: str

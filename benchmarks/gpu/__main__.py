@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 from benchmarks.gpu.codecs import codecs
+from benchmarks.gpu.memory import memory
 from benchmarks.gpu.overlap import overlap
 from benchmarks.gpu.parity import parity
+from benchmarks.gpu.processes import processes
 from benchmarks.gpu.rates import rates
 from benchmarks.gpu.runner import runner
 
@@ -28,7 +30,9 @@ SECTIONS: dict[str, Callable[[torch.device], Any]] = {
     "rates": rates,
     "codecs": codecs,
     "runner": runner,
+    "memory": memory,
     "overlap": overlap,
+    "processes": processes,
     "parity": parity,
 }
 
@@ -48,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sections", nargs="+", choices=sorted(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)

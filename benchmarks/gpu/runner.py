@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from farflung.opdag.capture import capture
 from farflung.opdag.graph import Precision
+from farflung.opdag.segment import Segment
 from farflung.planner import plan_graph
 from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.parity.steps import named_state
@@ -29,6 +30,7 @@ from farflung.schedule import Unit
 
 ROUNDS = 20
 MICROBATCHES = 2
+OPTIMIZER = AdamW(lr=1e-4)
 Batches = list[dict[str, Tensor]]
 
 
@@ -44,14 +46,10 @@ class Size(NamedTuple):
     symbols: int = 256
 
 
-SIZES = [
-    Size("launch-bound", 128, 4, 4, 128, 4),
-    Size("85M, bytes", 768, 12, 12, 1024, 4),
-    Size("GPT-2 124M", 768, 12, 12, 1024, 16, 50_257),
-]
+SIZES = [Size("launch-bound", 128, 4, 4, 128, 4), Size("85M, bytes", 768, 12, 12, 1024, 4)]
+GPT2 = Size("GPT-2 124M", 768, 12, 12, 1024, 16, 50_257)
 ON_CPU = 1
 """So many of the sizes on a CPU."""
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
 def runner(device: torch.device) -> list[dict[str, object]]:
@@ -59,7 +57,8 @@ def runner(device: torch.device) -> list[dict[str, object]]:
     if device.type == "cpu":
         return [row(size, device, "float32") for size in SIZES[:ON_CPU]]
     most = rates(device)["bfloat16_tflops"]
-    return [row(size, device, precision, most) for size in SIZES for precision in PRECISIONS]
+    cases: list[tuple[Size, Precision]] = [(GPT2, "bfloat16"), (SIZES[0], "float32")]
+    return [row(size, device, precision, most) for size, precision in cases]
 
 
 def row(
@@ -68,21 +67,24 @@ def row(
     """Alternate the sides, each first in its turn."""
     made = model(size)
     sides: dict[str, Callable[[], object]] = {
-        "ours": ours(made, size, device, precision),
+        "ours": ours(made, size, device, precision).step,
         "eager": loop(made, size, device, precision),
     }
     if device.type != "cpu":
+        sides["ours_compiled"] = ours(made, size, device, precision, compiles=True).step
         sides["compiled"] = loop(made, size, device, precision, compiles=True)
     times = in_turn(sides, device)
     found: dict[str, object] = {"model": size.name, "precision": precision}
     found |= {f"{name}_ms": round(1000 * statistics.median(taken), 2) for name, taken in times.items()}
-    for name in [*sides][1:]:
-        ratios = [mine / theirs for mine, theirs in zip(times["ours"], times[name], strict=True)]
-        found[f"over_{name}"] = round(statistics.median(ratios), 3)
-    tokens = MICROBATCHES * size.samples * size.sequence / statistics.median(times["ours"])
-    found["tokens_per_second"] = round(tokens)
-    if bfloat16_tflops:
-        found["of_bfloat16"] = round(tokens * flops_of_a_token(made, size) / 1e12 / bfloat16_tflops, 3)
+    for mine, theirs in (("ours", "eager"), ("ours_compiled", "compiled")):
+        if mine in times:
+            ratios = [one / other for one, other in zip(times[mine], times[theirs], strict=True)]
+            found[f"{mine}_over_{theirs}"] = round(statistics.median(ratios), 3)
+            tokens = MICROBATCHES * size.samples * size.sequence / statistics.median(times[mine])
+            found[f"{mine}_tokens_per_second"] = round(tokens)
+            if bfloat16_tflops:
+                share = tokens * flops_of_a_token(made, size) / 1e12 / bfloat16_tflops
+                found[f"{mine}_of_bfloat16"] = round(share, 3)
     return found
 
 
@@ -139,14 +141,29 @@ def batches(size: Size) -> Batches:
     ]
 
 
-def ours(module: nn.Module, size: Size, device: torch.device, precision: Precision) -> Callable[[], object]:
-    """A step of the captured module as one segment."""
+class Ours(NamedTuple):
+    """A step of the captured module as one segment, and that segment."""
+
+    step: Callable[[], object]
+    segment: Segment
+
+
+def ours(
+    module: nn.Module,
+    size: Size,
+    device: torch.device,
+    precision: Precision,
+    compiles: bool = False,
+    recompute: bool = False,
+) -> Ours:
+    """Our side."""
     given = batches(size)
     graph = capture(module, given[0], precision=precision).graph
-    training = Training(10**6, MICROBATCHES, size.samples, AdamW(lr=1e-4))
+    training = Training(10**6, MICROBATCHES, size.samples, OPTIMIZER, compiled=compiles)
     (segment,) = plan_graph(graph, MICROBATCHES, size.samples, ["a"]).segments
     state = {name: tensor.detach().clone().to(device) for name, tensor in named_state(module, graph).items()}
-    mine = TorchBackend(device).runner(segment, state, training)
+    mine = TorchBackend(device).runner(segment, state, training, recompute)
+    mine.compile()
     names = {entry.value: entry.name for entry in graph.inputs_of("input")}
     units = iter(range(10**6))
 
@@ -161,7 +178,7 @@ def ours(module: nn.Module, size: Size, device: torch.device, precision: Precisi
         mine.take_loss()
         mine.apply(unit.step, 1.0)
 
-    return step
+    return Ours(step, segment)
 
 
 def loop(

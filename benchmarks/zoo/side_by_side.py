@@ -6,12 +6,13 @@ import copy
 from collections.abc import Sequence
 from functools import cache
 
+import torch
 from benchmarks.zoo import Batch, Case
 from torch import Tensor, nn
 
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
-from farflung.opdag.capture.capture import LossModule
+from farflung.opdag.capture.capture import LossFunction, LossModule
 from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob, place, plan_graph
 from farflung.planner.assignment import Assignment
@@ -19,6 +20,7 @@ from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import named_state, received
+from farflung.runtime.torch_backend.device import HOST
 from farflung.runtime.training import Training
 
 
@@ -44,18 +46,33 @@ def placed(
 
 
 class SideBySide:
-    """Both sides from the same module; `module` itself stays as it is."""
+    """Both sides from the same module, on one device; `module` itself stays as it is."""
 
-    def __init__(self, module: nn.Module, graph: Graph, planned: PlannedJob, training: Training) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        graph: Graph,
+        planned: PlannedJob,
+        training: Training,
+        device: torch.device = HOST,
+        loss: LossFunction | None = None,
+    ) -> None:
         self.graph = wire.load_graph(wire.dump(graph), training.microbatch_size)
         self.training = training
-        self.eager = copy.deepcopy(module)
-        wrapper = LossModule(self.eager, None)
-        self.reference = Reference(self.eager, lambda batch: wrapper(dict(batch)), self.graph, training)
-        ours = copy.deepcopy(module)
+        self.eager = copy.deepcopy(module).to(device)
+        wrapper = LossModule(self.eager, loss)
+
+        def loss_of(batch: Batch) -> Tensor:
+            with device:  # where a module makes tensors that are not told where
+                return wrapper({name: tensor.to(device) for name, tensor in batch.items()})
+
+        self.reference = Reference(self.eager, loss_of, self.graph, training)
+        ours = copy.deepcopy(module).to(device)
         self.state = named_state(ours, self.graph)
         segments = received(planned.programs, training.microbatch_size)
-        self.pipeline = InProcessPipeline(self.graph, planned.plan, segments, self.state, training)
+        self.pipeline = InProcessPipeline(
+            self.graph, planned.plan, segments, self.state, training, device=device
+        )
         self._unit = 0
 
     def accumulate(self, microbatches: Sequence[Batch]) -> tuple[float, float]:

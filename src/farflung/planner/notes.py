@@ -37,7 +37,9 @@ def draws_notes(graph_draws: bool, workers: Iterable[str], frameworks: Mapping[s
     ]
 
 
-def mode_notes(workers: Iterable[str], kinds: Mapping[str, str], deterministic: bool) -> list[str]:
+def mode_notes(
+    workers: Iterable[str], kinds: Mapping[str, str], deterministic: bool, compiled: bool = False
+) -> list[str]:
     """A note on how the GPUs among the workers compute; `kinds` are those of the workers' devices."""
     gpus = [worker for worker in workers if kinds.get(worker, "") not in REPEATABLE]
     if not gpus:
@@ -46,6 +48,8 @@ def mode_notes(workers: Iterable[str], kinds: Mapping[str, str], deterministic: 
         how = "deterministic kernels without TF32: bits repeat on GPUs of one model, steps take longer"
     else:
         how = "the fastest kernels, and TF32 if they have it: bits may differ from run to run"
+    if compiled:
+        how = f"compiled, which takes some minutes at first; {how}"
     return [printable(f"{and_more(gpus, NAMED)}: {how} (Job's `deterministic` says which)")]
 
 

@@ -34,6 +34,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codecs do to some of the job's own tensors (`runtime.sample`). Workers have memory for `copies` whole
     copies of their state beside the current one, which checkpoints take while training goes on. A
     `deterministic` job has repeatable bits on GPUs, too, which takes longer there; on CPUs all jobs have.
+    A `compiled` one runs kernels on GPUs that torch's compiler makes, which changes numbers there.
     `monitors` say what evaluations decide.
     """
 
@@ -53,6 +54,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sample_codecs: bool = False
     copies: Annotated[int, Meta(ge=0, le=2)] = 0
     deterministic: bool = False
+    compiled: bool = False
     monitors: Annotated[tuple[Monitor, ...], Meta(max_length=2)] = ()
 
     def __post_init__(self) -> None:

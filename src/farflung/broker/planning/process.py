@@ -162,7 +162,7 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         notes.append(
             f"{count_of(found, 'replica')}: nothing is measured of these workers yet to compare more by"
         )
-    notes += mode_notes(made.plan.workers(), kinds, training.deterministic)
+    notes += mode_notes(made.plan.workers(), kinds, training.deterministic, training.compiled)
     return PlanResult(
         made.plan,
         programs,

@@ -125,6 +125,7 @@ class Reference:
         self._graph = graph
         self._numbers = random_numbers(graph) if draws is None else draws
         self._training = training
+        self._device = next((parameter.device for parameter in module.parameters()), HOST)
         self._optimizer = build(training.optimizer, self._trained())
         self.step = 0
 
@@ -154,7 +155,7 @@ class Reference:
         weight, total = 1.0 / count, 0.0
         for number, batch in microbatches:
             seed = microbatch_seed(self._training.seed, True, self.step, number)
-            with attending_as(self._graph), SeededRandomOps(seed, self._numbers):
+            with attending_as(self._graph), SeededRandomOps(seed, self._numbers, self._device):
                 loss = self._loss_of(batch)
             loss.backward(torch.full_like(loss, weight))
             total += weight * float(loss.detach())

@@ -90,11 +90,20 @@ class Place:
         def bounded(indices: Tensor) -> Tensor:
             counted = indices if ignored is None else indices.masked_fill(indices == ignored, least)
             low, high = torch.aminmax(counted)
-            self._found.append((expected, self.microbatch, low, high))
+            self.note(expected, low, high)
             kept = counted.clamp(least, most)
             return kept if ignored is None else torch.where(indices == ignored, indices, kept)
 
         return bounded
+
+    def note(self, expected: IndexRange, low: Tensor, high: Tensor) -> None:
+        """Note the smallest and largest of some indices of this microbatch, which `read` checks."""
+        self._found.append((expected, self.microbatch, low, high))
+
+    def take_noted(self) -> list[tuple[IndexRange, Tensor, Tensor]]:
+        """What was noted and not read, which is then forgotten."""
+        found, self._found = self._found, []
+        return [(expected, low, high) for expected, _, low, high in found]
 
     def read(self, numbers: Sequence[Tensor]) -> list[float]:
         """The numbers, as the function `read` gives them; waits for the device once.

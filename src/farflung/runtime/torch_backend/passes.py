@@ -44,10 +44,10 @@ class Pass(Protocol):
 
     @property
     def program(self) -> Program:
-        """The program, which can also run without a tape."""
+        """The program, which names the state, values and results."""
 
-    def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """The values as it reads them: detached, and requiring a gradient if that is sent back."""
+    def results(self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int) -> Results:
+        """The results of `forward` alone, with the bits that it makes them in."""
 
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
@@ -64,13 +64,14 @@ class WholePass:
     def __init__(self, segment: Segment, batch: int, place: Place = ON_HOST) -> None:
         self.program = Program(segment, batch, True, place)
 
-    def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        return {value: tensor.detach() for value, tensor in values.items()}
+    def results(self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int) -> Results:
+        given = {value: tensor.detach() for value, tensor in values.items()}
+        return self.program.results_of(state, given, seed)
 
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
-        made = self.program.results_of(state, self.leaves(values), seed)
+        made = self.results(state, values, seed)
         return made, _WholeTape(made)
 
 
@@ -117,14 +118,18 @@ class SplitPass:
         shared = [(join, f) for join, f in formulas if not self.read_once.issuperset(join.weights)]
         return [*alone, *reversed(shared)]
 
-    def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def _leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """The values detached, and requiring a gradient if that is sent back."""
         received = self.sides.received
         return {v: tensor.detach().requires_grad_(v in received) for v, tensor in values.items()}
+
+    def results(self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int) -> Results:
+        return self.program.results_of(state, self._leaves(values), seed)
 
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
-        given = self.leaves(values)
+        given = self._leaves(values)
         program = self.program
         split = program.split([*state, *self._copies], [given[v] for v in program.values], seed)
         made = dict(zip(program.results, split.results, strict=True))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from farflung.runtime.torch_backend.passes import Pass, Results, Sink, SplitPass, Tape
+from farflung.runtime.torch_backend.passes import Pass, Results, Sink, Tape, WholePass
 
 
 class RecomputingPass:
@@ -22,14 +22,14 @@ class RecomputingPass:
         self.program = inner.program
         self._inner = inner
 
-    def leaves(self, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        return self._inner.leaves(values)
+    def results(self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int) -> Results:
+        return self._inner.results(state, values, seed)
 
     def forward(
         self, state: Sequence[Tensor], values: Mapping[int, Tensor], seed: int
     ) -> tuple[Results, Tape]:
         with saved_tensors_hooks(_save_nothing, _unpack_nothing):
-            made = self.program.results_of(state, self.leaves(values), seed)
+            made = self._inner.results(state, values, seed)
         results = {value: tensor.detach() for value, tensor in made.items()}
         return results, _RecomputingTape(self._inner, state, values, seed)
 
@@ -52,11 +52,11 @@ class _RecomputingTape:
         self._gradients: tuple[Mapping[int, Tensor], Sink] | None = None
 
     def backward(self, gradients: Mapping[int, Tensor], send: Sink) -> None:
-        if isinstance(self._inner, SplitPass):
+        if isinstance(self._inner, WholePass):
+            self._gradients = (gradients, send)
+        else:
             self._tape = self._inner.forward(*self._given)[1]
             self._tape.backward(gradients, send)
-        else:
-            self._gradients = (gradients, send)
 
     def accumulate(self) -> None:
         if self._tape is None and self._gradients is not None:

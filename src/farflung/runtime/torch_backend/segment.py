@@ -7,6 +7,7 @@ thread only.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Mapping
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, like, outgoing, sendable
 from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
+
+log = logging.getLogger(__name__)
 
 
 def require_indices_in_range(error: Exception, segment: Segment, batch: int, microbatch: int) -> None:
@@ -105,7 +108,21 @@ class TorchSegment:
         return state[name].detach().requires_grad_(trainable)
 
     def compile(self) -> None:
-        """Do nothing: the code was generated at construction."""
+        """Let torch's compiler make the step's kernels, if the job is `compiled` and this is no CPU.
+
+        A segment that it cannot make them for runs as it is, and the log says why.
+        """
+        if not self._training.compiled or self._place.is_host:
+            return
+        from farflung.runtime.torch_backend.compiled import CompiledPass, Uncompiled
+
+        segment, batch = self.segment.without_metrics(), self._training.microbatch_size
+        try:
+            made = CompiledPass(segment, batch, self._entries, self._state, self._place, self._pass)
+        except Uncompiled as why:
+            log.warning("segment %d is not compiled: %s", segment.number, why)
+            return
+        self._pass = RecomputingPass(made) if isinstance(self._pass, RecomputingPass) else made
 
     def close(self) -> None:
         """Do nothing: there is no background work."""

@@ -6,6 +6,7 @@ race's GPT trains as
 * DDP over gloo with its ranks in the order of sites, where its ring crosses the slow line twice;
 * DDP with the sites interleaved, where it crosses it four times;
 * farflung with two replicas, each a pipeline of a site's two machines (`--replicas 2`);
+* the same with int8 and error feedback on the sums of gradients between the sites (`--sum-codec int8`);
 * farflung as one pipeline, which the planner lays as it likes.
 
 All have the same model, data, batch and optimizer; sides alternate. Bytes are those that the emulated line
@@ -42,12 +43,12 @@ TESTBED = "two-sites"
 WARMUP = 1
 COURSE = Course(width=128, sequence=128, learning_rate=2e-3)
 DDP, INTERLEAVED = "ddp, ranks in site order", "ddp, sites interleaved"
-REPLICAS, PIPELINE = "farflung, two replicas", "farflung, one pipeline"
-SIDES = (DDP, INTERLEAVED, REPLICAS, PIPELINE)
+REPLICAS, CODED, PIPELINE = "farflung, two replicas", "farflung, replicas, int8", "farflung, one pipeline"
+SIDES = (DDP, INTERLEAVED, REPLICAS, CODED, PIPELINE)
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One side: medians over rounds, and ratios of DDP's in site order to them.
+    """One side: medians over rounds, and ratios of the first side's (DDP's in site order) to them.
 
     `losses` are those of the first round.
     """
@@ -88,19 +89,21 @@ def run_side(side: str, network: RunningLab, topology: Topology, course: Course,
     if side == INTERLEAVED:
         half = len(nodes) // 2
         nodes = [node for pair in zip(nodes[:half], nodes[half:], strict=True) for node in pair]
-    replicas = 2 if side == REPLICAS else 1
-    system = FARFLUNG if side in (REPLICAS, PIPELINE) else "ddp"
+    replicas = 2 if side in (REPLICAS, CODED) else 1
+    sum_codec = "int8" if side == CODED else "dense"
+    system = "ddp" if side in (DDP, INTERLEAVED) else FARFLUNG
     return race(
         system,
         SlowLine(network, topology, nodes),
-        msgspec.structs.replace(course, replicas=replicas),
+        msgspec.structs.replace(course, replicas=replicas, sum_codec=sum_codec),
         folder,
         WARMUP,
     )
 
 
 def summed_up(legs: dict[str, list[Leg]]) -> list[Side]:
-    """The sides beside DDP in site order."""
+    """The sides beside the first one, which is DDP in site order if that runs."""
+    first = next(iter(legs))
 
     def seconds(side: str) -> float:
         return statistics.median(each for leg in legs[side] for each in leg.seconds)
@@ -113,8 +116,8 @@ def summed_up(legs: dict[str, list[Leg]]) -> list[Side]:
             side,
             seconds(side),
             carried(side),
-            seconds(DDP) / seconds(side),
-            carried(DDP) / carried(side),
+            seconds(first) / seconds(side),
+            carried(first) / carried(side),
             legs[side][0].losses,
             any(leg.void for leg in legs[side]),
         )
@@ -122,11 +125,20 @@ def summed_up(legs: dict[str, list[Leg]]) -> list[Side]:
     ]
 
 
+def sides_of(text: str) -> tuple[str, ...]:
+    """The sides of that list; ValueError if there is no such side."""
+    named = [name.strip() for name in text.split(";")]
+    if unknown := [name for name in named if name not in SIDES]:
+        raise argparse.ArgumentTypeError(f"expected some of {'; '.join(SIDES)}, found {unknown[0]!r}")
+    return tuple(side for side in SIDES if side in named)
+
+
 def main() -> int:
     """Run all sides; 1 if the machine does not allow it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="how often the sides alternate")
     parser.add_argument("--steps", type=int, default=4, help="measured steps of a leg, after one of warm-up")
+    parser.add_argument("--sides", type=sides_of, default=SIDES, help="only these, separated by ;")
     parser.add_argument("--keep", type=Path, help="folder for runs and logs (default: a temporary one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
@@ -150,10 +162,10 @@ def compete(options: argparse.Namespace) -> list[Side]:
     """All rounds in one lab."""
     topology = find_topology(TESTBED)
     course = msgspec.structs.replace(COURSE, steps=WARMUP + options.steps)
-    legs: dict[str, list[Leg]] = {side: [] for side in SIDES}
+    legs: dict[str, list[Leg]] = {side: [] for side in options.sides}
     with run_folder(options.keep) as kept, Network(lay_out(topology)) as network:
         for number in range(options.rounds):
-            for side in SIDES if number % 2 == 0 else SIDES[::-1]:
+            for side in options.sides if number % 2 == 0 else options.sides[::-1]:
                 folder = kept / f"{number}-{side.replace(' ', '-').replace(',', '')}"
                 leg = run_side(side, network, topology, course, folder)
                 legs[side].append(leg)

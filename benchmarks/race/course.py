@@ -19,8 +19,9 @@ class Course(msgspec.Struct, frozen=True):
     `validate_every` 0 means no evaluation. `codec` is the rung that farflung writes its links with; the
     baselines know of none. If `adapter_rank` is not 0, the model is frozen, and only LoRA adapters of that
     rank (arXiv 2106.09685) are trained: on every linear layer of the last `adapter_blocks` blocks. Farflung
-    trains so many `replicas` of the model. The learning rate rises over `warmup_steps` and stays; `clip`
-    bounds the gradient's norm. `target` is a validation loss in nats a byte, 0: the race finds its own.
+    trains so many `replicas` of the model, with `sum_codec` on their sums of gradients. The learning rate
+    rises over `warmup_steps` and stays; `clip` bounds the gradient's norm. `target` is a validation loss in
+    nats a byte, 0: the race finds its own.
     """
 
     layers: int = 8
@@ -41,6 +42,7 @@ class Course(msgspec.Struct, frozen=True):
     warmup_steps: int = 0
     clip: float | None = None
     target: float = 0.0
+    sum_codec: str = "dense"
 
     @property
     def microbatch_size(self) -> int:
@@ -93,6 +95,7 @@ class Course(msgspec.Struct, frozen=True):
             steps=self.steps,
             seed=self.seed,
             codec=self.codec,
+            sum_codec=self.sum_codec,
             validate_every=self.validate_every or None,
             validation_batches=self.validation_batches,
             clip=self.clip,

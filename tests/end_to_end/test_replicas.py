@@ -22,8 +22,12 @@ from farflung.client.options.codecs import parse_codecs
 from farflung.client.output.checkpoints.store import CheckpointStore
 from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
 from farflung.opdag.capture.capture import LossModule
-from farflung.plans import Wishes, dealt, read_plan
+from farflung.planner import plan_job
+from farflung.planner.replicas import evenly_replicated
+from farflung.plans import Plan, Wishes, dealt, read_plan
+from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.eager import Reference
+from farflung.runtime.parity.steps import named_state
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -71,6 +75,52 @@ def test_codecs_apply_within_pipelines_and_sums_stay_exact(fleet: Fleet) -> None
     losses = [row["loss"] for row in rows]
     assert losses != [row["loss"] for row in dense_rows]
     assert losses == pytest.approx([row["loss"] for row in dense_rows], rel=0.02)
+
+
+def run_in_process(job: farflung.Job, plan: Plan) -> tuple[list[float], list[dict[str, Tensor]]]:
+    """Losses, and the parameters of each pipeline, of `plan` with its codecs in this process."""
+    graph = capture_shapes(job).graph
+    training = job.training().with_codecs((plan.sum_codec,))
+    one = plan_job(graph, MICROBATCHES, job.microbatch_size, plan.workers()[:2], exactly=True)
+    made = replace(one, plan=evenly_replicated(one.plan, plan.workers(), 2)).unfolded(job.microbatch_size, {})
+    module = copy.deepcopy(job.model)
+    pipeline = InProcessPipeline(graph, plan, made.segments, named_state(module, graph), training)
+    losses = []
+    for step in range(job.steps):
+        shares = pipeline.run(step, microbatches_of(job, step))
+        losses.append(sum(share.loss for share in shares))
+        pipeline.decide(step, 1.0)
+    halves = pipeline.segments[:2], pipeline.segments[2:]
+    return losses, [{name: t for one in half for name, t in one.state().items()} for half in halves]
+
+
+def test_replicas_with_a_codec_on_their_sums_are_equal_bit_for_bit_and_learn(fleet: Fleet) -> None:
+    """Worker processes have the bits of one process, in which both replicas can be looked at."""
+    job = replace(job_of("gpt", 12, farflung.AdamW(lr=3e-3)), sum_codec="int8")
+    summary, rows, folder = fleet.run(job, 4, Wishes(replicas=2))
+    plan = read_plan(folder)
+    assert (summary.state, plan.sum_codec) == ("done", "int8")
+    losses, (first, second) = run_in_process(job, plan)
+    assert [row["loss"] for row in rows] == losses
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert all(torch.equal(ours[name], first[name]) for name in first)
+    exact = fleet.run(replace(job, sum_codec="dense"), 4, Wishes(replicas=2))[1]
+    assert losses != [row["loss"] for row in exact]
+    assert losses == pytest.approx([row["loss"] for row in exact], rel=0.01)
+
+
+def test_a_run_with_a_codec_on_sums_goes_on_from_a_checkpoint(fleet: Fleet, tmp_path: Path) -> None:
+    job = replace(job_of("gpt", 8, farflung.AdamW(lr=3e-3)), sum_codec="int8")
+    whole = [row["loss"] for row in fleet.run(job, 4, Wishes(replicas=2))[1]]
+    store = CheckpointStore.open(tmp_path / "checkpoints")
+    stopped = Checkpointing(CheckpointPolicy(), store, "r")
+    fleet.run(replace(job, steps=4), 4, Wishes(replicas=2), checkpointing=stopped)
+    resumed = Checkpointing(CheckpointPolicy(end=False), store, "r", store.load(), attempts=1)
+    again = [fleet.run(job, 4, Wishes(replicas=2), checkpointing=resumed)[1] for _ in range(2)]
+    losses = [[row["loss"] for row in rows] for rows in again]
+    assert losses[0] == losses[1]  # with no residuals at its beginning, each time
+    assert losses[0] == pytest.approx(whole[4:], rel=0.01)
 
 
 def test_a_run_with_replicas_goes_on_with_one_or_others(fleet: Fleet, tmp_path: Path) -> None:
@@ -131,6 +181,27 @@ def test_a_killed_worker_of_a_replica_changes_no_bit(tmp_path: Path) -> None:
         workers[killed].signal(signal.SIGKILL)
         assert_same(run, undisturbed)
         assert killed not in run.workers
+        for command in (*(one for name, one in workers.items() if name != killed), broker):
+            command.stop()
+
+
+@pytest.mark.faults
+def test_a_killed_worker_of_a_replica_with_a_codec_on_sums_costs_no_more(tmp_path: Path) -> None:
+    """All go back and begin without residuals, so the steps that run again are nearly as they were."""
+    with machines(tmp_path) as on:
+        broker, workers, first = fleet_of(on, "abcde")
+        options = ["--workers", "4", "--replicas", "2", "--sum-codec", "int8", "--steps", "24"]
+        run = train(on, "killed", *options, *first)
+        run.reaches(8)
+        killed = run.workers[-1]
+        workers[killed].signal(signal.SIGKILL)
+        assert run.command.code() == 0
+        assert killed not in run.workers and len(run.workers) == 4
+        known: dict[float, float] = {}
+        for row in run.rows:
+            assert row["loss"] == pytest.approx(known.setdefault(row["step"], row["loss"]), rel=0.01)
+        assert sorted(known) == list(range(1, 25))
+        assert known[24] < 0.8 * known[1]
         for command in (*(one for name, one in workers.items() if name != killed), broker):
             command.stop()
 

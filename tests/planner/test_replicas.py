@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.planner.plans import require_valid
-from tests.planner.workloads import random_topology, random_workload
+from tests.planner.workloads import UNIT, chain_workload, random_topology, random_workload
 
 from farflung.errors import PlanError
-from farflung.planner.assignment import Options
+from farflung.planner.assignment import Options, Schedule
+from farflung.planner.codecs.wishes import scheduler_for
+from farflung.planner.objective.closed_form import step_seconds as closed_form
 from farflung.planner.registry import scheduler
 from farflung.planner.replicas import (
     alike_workers,
@@ -18,9 +23,11 @@ from farflung.planner.replicas import (
     shared_out,
     with_replicas,
 )
+from farflung.plans import CodecWishes, Topology, WorkerSpec
 from farflung.plans.ability import Ability
 from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training
+from farflung.simulator import Conditions, simulate
 
 
 @settings(max_examples=15)
@@ -87,3 +94,36 @@ def test_any_number_that_shares_workers_out_may_be_tried() -> None:
         and shared_out(1, given) == [1]
     )
     require_possible(0, 3, 1)
+
+
+def far_apart(sites: list[str], mbps: float) -> Topology:
+    """Workers at these sites, with slow links from site to site."""
+    specs = tuple(WorkerSpec(f"w{n}", site, 1.0, 8.0) for n, site in enumerate(sites))
+    rates = tuple(tuple(10_000.0 if a == b else mbps for b in sites) for a in sites)
+    return Topology(specs, tuple((1.0,) * len(sites) for _ in sites), rates)
+
+
+def planned_with(sums: str, topology: Topology) -> Schedule:
+    search = scheduler_for(CodecWishes(sums=sums), with_replicas(scheduler("auto"), 2), Conditions())
+    megabyte = np.full(8, 1e6)
+    chain = replace(chain_workload([1.0] * 8, [UNIT] * 7), parameter_bytes=megabyte, trainable_bytes=megabyte)
+    return search(topology, chain, Options(budget=60, most_replicas=2))
+
+
+def test_a_codec_on_sums_is_simulated_between_sites_and_not_within_one() -> None:
+    apart, together = far_apart(["north", "south"], 1.0), far_apart(["north", "north"], 1.0)
+    dense, coded = planned_with("dense", apart), planned_with("int8", apart)
+    assert (dense.plan.sum_codec, coded.plan.sum_codec) == ("dense", "int8")
+    assert dense.step_seconds / 4 < coded.step_seconds < dense.step_seconds / 2
+    for plan in (dense.plan, coded.plan):
+        bound = closed_form(plan, apart)
+        assert bound <= simulate(plan, apart).step_seconds
+    assert planned_with("int8", together).step_seconds == planned_with("dense", together).step_seconds
+
+
+def test_auto_codes_sums_where_a_step_gets_shorter() -> None:
+    slow, fast = far_apart(["north", "south"], 1.0), far_apart(["north", "south"], 1e5)
+    chosen = planned_with("auto", slow)
+    assert chosen.plan.sum_codec == "int8"
+    assert any("sums of gradients are written by int8 between sites" in note for note in chosen.notes)
+    assert planned_with("auto", fast).plan.sum_codec == "dense"

@@ -7,12 +7,15 @@ import copy
 import msgspec
 import pytest
 import torch
-from benchmarks.zoo import case
+from benchmarks.zoo import Case, case
 from benchmarks.zoo.side_by_side import captured, microbatches, planned
 
+from farflung.errors import CodecError
 from farflung.opdag.capture.capture import LossModule
 from farflung.planner import PlannedJob
 from farflung.plans import Plan, dealt
+from farflung.plans.codec_pair import codebook_of
+from farflung.runtime.coding import Coding
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer
@@ -81,3 +84,73 @@ def test_pipelines_train_as_one_process_that_adds_in_the_same_order(
     for at, held in enumerate(trained):
         for key in held.keys() & parameters:
             assert torch.equal(held[key], trained[at % count][key])
+
+
+def coded_job(codec: str) -> tuple[InProcessPipeline, Case, Training]:
+    """A GPT in two pipelines at two sites, with `codec` on the sums between them."""
+    subject = case("gpt-tied")
+    module, graph = captured(subject, SAMPLES)
+    training = Training(12, 4, SAMPLES, AdamW(lr=3e-3), seed=3, clip=0.5)
+    training = training.with_codecs(codebook_of([codec]))
+    one = planned(graph, training, 2)
+    plan = msgspec.structs.replace(replicated(one.plan, [2, 2]), sum_codec=codec)
+    where = {worker: worker[-1] for worker in plan.workers()}
+    job = PlannedJob(plan, one.segments).unfolded(SAMPLES, where)
+    segments = received(job.programs, SAMPLES)
+    state = named_state(copy.deepcopy(module), graph)
+    return InProcessPipeline(graph, job.plan, segments, state, training), subject, training
+
+
+def train(pipeline: InProcessPipeline, subject: Case, training: Training, stumbles: int = -1) -> list[float]:
+    """The losses of all steps; step `stumbles` is dropped when it has run, and runs again."""
+    losses = []
+    for step in range(training.steps):
+        batches = microbatches(subject, SAMPLES, training.microbatches, step)
+        found = pipeline.run(step, batches)
+        if step == stumbles:
+            pipeline.restart()
+            found = pipeline.run(step, batches)
+        losses.append(sum(share.loss for share in found))
+        norm = gradient_norm(share.squares for share in found)
+        pipeline.decide(step, clip_scale(training.clip, norm))
+    return losses
+
+
+def weights(pipeline: InProcessPipeline) -> list[dict[str, torch.Tensor]]:
+    """The parameters of each pipeline."""
+    half = len(pipeline.segments) // 2
+    parts = (pipeline.segments[:half], pipeline.segments[half:])
+    return [{k: v.clone() for each in part for k, v in each.state().items()} for part in parts]
+
+
+@pytest.mark.parametrize(("codec", "near"), [("int8", 0.003), ("hadamard4", 0.02), ("topk30-bf16", 0.1)])
+def test_replicas_stay_equal_bit_for_bit_with_a_codec_on_their_sums(codec: str, near: float) -> None:
+    exact, *rest = coded_job("dense")
+    expected = train(exact, *rest)
+    pipeline, *rest = coded_job(codec)
+    losses = train(pipeline, *rest)
+    first, second = weights(pipeline)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert losses != expected and losses == pytest.approx(expected, rel=near)
+    assert any(not torch.equal(first[name], exact_one) for name, exact_one in weights(exact)[0].items())
+
+
+def test_a_step_that_runs_again_leaves_the_same_residuals() -> None:
+    undisturbed, disturbed = coded_job("int8"), coded_job("int8")
+    assert train(*undisturbed) == train(*disturbed, stumbles=5)
+    for mine, theirs in zip(weights(undisturbed[0]), weights(disturbed[0]), strict=True):
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_codec_of_sums_must_be_in_the_codebook_and_fit_sums() -> None:
+    subject = case("gpt-tied")
+    _, graph = captured(subject, SAMPLES)
+    training = Training(1, 2, SAMPLES, SGD(lr=0.1))
+    one = planned(graph, training, 1)
+    for codebook, codec, complaint in (
+        ((), "int8", "sums use codec 'int8', which is not in the job's codebook"),
+        (("axes30",), "axes30", "sums of gradients cannot use codec axes30, because"),
+    ):
+        plan = msgspec.structs.replace(one.plan, sum_codec=codec)
+        with pytest.raises(CodecError, match=complaint):
+            Coding("a", plan, training.with_codecs(codebook), [])

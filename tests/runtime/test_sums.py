@@ -8,9 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farflung.codec import Context
+from farflung.codec.catalogue import sum_recipe
 from farflung.plans import Sum
 from farflung.runtime.sums import SumMessage, UnitSums
 
+SIZE = 600
 Gradients = dict[tuple[int, int], "np.ndarray[tuple[int], np.dtype[np.float32]]"]
 
 
@@ -75,6 +78,59 @@ def test_each_segment_gets_the_same_bits_in_any_order_of_arrival(seed: int, pipe
             total = totals[segment, value]
             assert (None if total is None else total.tobytes()) == bits
     assert {key: array.tobytes() for key, array in gradients.items()} == before
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 5),
+    st.sampled_from(["int8", "int8-stochastic", "hadamard2", "topk10-bf16"]),
+)
+def test_coded_sums_have_the_same_bits_everywhere_and_leave_nothing_out_for_good(
+    seed: int, pipelines: int, codec: str
+) -> None:
+    """After some steps, what was decoded and the residuals of heads and owner are what was added."""
+    draw, numbers = random.Random(seed), np.random.default_rng(seed)
+    one = random_sum(draw, 7, list(range(pipelines)))
+    crosses = one.crosses(one.owner, one.owner)
+    coders = {head: sum_recipe(codec).coder() for head in one.heads}
+    decoded, added = np.zeros(SIZE), np.zeros(SIZE)
+    for step in range(4):
+        gradients: Gradients = {
+            (segment, 7): numbers.standard_normal(SIZE).astype(np.float32) for segment in range(pipelines)
+        }
+        added += np.sum([array.astype(np.float64) for array in gradients.values()], axis=0)
+        workers = {segment: UnitSums([one], [segment], is_coded=True) for segment in range(pipelines)}
+        under_way: list[SumMessage[object]] = []
+        for segment, worker in workers.items():
+            under_way += worker.begin({(segment, 7): gradients[segment, 7]})
+        written: dict[tuple[int, bool], bytes] = {}
+        while under_way:
+            message = under_way.pop(draw.randrange(len(under_way)))
+            if one.crosses(message.source, message.target):
+                context = Context.at(seed, step, 0, 7, gradient=not message.is_whole, target=message.source)
+                place = (message.source, message.is_whole)
+                if place not in written:
+                    written[place] = coders[message.source].encode(message.payload, context).joined()
+                read = np.empty(SIZE, np.float32)
+                coders[message.source].decode(memoryview(written[place]), read, context)
+                message = message._replace(payload=read)
+            under_way += workers[message.target].receive(message)
+        totals = [worker.take_totals()[segment, 7] for segment, worker in workers.items()]
+        assert all(worker.is_done for worker in workers.values())
+        assert len({total.tobytes() for total in totals}) == 1
+        decoded += totals[0]
+        if not crosses:
+            assert totals[0].tobytes() == by_hand(one, gradients)
+        for coder in coders.values():
+            coder.commit()
+    left = sum(
+        np.frombuffer(coder.snapshot(), np.float32).astype(np.float64)
+        for coder in coders.values()
+        if coder.snapshot()
+    )
+    assert np.allclose(decoded + left, added, rtol=0, atol=1e-4)
+    assert crosses == bool(np.any(left))
 
 
 def test_two_pipelines_send_each_sum_once_in_each_direction() -> None:

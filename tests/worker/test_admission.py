@@ -221,6 +221,24 @@ def test_what_is_no_part_of_a_planned_sum_is_refused(
         Admission(worker, summing()).admit(peer, header)
 
 
+def coded_sums(segments: list[list[int]], heads: list[int]) -> Load:
+    """As `summing`, with int8 on sums of these groups."""
+    job = summing()
+    plan = msgspec.structs.replace(job.plan, sums=[Sum(9, 64, segments, heads, 0)], sum_codec="int8")
+    return msgspec.structs.replace(job, plan=plan, training=job.training.with_codecs(("bf16", "int8")))
+
+
+def test_a_sum_between_sites_may_be_coded_and_one_within_a_site_may_not() -> None:
+    for worker, peer, header in (("a", "d", PART), ("d", "a", WHOLE)):
+        for allowed in ({"codec": 2, "bytes": 30}, {"codec": 2, "bytes": 72}, {"bytes": 64}, {"bytes": 0}):
+            assert Admission(worker, coded_sums([[0], [3]], [0, 3])).admit(peer, changed(header, **allowed))
+        for refused in ({"codec": 2, "bytes": 73}, {"codec": 2, "bytes": 0}, {"codec": 1, "bytes": 30}):
+            with pytest.raises(ProtocolError, match=r"a sum with .*, expected at most 72"):
+                Admission(worker, coded_sums([[0], [3]], [0, 3])).admit(peer, changed(header, **refused))
+    with pytest.raises(ProtocolError, match=r"30 bytes \(codec 2\), expected 64"):
+        Admission("a", coded_sums([[0, 3]], [0])).admit("d", changed(PART, codec=2, bytes=30))
+
+
 def test_a_microbatch_of_another_pipeline_is_refused() -> None:
     job = summing()
     theirs = job.plan.microbatches_of(3, MICROBATCHES)[0]

@@ -10,7 +10,8 @@ from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured
 from tests.worker.loads import STEPS, fresh, load
 
-from farflung.errors import GraphError
+from farflung.errors import CodecError, FarflungError, GraphError
+from farflung.opdag import wire
 from farflung.planner import PlannedJob, plan_graph
 from farflung.planner.replicas import evenly_replicated
 from farflung.protocol.messages import Load
@@ -20,7 +21,7 @@ from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.state import trained_shapes
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
-from farflung.worker.computing.loading import load_segments, require_compiled_to_fit
+from farflung.worker.computing.loading import load_segments, needed_bytes, require_compiled_to_fit
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.workload.footprint import Needs
 
@@ -121,6 +122,37 @@ def test_sums_that_are_not_those_of_the_program_are_refused(changes: dict[str, o
     job = doubled(**changes)
     with pytest.raises(GraphError, match="sums of segment 1 do not match its program"):
         load_segments("b", job, StateReceiver(job, [1], 10**9, fresh), 10**9, TorchBackend())
+
+
+@pytest.mark.parametrize(
+    ("codec", "error", "complaint"),
+    [
+        ("int8", CodecError, "sums use codec 'int8', which is not in the job's codebook"),
+        (
+            "axes30-dithered",
+            GraphError,
+            "sums of gradients cannot use codec axes30-dithered, because what is read of it",
+        ),
+    ],
+)
+def test_a_codec_that_sums_cannot_use_is_refused(
+    codec: str, error: type[FarflungError], complaint: str
+) -> None:
+    job = doubled()
+    plan = msgspec.structs.replace(job.plan, sum_codec=codec)
+    job = msgspec.structs.replace(job, plan=plan, training=job.training.with_codecs(("axes30-dithered",)))
+    with pytest.raises(error, match=complaint):
+        load_segments("b", job, StateReceiver(job, [1], 10**9, fresh), 10**9, TorchBackend())
+
+
+def test_a_codec_on_sums_takes_memory_for_what_it_leaves_out() -> None:
+    job = doubled()
+    segment = wire.load_segment(job.programs[1].program, 2)
+    plain = job.training.with_codecs(("int8",))
+    coded = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, sum_codec="int8"))
+    more = needed_bytes("b", coded, [segment], plain) - needed_bytes("b", job, [segment], plain)
+    summed = sum(one.bytes for one in job.plan.sums)
+    assert more >= 5 * summed  # two residuals, a payload, and at the owner its sum and what is read of it
 
 
 def test_a_plan_that_was_not_unfolded_is_refused() -> None:

@@ -137,6 +137,29 @@ def test_of_two_neighbours_the_planner_plans_with_no_byte_too_much(rung: str) ->
         assert asked == pytest.approx(said, abs=1)
 
 
+@pytest.mark.parametrize("codec", ["int8", "topk10-bf16"])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_the_planner_plans_with_what_workers_ask_for_codecs_on_sums(codec: str, replicas: int) -> None:
+    _, graph = captured(case("gpt"), BATCH)
+    one = on_workers(graph, 1, 3)
+    assert one is not None
+    names = tuple(tuple(f"{name}-{copy}" for copy in range(replicas)) for (name,) in one.workers)
+    shares = tuple(1 + (copy == 0) * (MICROBATCHES - replicas) for copy in range(replicas))
+    assignment = replace(one, workers=names, shares=shares, sum_codec=codec)
+    training = Training(2, MICROBATCHES, BATCH, AdamW(lr=1e-3)).with_codecs((codec,))
+    updates = memory_of_updates(training.optimizer)
+    workload = workload_of(graph, MICROBATCHES, BATCH, updates=updates)
+    said = memory_by_worker(workload.coded(CodingMemory.of((codec,), False), 3 * replicas), assignment)
+    made = place(graph, assignment, BATCH).unfolded(BATCH, {})
+    assert made.plan.has_coded_sums
+    remade = dict.fromkeys(range(len(made.segments)), False)
+    for worker in made.plan.workers():
+        numbers = set(made.plan.segments_of(worker))
+        mine = [made.segments[number] for number in numbers]
+        whole = worker_bytes(mine, BATCH, WINDOW, remade, updates) + made.plan.sum_bytes(numbers)
+        assert whole + coding_bytes(worker, made.plan, training, mine) <= said[worker] + 1
+
+
 def with_memory(gigabytes: float) -> Topology:
     net = fleet(10)
     workers = tuple(replace_memory(worker, gigabytes) for worker in net.workers)

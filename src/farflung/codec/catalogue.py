@@ -13,7 +13,7 @@ from farflung.codec.families.hadamard import Hadamard
 from farflung.codec.families.lossless import Inner, Lossless
 from farflung.codec.families.scalar_quantizer import ScalarQuantizer
 from farflung.codec.families.topk import Masked, TopK, Values
-from farflung.codec.recipe import Axes, Recipe, Reference
+from farflung.codec.recipe import Axes, Feedback, Recipe, Reference
 from farflung.errors import CodecError
 
 EXAMPLES = (
@@ -79,6 +79,28 @@ def recipe(name: str) -> Recipe:
     if inner is None:
         raise CodecError(_unknown(name[:64]))
     return Recipe(Lossless(inner) if name.endswith(_ZSTD_SUFFIX) else inner)
+
+
+def sum_recipe(name: str) -> Recipe:
+    """The recipe with which sums of gradients are sent from site to site: the codec with error feedback.
+
+    Raises
+    ------
+    CodecError
+        There is no such codec, or sums cannot use it: all who read a sum must get the same bits on any
+        machine, from the payload alone.
+    """
+    found = recipe(name)
+    dithers = isinstance(found.codec, ScalarQuantizer) and found.codec.dithered
+    if found.axes or dithers:
+        why = "what is read of it depends on the machine"
+    elif found.memory is not None:
+        why = "they have no tokens"
+    elif needs_mask(name):
+        why = "they have no activation whose elements it could take"
+    else:
+        return Recipe(found.codec, Feedback())
+    raise CodecError(f"sums of gradients cannot use codec {name}, because {why}: use int8 or hadamard4, say")
 
 
 def declared(name: str) -> Declared:

@@ -9,7 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, Topology
+from farflung.plans.codec_pair import DENSE
 from farflung.workload import Workload
+from farflung.workload.coding import sum_memory
 from farflung.workload.footprint import NOTHING, Footprint
 
 
@@ -33,6 +35,8 @@ class Assignment:
         For each segment, whether it recomputes activations instead of storing them; empty: none does.
     codecs
         Codec pairs of the links that are not dense.
+    sum_codec
+        The codec of sums of gradients between the sites of replicas.
     """
 
     cuts: tuple[int, ...]
@@ -42,6 +46,7 @@ class Assignment:
     shares: tuple[int, ...] = ()
     recompute: tuple[bool, ...] = ()
     codecs: tuple[LinkCodec, ...] = ()
+    sum_codec: str = DENSE
 
     def ranges(self, nodes: int) -> list[tuple[int, int]]:
         """The first position and the one after the last of each segment of a workload of `nodes` nodes."""
@@ -80,6 +85,8 @@ class Options:
         A cap on CPU seconds. A search that reaches it says so; its result may differ the next time.
     seed
         The seed of all random numbers.
+    sum_codec
+        The codec of sums of gradients, where a plan has replicas.
     incumbent
         A plan in use; the answer is never worse.
     alternatives
@@ -98,6 +105,7 @@ class Options:
     budget: int = 2000
     seconds: float | None = None
     seed: int = 0
+    sum_codec: str = DENSE
     incumbent: Assignment | None = None
     alternatives: tuple[Workload, ...] = ()
     proven: float | None = None
@@ -160,6 +168,7 @@ def plan_of(workload: Workload, assignment: Assignment) -> Plan:
         window=assignment.window,
         shares=list(assignment.shares),
         codecs=list(assignment.codecs),
+        sum_codec=assignment.sum_codec,
     )
 
 
@@ -177,8 +186,12 @@ def memory_by_worker(workload: Workload, assignment: Assignment, only: str | Non
         if only is None or only in names:
             footprint = workload.footprint(start, stop, assignment.window, again)
             if (others := len(names) - 1) > 0:  # what arrives for sums of gradients, at most: one owns all
-                arriving = others * float(workload.trainable_bytes[start:stop].sum())
-                footprint = replace(footprint, state=footprint.state + arriving)
+                sizes = workload.trainable_bytes[start:stop]
+                footprint = replace(footprint, state=footprint.state + others * float(sizes.sum()))
+                if assignment.sum_codec != DENSE:
+                    coding = sum_memory(map(float, sizes))
+                    most = max(float(footprint.coding), coding.working)
+                    footprint = footprint.with_codecs(coding.learned, most)
             for name in names:
                 needed[name] = needed.get(name, NOTHING).beside(footprint)
     return {name: float(together.bytes) for name, together in needed.items()}

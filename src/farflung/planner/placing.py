@@ -85,6 +85,7 @@ def place(graph: Graph, assignment: Assignment, microbatch_size: int) -> Planned
         window=assignment.window,
         shares=list(assignment.shares),
         codecs=list(assignment.codecs),
+        sum_codec=assignment.sum_codec,
     )
     return PlannedJob(_bounded(plan), segments)
 

@@ -63,6 +63,14 @@ class Sum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return self.owner if segment == head else head
         raise ValueError(f"segment {segment} holds no part of this sum")
 
+    def crosses(self, source: int, target: int) -> bool:
+        """Whether what `source` sends to `target` leaves its group; that alone is coded.
+
+        It is what a head found, on its way to the owner, or the owner's sum on its way to the heads. The
+        owner counts as one of them: it goes on with what others read (`runtime.sums`).
+        """
+        return len(self.heads) > 1 and source in self.heads and target in self.heads
+
 
 @lru_cache(maxsize=16)
 def dealt(microbatches: int, shares: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

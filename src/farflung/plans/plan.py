@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.plans.codec_pair import CodecPairName
+from farflung.plans.codec_pair import DENSE, CodecName, CodecPairName
 from farflung.plans.pipelines import Pipeline, Sum, dealt
 
 FP32_BYTES = 4
@@ -105,7 +105,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Planners write replicas so, which folds pipelines that are alike. Before such a plan runs it is unfolded
     (`plans.unfolding`): each of the `pipelines` has segments with numbers and workers of its own, and `sums`
-    add up their gradients. A plan of one pipeline has neither.
+    add up their gradients. A plan of one pipeline has neither. What sums send from site to site is written
+    by `sum_codec`.
     """
 
     placements: list[Placement]
@@ -117,6 +118,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     later: Annotated[list[LaterCodecs], Meta(max_length=1_000)] = []
     pipelines: Annotated[list[Pipeline], Meta(max_length=1_000)] = []
     sums: Annotated[list[Sum], Meta(max_length=100_000)] = []
+    sum_codec: CodecName = DENSE
 
     def __post_init__(self) -> None:
         count = len(self.placements)
@@ -196,6 +198,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def summed(self) -> set[tuple[int, int]]:
         """Each segment and parameter, by value id, whose gradient is one of a sum."""
         return {(segment, one.value) for one in self.sums for segment in one.holders()}
+
+    @property
+    def has_coded_sums(self) -> bool:
+        """Whether a codec writes what sums send from site to site."""
+        return self.sum_codec != DENSE
 
     def sum_bytes(self, segments: Collection[int]) -> int:
         """The most that arrives for sums at these segments in a step, which their worker keeps till then."""

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.errors import PlanError
-from farflung.plans.codec_pair import DENSE
+from farflung.plans.codec_pair import DENSE, CodecName
 from farflung.plans.codec_policy import POLICIES, CodecPolicy, policy_of
 from farflung.plans.phases import PhasedCodecPair, codecs_in
 from farflung.plans.topology import Topology
@@ -35,6 +35,10 @@ MAX_LOSS_GAP = 0.01
 """The relative increase of the loss that `auto` may cause by default."""
 
 
+AUTO_SUM_CODEC: Final = "int8"
+"""The codec of sums that `auto` may choose."""
+
+
 MOST_NAMED = 8
 """How many workers an error message lists at most."""
 
@@ -51,12 +55,14 @@ class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The codec pairs that a job asks for: one for every link, and others for named links, each once.
 
     Each may be codec phases (`plans.phases`). `every` may also name a codec policy (`plans.codec_policy`);
-    `auto` keeps the loss of the exported model within `max_loss_gap`, relative.
+    `auto` keeps the loss of the exported model within `max_loss_gap`, relative. `sums` is the codec of what
+    sums of gradients send from site to site; with `auto` the planner takes dense or `AUTO_SUM_CODEC`.
     """
 
     every: PhasedCodecPair = DENSE
     links: Annotated[tuple[LinkWish, ...], Meta(max_length=100_000)] = ()
     max_loss_gap: Annotated[float, Meta(ge=0, le=1)] = MAX_LOSS_GAP
+    sums: CodecName = DENSE
 
     def __post_init__(self) -> None:
         if len({(wish.source, wish.target) for wish in self.links}) < len(self.links):
@@ -64,11 +70,15 @@ class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.links and not self.is_fixed:
             raise ValueError(f"{self.every} chooses for every link: do not give links codecs of their own")
 
-    def otherwise(self, codec: str, max_loss_gap: float = MAX_LOSS_GAP) -> CodecWishes:
-        """The same, with `codec` for the links that these wishes do not mention.
+    def otherwise(
+        self, codec: str, max_loss_gap: float = MAX_LOSS_GAP, sum_codec: str = DENSE
+    ) -> CodecWishes:
+        """The same, with `codec` for the links that these wishes do not mention, and `sum_codec` for sums.
 
         Raises PlanError if `codec` is a policy, which chooses for every link, and some links have a codec.
         """
+        if self.sums == DENSE and sum_codec != DENSE:
+            return msgspec.structs.replace(self, sums=sum_codec).otherwise(codec, max_loss_gap)
         if self.every != DENSE:
             return self
         if self.links and codec.partition(":")[0] in POLICIES:
@@ -99,10 +109,15 @@ class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def codebook(self) -> tuple[str, ...]:
         """Every codec that these wishes need."""
-        if (policy := self.policy) is not None:
-            return policy.codebook
         texts = (self.every, *(wish.codec_pair for wish in self.links))
-        return tuple(dict.fromkeys(name for text in texts for name in codecs_in(text)))
+        policy = self.policy
+        found = policy.codebook if policy else [name for text in texts for name in codecs_in(text)]
+        return tuple(dict.fromkeys((*found, *self.sum_codecs)))
+
+    @property
+    def sum_codecs(self) -> tuple[str, ...]:
+        """The codec that sums may have beside dense, if any."""
+        return () if self.sums == DENSE else (AUTO_SUM_CODEC if self.sums == AUTO else self.sums,)
 
 
 ALL_DENSE = CodecWishes()

@@ -25,9 +25,10 @@ from farflung.runtime.link_book import AnyParcel, EdgeKey, LinkBook, edge_key
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.row_keys import RowKeys
 from farflung.runtime.sample import is_sampled, samples
+from farflung.runtime.sum_coders import SumCoders
 from farflung.runtime.training import Training
 from farflung.schedule import Unit, UnitWindow
-from farflung.workload.coding import CodingMemory
+from farflung.workload.coding import CodingMemory, sum_memory
 
 _Place: TypeAlias = tuple[int, int, EdgeKey]  # unit, microbatch
 _End: TypeAlias = tuple[EdgeKey, bool, str]  # whether of gradients, codec
@@ -44,7 +45,8 @@ class Coding:
     Raises
     ------
     CodecError
-        The job's codebook has an unknown codec, or a link of the plan has one that is not in the codebook.
+        The job's codebook has an unknown codec, or a link of the plan or its sums have one that is not in the
+        codebook, or sums have one that they cannot use.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Coding:
         self._keeps_masks = memory is not None and memory.masks
         self._units = UnitWindow(training.units(), first)
         self._coders: dict[_End, ArrayCoder] = {}
+        self._sums = SumCoders(plan.sum_codec, training.seed, carrier)
         self._masks: dict[_Place, Mask] = {}
 
     def set(self, codecs: Sequence[LinkCodec]) -> None:
@@ -86,6 +89,8 @@ class Coding:
         if tensor is None:
             return Parcel(*parcel[:-1], None)
         number, name = self._book.codec_for(parcel)
+        if (summed := self._book.sum_form(parcel)) is not None:
+            return self._encode_sum(parcel, summed, number)
         if not number or self._unit(parcel).plain:
             data = self._carrier.memory(tensor)
             self._book.count(parcel, len(data))
@@ -118,15 +123,28 @@ class Coding:
             return Parcel(*parcel[:-1], None if coded is None else coded.data)
         form, name = self._book.codec_of(parcel, coded.codec)
         tensor, began = self._carrier.allocate(form, allocate), time.thread_time()
-        coder = self._coder(edge_key(parcel), parcel.gradient, name)
         try:
-            kept = coder.decode(coded.data, self._carrier.array(tensor, form), self._context(parcel, mask))
+            if self._book.sum_form(parcel) is not None:
+                array, step = self._carrier.array(tensor, form), self._unit(parcel).step
+                self._sums.decode(parcel, coded.data, array, form, step)
+            else:
+                coder = self._coder(edge_key(parcel), parcel.gradient, name)
+                array, context = self._carrier.array(tensor, form), self._context(parcel, mask)
+                self._remember(parcel, coder.decode(coded.data, array, context))
+                self._note_keys(parcel, name, coded.data, form)
         except CodecError as error:
             raise CodecError(f"{self._book.describe(parcel)} cannot be decoded: {error}") from error
-        self._remember(parcel, kept)
-        self._note_keys(parcel, name, coded.data, form)
         self._book.add_coding_seconds(parcel.source, time.thread_time() - began)
         return Parcel(*parcel[:-1], tensor)
+
+    def _encode_sum(self, parcel: Parcel[Any], form: Form, number: int) -> Parcel[Coded]:
+        """Encode what a sum sends from site to site, also to its owner itself."""
+        began = time.thread_time()
+        payload, not_finite = self._sums.encode(parcel, form, self._unit(parcel).step)
+        self._book.count(parcel, len(payload), not_finite)
+        if parcel.target != parcel.source:
+            self._book.add_coding_seconds(parcel.target, time.thread_time() - began)
+        return Parcel(*parcel[:-1], Coded(number, memoryview(payload)))
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         """Whether a parcel must wait for its unit to begin, because its codec's state is still an old one."""
@@ -138,6 +156,7 @@ class Coding:
         """End a unit: commit the codecs' state, and drop the unit's masks."""
         for coder in self._coders.values():
             coder.on_host.commit()
+        self._sums.commit()
         self._masks = {place: mask for place, mask in self._masks.items() if place[0] > unit}
         if self._keys is not None:
             self._keys.forget(unit)
@@ -147,6 +166,7 @@ class Coding:
         """Drop what is learned, kept and counted since the last unit ended: the current one runs again."""
         for coder in self._coders.values():
             coder.on_host.discard()
+        self._sums.discard()
         self._masks.clear()
         if self._keys is not None:
             self._keys.clear()
@@ -161,7 +181,7 @@ class Coding:
         return self._book.take_sent()
 
     def snapshot(self) -> bytes:
-        """The coders' state as of the last commit; store it with the snapshots of the segments."""
+        """The links' coders' state as of the last commit; store it with the snapshots of the segments."""
         ends = [(end, kept) for end, coder in self._coders.items() if (kept := coder.on_host.snapshot())]
         return msgspec.msgpack.encode(sorted(ends, key=lambda item: item[0]))
 
@@ -265,5 +285,6 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
     memory = CodingMemory.of(training.codecs, training.sample_codecs)
     if memory is None:
         return 0
-    forms = LinkBook(worker, plan, training, segments).forms.values()
-    return int(memory.values(forms).bytes(plan.window))
+    book = LinkBook(worker, plan, training, segments)
+    links = memory.values(book.forms.values())
+    return int(links.plus(sum_memory(form.nbytes for form in book.sum_forms)).bytes(plan.window))

@@ -38,7 +38,10 @@ class Outlet(Protocol[Array]):
     """Receives an executor's results."""
 
     def send(self, parcel: Parcel[Array]) -> None:
-        """Deliver a parcel to its target segment or the feeder; its payload does not change any more."""
+        """Deliver a parcel to its target segment or the feeder; its payload does not change any more.
+
+        A sum that a codec writes is also sent to the segment that sends it.
+        """
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         """Every microbatch of `unit` has run here; the executor waits for `Executor.decide`."""
@@ -175,7 +178,8 @@ class Executor(Generic[Array]):
             needs = needs_of(self._segments, self._plan.edges, self._plan.recomputing())
             mine = self._plan.microbatches_of(min(self._segments), unit.microbatches)
             policy = Policy(needs, mine, self._plan.window, unit.train)
-            sums: UnitSums[Array] = UnitSums(self._plan.sums if unit.train else (), self._segments)
+            summed = self._plan.sums if unit.train else ()
+            sums: UnitSums[Array] = UnitSums(summed, self._segments, self._plan.has_coded_sums)
             state = self._units[number] = _UnitState(unit, policy, sums)
         return state
 

@@ -181,7 +181,7 @@ class InProcessPipeline:
     def _transfer(self, source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
         """The parcel as it arrives at the other end of the link."""
         if (parcel.target, parcel.value) in self._summed:  # each pipeline has its own
-            return parcel._replace(payload=None if parcel.payload is None else parcel.payload.clone())
+            parcel = parcel._replace(payload=None if parcel.payload is None else parcel.payload.clone())
         if self._plain or not self.codings:
             return parcel
         leaving = tensors.memory if self._is_host else torch.Tensor.detach

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from farflung.errors import CodecError
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
-from farflung.plans import FEEDER, FP32_BYTES, LinkCodec, Plan
+from farflung.plans import FEEDER, FP32_BYTES, LinkCodec, Plan, Sum
 from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.runtime.parcel import CodecSample, Coded, Parcel, Sent
 from farflung.runtime.training import Training
@@ -26,12 +26,13 @@ def edge_key(parcel: AnyParcel) -> EdgeKey:
 class LinkBook:
     """The links of one worker in one attempt, with the codec pairs that the plan has for unit `first`.
 
-    Codecs apply to floats that cross between workers and are codable by the plan; all else is dense.
+    Codecs apply to floats that cross between workers and are codable by the plan, and to what sums of float32
+    gradients send from site to site; all else is dense.
 
     Raises
     ------
     CodecError
-        A link of the plan has a codec that is not in the job's codebook.
+        A link of the plan, or its sums, has a codec that is not in the job's codebook.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class LinkBook:
         self._numbers = {name: 1 + n for n, name in enumerate(training.codecs)} | {DENSE: 0}
         here = {segment.number: segment for segment in segments}
         self.forms = _forms(plan, here, training.microbatch_size)
+        self._sum_codec = plan.sum_codec
+        self._sums = coded_sums(plan, here, training.microbatch_size)
         self._fp32_bytes = {edge: form.elements * FP32_BYTES for edge, form in self.forms.items()}
         self._codec_pairs: dict[str, CodecPair] = {}
         self._sent: dict[str, Sent] = {}
@@ -50,6 +53,8 @@ class LinkBook:
         for later in plan.later:
             self._require_named(later.codecs)
         self._require_named(plan.codecs)
+        if plan.sum_codec not in self._numbers:
+            raise CodecError(f"sums use codec {plan.sum_codec!r}, which is not in the job's codebook")
         unit = training.units().at(first)
         self.set(plan.codecs if unit is None else plan.codecs_at(unit.step))
 
@@ -77,24 +82,42 @@ class LinkBook:
                         " job's codebook"
                     )
 
+    @property
+    def sum_forms(self) -> list[Form]:
+        """The forms of the sums of which this worker codes messages, for each of its segments."""
+        return [form for _, form in self._sums.values()]
+
+    def sum_form(self, parcel: AnyParcel) -> Form | None:
+        """The form of what a sum sends from site to site; None of any other parcel."""
+        for end in (parcel.source, parcel.target):
+            if (known := self._sums.get((end, parcel.value))) is not None:
+                one, form = known
+                return form if one.crosses(parcel.source, parcel.target) else None
+        return None
+
     def codec_for(self, parcel: AnyParcel) -> tuple[int, str]:
         """Number and name of the codec with which to encode a parcel; 0 is dense."""
+        if self.sum_form(parcel) is not None:
+            return self._numbers[self._sum_codec], self._sum_codec
         pair = self._codec_pairs.get(self._workers[parcel.target]) if edge_key(parcel) in self.forms else None
         name = DENSE if pair is None else pair.gradient if parcel.gradient else pair.activation
         return self._numbers[name], name
 
     def codec_of(self, parcel: AnyParcel, number: int) -> tuple[Form, str]:
         """Form and codec of a received parcel, by the codec's number in its frame; CodecError if invalid."""
-        form = self.forms.get(edge_key(parcel))
-        if form is None or not 0 < number <= len(self._codebook):
+        summed = self.sum_form(parcel)
+        form = summed or self.forms.get(edge_key(parcel))
+        is_known = 0 < number <= len(self._codebook)
+        if form is None or not is_known or (summed and self._codebook[number - 1] != self._sum_codec):
             raise CodecError(f"{self.describe(parcel)} has codec {number}, which it cannot have")
         return form, self._codebook[number - 1]
 
     def count(self, parcel: AnyParcel, payload_bytes: int, not_finite: bool = False) -> None:
-        """Count an encoded payload, unless it goes to the feeder."""
-        if parcel.target == FEEDER:
+        """Count an encoded payload, unless it goes to the feeder or to the segment that sends it."""
+        if parcel.target in (FEEDER, parcel.source):
             return
-        tensor_bytes = self._fp32_bytes.get(edge_key(parcel), payload_bytes)
+        summed = self.sum_form(parcel)
+        tensor_bytes = summed.nbytes if summed else self._fp32_bytes.get(edge_key(parcel), payload_bytes)
         target = self._workers[parcel.target]
         before = self._sent.get(target, Sent(target, 0, 0))
         self._sent[target] = before._replace(
@@ -189,6 +212,20 @@ class PlainLinks:
 
     def close(self) -> None:
         """Do nothing: no call is waiting."""
+
+
+def coded_sums(
+    plan: Plan, segments: Mapping[int, Segment], batch: int
+) -> dict[tuple[int, int], tuple[Sum, Form]]:
+    """The sums whose messages a codec writes, by head and value, for the heads among `segments`."""
+    found: dict[tuple[int, int], tuple[Sum, Form]] = {}
+    for one in plan.sums if plan.has_coded_sums else ():
+        for head in one.heads if len(one.heads) > 1 else ():
+            if head in segments:
+                form = Form.of(segments[head].values[one.value], batch)
+                if form.dtype == "float32":
+                    found[head, one.value] = one, form
+    return found
 
 
 def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[EdgeKey, Form]:

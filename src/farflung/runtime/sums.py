@@ -2,6 +2,9 @@
 
 A gradient goes to its group's head, the head's sum to the owner, and the owner's sum back to all
 (`plans.Sum`). Floating-point addition depends on its order, so a sum is added once all of it is here.
+
+If a codec writes what goes from site to site, the owner sends its sum to itself, too, and goes on with what
+comes back, which has been written and read as for the others. So all have the same bits.
 """
 
 from __future__ import annotations
@@ -47,6 +50,11 @@ class _Progress(Generic[Array]):
     def is_head(self) -> bool:
         return self.segment in self.sum.heads
 
+    def free(self) -> None:
+        """Forget what was added."""
+        self.own = None
+        self.members, self.groups = {}, {}
+
     def in_group(self) -> tuple[Array | None] | None:
         """The sum of the segment's group, once all of it is here."""
         others = [segment for segment in self.group if segment != self.segment]
@@ -72,10 +80,13 @@ class UnitSums(Generic[Array]):
         Those of the plan.
     segments
         The worker's segments.
+    is_coded
+        Whether a codec writes what leaves a group.
     """
 
-    def __init__(self, sums: Iterable[Sum], segments: Iterable[int]) -> None:
+    def __init__(self, sums: Iterable[Sum], segments: Iterable[int], is_coded: bool = False) -> None:
         mine = set(segments)
+        self._is_coded = is_coded
         self._progress: dict[tuple[int, int], _Progress[Array]] = {
             (segment, one.value): _Progress(one, segment)
             for one in sums
@@ -121,7 +132,11 @@ class UnitSums(Generic[Array]):
         whole = progress.in_all() if segment == progress.sum.owner else None
         if whole is not None:
             progress.is_sent = True
-            return self._known(key, progress, whole[0])
+            if not self._is_returned(progress.sum):
+                return self._known(key, progress, whole[0])
+            progress.free()
+            others = [head for head in progress.sum.heads if head != segment]
+            return [SumMessage(segment, head, value, True, whole[0]) for head in (*others, segment)]
         part = progress.in_group() if progress.is_head else (progress.own,)
         if segment == progress.sum.owner or part is None or not progress.has_begun:
             return []
@@ -134,13 +149,16 @@ class UnitSums(Generic[Array]):
         """Keep a sum, and pass it on to the heads of other groups and to the members of the own one."""
         self._totals[key] = total
         self._known_count += 1
-        progress.own = None
-        progress.members, progress.groups = {}, {}
+        progress.free()
         segment, value = key
         down = [s for s in progress.group if s != segment] if progress.is_head else []
-        if segment == progress.sum.owner:
+        if segment == progress.sum.owner and not self._is_returned(progress.sum):
             down += [head for head in progress.sum.heads if head != segment]
         return [SumMessage(segment, target, value, True, total) for target in down]
+
+    def _is_returned(self, one: Sum) -> bool:
+        """Whether the owner sends the sum to itself, with what it sends to the other heads."""
+        return self._is_coded and one.crosses(one.owner, one.owner)
 
 
 def _added(arrays: Iterable[Array | None]) -> Array | None:

@@ -56,6 +56,7 @@ class LinkCosts:
         self._ratios: dict[tuple[int, int], float] = {}
         self._codecs: dict[tuple[int, int, bool], Declared] = {}
         self._codec_speed = conditions.codec_speed
+        self._sum_codec = None if plan.sum_codec == DENSE else catalogue.declared(plan.sum_codec)
         if plan.codecs:
             numbers = {id: number for number, id in enumerate(ids)}
             for codec in plan.codecs:
@@ -112,6 +113,19 @@ class LinkCosts:
             return 0.0, 0.0
         giga = floats.fp32_bytes / 1e9 / self._codec_speed
         return giga / codec.encode_gbps, giga / codec.decode_gbps
+
+    def sum_message(self, source: int, target: int, size: float) -> tuple[float, float]:
+        """Bytes on the wire of so many bytes of gradients for a sum, and seconds to encode and decode them.
+
+        Within a site they are sent as they are (`plans.unfolding`).
+        """
+        sites = [self._topology.workers[number].site for number in (source, target)]
+        codec = self._sum_codec
+        if codec is None or (sites[0] and sites[0] == sites[1]):
+            return size, 0.0
+        giga = size / 1e9 / self._codec_speed
+        encoding = giga / codec.encode_gbps + giga / codec.decode_gbps  # feedback reads what it wrote
+        return min(size, size / codec.ratio), encoding + giga / codec.decode_gbps
 
     def _place(self, number: int) -> int:
         return self.home if number == FEEDER else number

@@ -31,12 +31,14 @@ class Sync:
         self,
         clock: Clock,
         wiring: Wiring,
+        costs: LinkCosts,
         workers: Sequence[int],
         gradient_bytes: float,
         done: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._wiring = wiring
+        self._costs = costs
         self._workers = workers
         self._shard = gradient_bytes / len(workers)
         self._done = done
@@ -58,10 +60,16 @@ class Sync:
             if not self._sending:
                 self._done()
             return
+        worker = self._workers[replica]
         other = self._workers[(replica + 1 + sent % (count - 1)) % count]
-        link = self._wiring.link(self._workers[replica], other)
+        size, coding = self._costs.sum_message(worker, other, self._shard)
+        link = self._wiring.link(worker, other)
         assert link is not None
-        link.post(Message(self._shard, Priority.STATE, self._send, (replica, sent + 1)))
+        message = Message(size, Priority.STATE, self._send, (replica, sent + 1))
+        if coding:
+            self._clock.at(self._clock.now + coding, link.post, message)
+        else:
+            link.post(message)
 
 
 MOST_STEPS = 8
@@ -164,6 +172,7 @@ class _Run:
             Sync(
                 self._clock,
                 self._wiring,
+                self._costs,
                 [workers[placement.segment] for workers in self._replicas],
                 placement.gradient_bytes,
                 lambda segment=placement.segment: self._segment_synced(segment),  # type: ignore[misc]

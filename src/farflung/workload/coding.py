@@ -14,6 +14,7 @@ from farflung.codec import Reference
 from farflung.codec.catalogue import KEYS, gives_mask, needs_mask, recipe
 from farflung.codec.families.axes import MOST_WIDTH
 from farflung.opdag.form import Form
+from farflung.plans import FP32_BYTES
 from farflung.schedule import MOST_WAITING
 from farflung.workload.arrays import Floats, Touched
 
@@ -115,6 +116,21 @@ class CodingMemory:
         for form in forms:
             together = together.plus(self.value(form))
         return together
+
+
+_FEEDBACK_BYTES = 8
+"""For each element, while error feedback encodes: with the residual, and as it is read back."""
+_SUM_COPIES = 5
+"""As large as a gradient, for each sum that a worker codes: the residual and the one that is pending,
+payloads until they have arrived, and, at the owner, its sum and what it reads back of it."""
+
+
+def sum_memory(sizes: Iterable[float]) -> CodingBytes:
+    """Bytes that codecs need for sums of gradients of these sizes (float32), at most."""
+    found = list(sizes)
+    most = max(found, default=0.0)
+    working = 2 + MOST_WAITING + (_SPARSE_BYTES + _FEEDBACK_BYTES) / FP32_BYTES
+    return CodingBytes(0, _SUM_COPIES * sum(found), working * most)
 
 
 class Crossing(NamedTuple):

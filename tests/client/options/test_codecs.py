@@ -25,6 +25,28 @@ def test_a_policy_for_every_link() -> None:
         assert parse_codecs([policy]).every == policy
 
 
+def test_sums_have_a_codec_of_their_own() -> None:
+    for codec in ("int8", "topk1-bf16", "bf16+zstd", "auto", "dense"):
+        assert parse_codecs(None, codec).sums == codec
+    assert parse_codecs(["int8"]).sums is None
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [
+        ("int9", "--sum-codec 'int9': there is no codec 'int9'"),
+        ("int8/int8", "--sum-codec 'int8/int8': there is no codec"),
+        ("axes30", "cannot use codec axes30, because what is read of it depends on the machine"),
+        ("even30-dithered", "even30-dithered, because what is read of it depends on the machine"),
+        ("token-mean:int8", "because they have no tokens"),
+        ("masked30-int4", "because they have no activation"),
+    ],
+)
+def test_a_codec_that_sums_cannot_use_is_refused(codec: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        parse_codecs(None, codec)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -52,7 +52,7 @@ from farflung.planner.replicas import (
 )
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, folded, subtopology
-from farflung.plans.wishes import LINE_LENGTH
+from farflung.plans.wishes import AUTO, LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.state import trained_shapes
@@ -219,6 +219,8 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
                 raise
     plan = evenly_replicated(made.plan, question.workers, replicas)
     plan = msgspec.structs.replace(plan, codecs=list(unplanned(plan, question.codecs)))
+    if plan.replicas > 1 and question.codecs.sums != AUTO:
+        plan = msgspec.structs.replace(plan, sum_codec=question.codecs.sums)
     return replace(made, plan=phased(plan, question.codecs, training.steps))
 
 

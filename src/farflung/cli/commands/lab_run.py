@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.codecs import CodecOption
+from farflung.cli.options.codecs import CodecOption, SumCodecOption
 from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption
 from farflung.cli.options.planning import ReplicasOption, SchedulerOption
 from farflung.cli.process.interrupts import suppress_torch_output
@@ -62,6 +62,7 @@ def run(
     text: TextOption = None,
     precision: PrecisionOption = None,
     codec: CodecOption = None,
+    sum_codec: SumCodecOption = None,
     emulate_devices: EmulateOption = False,
     name: NameOption = None,
     efficiency: Annotated[
@@ -84,7 +85,7 @@ def run(
     parse_efficiency(efficiency)
     scheduler_called(scheduler)
     parse_replicas(replicas or "1")
-    codecs = parse_codecs(codec)
+    codecs = parse_codecs(codec, sum_codec)
     chosen = scaled(topology, None if emulate_devices else scale)
     count = _count(chosen, workers)
     codecs.wishes.require_ends(chosen.ids[:count])
@@ -99,6 +100,7 @@ def run(
         as_json=as_json,
         scheduler=scheduler,
         codecs=tuple(codec or ()),
+        sum_codec=sum_codec,
         replicas=replicas,
     )
     check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from farflung.cli.commands.topology import fleet_topology
-from farflung.cli.options.codecs import CodecOption
+from farflung.cli.options.codecs import CodecOption, SumCodecOption
 from farflung.cli.options.job import JobArgument, PrecisionOption, SetOption, read_job
 from farflung.cli.options.planning import (
     EfficiencyOption,
@@ -69,6 +69,7 @@ def plan(
     recompute: RecomputeOption = "auto",
     replicas: ReplicasOption = None,
     codec: CodecOption = None,
+    sum_codec: SumCodecOption = None,
     set_: SetOption = None,
     precision: PrecisionOption = None,
     profile: ProfileOption = None,
@@ -96,14 +97,14 @@ def plan(
         raise PlanError("nothing to plan for: give either --topology FILE (or a testbed's name) or --fleet")
     if picture is not None:
         check_picture(picture)
-    codecs = parse_codecs(codec)
+    codecs = parse_codecs(codec, sum_codec)
     number, when, computing = _number(microbatches), parse_recompute(recompute), parse_precision(precision)
     scheduler_called(scheduler)
     looks_at = Options.budget if budget is None else budget
     target = _planned_fleet(topology, efficiency, broker, token, folder)
     require_possible(target.topology, workers or None, looks_at, seed)
     codecs.wishes.require_ends(target.topology.ids)
-    loaded = read_job(job, precision=computing, codec=codecs.every, overrides=set_)
+    loaded = read_job(job, precision=computing, codec=codecs.every, overrides=set_, sum_codec=codecs.sums)
     target = target._replace(topology=for_job(loaded, target.topology))
     with searching() as tell, suppress_torch_output(), fewer_workers_advice("--workers"):
         found = planned(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.options.checkpoints import CheckpointEveryOption, CheckpointToOption, ResumeOption
-from farflung.cli.options.codecs import CodecOption
+from farflung.cli.options.codecs import CodecOption, SumCodecOption
 from farflung.cli.options.job import JobArgument, PrecisionOption, SetOption, StepsOption, TextOption
 from farflung.cli.options.planning import (
     EfficiencyOption,
@@ -61,6 +61,7 @@ def train(
     recompute: GivenRecomputeOption = None,
     replicas: ReplicasOption = None,
     codec: CodecOption = None,
+    sum_codec: SumCodecOption = None,
     steps: StepsOption = None,
     set_: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/JOB]")] = None,
@@ -101,6 +102,7 @@ def train(
         recompute=recompute,
         replicas=replicas,
         codec=codec or None,
+        sum_codec=sum_codec,
         text=_text(text),
         precision=precision,
         checkpoint_every=checkpoint_every,

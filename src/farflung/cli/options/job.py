@@ -46,6 +46,7 @@ def read_job(
     precision: Precision | None = None,
     codec: str | None = None,
     overrides: Sequence[str] | None = None,
+    sum_codec: str | None = None,
 ) -> Job:
     """Load the job of a file, and say what takes the seconds: importing torch and reading data."""
     from farflung.cli.render.progress import searching
@@ -55,5 +56,11 @@ def read_job(
     with searching() as tell:
         tell(f"reading {path}")
         return load_job(
-            path, steps=steps, text=text, precision=precision, codec=codec, overrides=overrides or ()
+            path,
+            steps=steps,
+            text=text,
+            precision=precision,
+            codec=codec,
+            sum_codec=sum_codec,
+            overrides=overrides or (),
         )

@@ -68,9 +68,12 @@ def replica_lines(plan: Plan) -> list[str]:
         where = f"segment {first}" if one.segments == 1 else f"segments {first} to {last}"
         found.append(f"{where}: {count_of(one.microbatches, 'microbatch', 'microbatches')}")
         first = last + 1
-    return [
+    lines = [
         f"{len(found)} replicas share the {plan.microbatches} microbatches of a step ({'; '.join(found)})"
     ]
+    if plan.has_coded_sums and any(one.crosses(one.owner, one.owner) for one in plan.sums):
+        lines.append(f"sums of their gradients are written by {plan.sum_codec} between sites")
+    return lines
 
 
 def chosen_lines(chosen: CodecsChosen) -> list[str]:

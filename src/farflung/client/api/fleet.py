@@ -71,6 +71,7 @@ class Fleet(ABC):
         workers: int | None = None,
         on: Sequence[str] | None = None,
         codec: str | Sequence[str] | None = None,
+        sum_codec: str | None = None,
         checkpoint_every: int | str | None = None,
         checkpoint_to: Path | str | None = None,
         resume: Path | str | None = None,
@@ -113,6 +114,8 @@ class Fleet(ABC):
         codec
             Overrides the job's codec: a codec pair such as "int8/int4-stochastic", "auto", or several of
             "A->B=PAIR" for single links (docs/reference/codecs.md).
+        sum_codec
+            Overrides the job's codec of sums of gradients between replicas: one such as "int8", or "auto".
         checkpoint_every
             Save a checkpoint after so many steps, or every "30s", "10m" or "2h", and at the end; "end": only
             then (the default); "never": none.
@@ -169,6 +172,7 @@ class Fleet(ABC):
                     recompute=recompute,
                     replicas=as_text(replicas),
                     codec=[codec] if isinstance(codec, str) else None if codec is None else list(codec),
+                    sum_codec=sum_codec,
                     precision=precision,
                     checkpoint_every=as_text(checkpoint_every),
                     checkpoint_to=as_text(checkpoint_to),
@@ -208,7 +212,7 @@ class Fleet(ABC):
         with frontend.reading() as tell:
             tell(f"reading {source.path or 'the job'}")
             job = source.load(asked)
-        asked.codecs.wishes.otherwise(job.codec)
+        asked.codecs.wishes.otherwise(job.codec, sum_codec=job.sum_codec)
         request = asked.request
         path = request.resume or request.out or _default_folder(job)
         start = RunStart(

@@ -28,7 +28,7 @@ from farflung.opdag.graph import MOST_METRICS, Precision
 from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import is_auto, policy_of
 from farflung.plans.phases import codecs_in
-from farflung.plans.wishes import MAX_LOSS_GAP
+from farflung.plans.wishes import AUTO, MAX_LOSS_GAP
 from farflung.quantization import FORMATS, QuantizedFormat
 from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
 from farflung.runtime.training import Training
@@ -98,6 +98,12 @@ class Job:
         parameters), "adatopk:R", "uniform:R" (docs/reference/codecs.md). `farflung train --codec` overrides
         it. Activations and gradients between workers are coded, also activations of frozen layers that
         trained ones read; a lossy codec changes the numbers, the default and a lossless one do not.
+    sum_codec
+        The codec of what sums of gradients between replicas send from site to site, such as "int8", with
+        error feedback: what it leaves out of one step's sum is added to the next one's. All replicas train
+        on the sum as decoded, so they stay equal, but numbers change, unless it is lossless. "auto" lets the
+        planner take int8 where steps get shorter. Codecs whose decoding depends on the machine (axes and
+        dithered ones) are refused. `farflung train --sum-codec` overrides it.
     max_loss_gap
         The largest relative increase of the exported model's held-out loss that "auto" accepts.
     validate_every
@@ -166,6 +172,7 @@ class Job:
     seed: int = 0
     clip: float | None = None
     codec: str = DENSE
+    sum_codec: str = DENSE
     max_loss_gap: float = MAX_LOSS_GAP
     validate_every: int | None = None
     validation_batches: int | None = 8
@@ -197,6 +204,7 @@ class Job:
         _require_whole("seed", self.seed, 0, MAXIMUM_SEED)
         _require_clip(self.clip)
         _require_codec(self.codec)
+        _require_sum_codec(self.sum_codec)
         _require_loss_gap(self.max_loss_gap)
         if not isinstance(self.counted, str):
             _require_callable("counted", self.counted)
@@ -432,6 +440,18 @@ def _require_clip(clip: object) -> None:
 def _require_loss_gap(gap: object) -> None:
     if isinstance(gap, bool) or not isinstance(gap, int | float) or not 0 <= gap <= 1:
         raise JobError(f"max_loss_gap must be between 0 and 1 (0.01 is one percent), found {gap!r}")
+
+
+def _require_sum_codec(codec: object) -> None:
+    from farflung.codec.catalogue import sum_recipe
+
+    if not isinstance(codec, str):
+        raise JobError(f"sum_codec must be a text such as 'int8', found {_kind(codec)}")
+    try:
+        if codec != AUTO:
+            sum_recipe(codec)
+    except CodecError as error:
+        raise JobError(f"sum_codec {codec[:64]!r}: {error}") from None
 
 
 def _require_codec(codec: object) -> None:

@@ -33,6 +33,7 @@ def load_job(
     text: str | Path | None = None,
     precision: Precision | None = None,
     codec: str | None = None,
+    sum_codec: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Job:
     """Run a job file as `python FILE` would, call its `job()` and return the result.
@@ -43,7 +44,7 @@ def load_job(
     ----------
     path
         A Python file with `def job() -> farflung.Job`.
-    steps, precision, codec
+    steps, precision, codec, sum_codec
         Override the job's own values.
     overrides
         More of them, as FIELD=VALUE; see `farflung.client.options.overrides.override`.
@@ -65,6 +66,7 @@ def load_job(
         steps=job.steps if steps is None else steps,
         precision=job.precision if precision is None else precision,
         codec=job.codec if codec is None else codec,
+        sum_codec=job.sum_codec if sum_codec is None else sum_codec,
         name=path.stem[:64] if job.name is None else job.name,
     )
 

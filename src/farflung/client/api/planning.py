@@ -117,7 +117,7 @@ def plan(
     """
     fleet, conditions = for_job(job, _topology(topology)), _conditions(efficiency, None)
     job, gentler = with_gentle_auto(job)
-    codecs = codecs.otherwise(job.codec, job.max_loss_gap)
+    codecs = codecs.otherwise(job.codec, job.max_loss_gap, job.sum_codec)
     require_known(codecs, fleet.ids, codecs.codebook)
     copies = parse_replicas(str(replicas))
     search = scheduler_for(codecs, scheduler_for_replicas(scheduler, copies), conditions)

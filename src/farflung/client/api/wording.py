@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from farflung.errors import FarflungError
 
 _ALIKE = (
-    "steps", "out", "workers", "on", "codec", "checkpoint-every", "checkpoint-to", "resume", "precision",
+    "steps", "out", "workers", "on", "codec", "sum-codec", "checkpoint-every", "checkpoint-to", "resume",
+    "precision",
     "scheduler", "topology", "efficiency", "recompute", "replicas",
     "patience", "broker", "token", "folder", "device",
     "backends", "segments",

@@ -54,6 +54,7 @@ class JobFile:
             text=options.text,
             precision=asked.precision,
             codec=asked.codecs.every,
+            sum_codec=asked.codecs.sums,
             overrides=options.set_ or (),
         )
 
@@ -82,13 +83,14 @@ class PythonJob:
         """
         from farflung.client.options.overrides import override
 
-        steps, precision, codec = asked.options.steps, asked.precision, asked.codecs.every
+        steps, precision, codecs = asked.options.steps, asked.precision, asked.codecs
         job = override(self.job, asked.options.set_ or ())
         return replace(
             job,
             steps=job.steps if steps is None else steps,
             precision=job.precision if precision is None else precision,
-            codec=job.codec if codec is None else codec,
+            codec=job.codec if codecs.every is None else codecs.every,
+            sum_codec=job.sum_codec if codecs.sums is None else codecs.sums,
             name=job.name or snake_case(type(job.model).__name__) or "job",
         )
 

@@ -91,7 +91,7 @@ def _read(
     earlier: RunRecord | None,
     standing: SubmittedJob | None = None,
 ) -> Asked:
-    codecs = parse_codecs(options.codec)
+    codecs = parse_codecs(options.codec, options.sum_codec)
     return Asked(
         request,
         options,

@@ -1,4 +1,4 @@
-"""Codec pairs of links, as `--codec` names them."""
+"""Codec pairs of links, as `--codec` names them, and the codec of sums."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Codecs:
-    """What `--codec` asks for: `every` overrides the job's own codec, `wishes` name single links."""
+    """What `--codec` asks for: `every` overrides the job's own codec, `wishes` name single links.
+
+    `sums`, which `--sum-codec` gives, overrides the job's own codec of sums.
+    """
 
     every: str | None
     wishes: CodecWishes
+    sums: str | None = None
 
 
-def parse_codecs(given: Sequence[str] | None) -> Codecs:
-    """Parse the values of `--codec`.
+def parse_codecs(given: Sequence[str] | None, sums: str | None = None) -> Codecs:
+    """Parse the values of `--codec`, and that of `--sum-codec`.
 
     Raises
     ------
     PlanError
-        A codec does not exist, one link is given two codecs, or links are named together with a selector.
+        A codec does not exist, one link is given two codecs, links are named together with a selector, or
+        sums cannot use their codec.
     """
     from farflung.plans import CodecWishes, LinkWish
     from farflung.plans.codec_pair import DENSE
@@ -49,7 +54,19 @@ def parse_codecs(given: Sequence[str] | None) -> Codecs:
         links[source, target] = LinkWish(source, target, name)
     wishes = CodecWishes(links=tuple(links.values()))
     wishes.otherwise(every or DENSE)
-    return Codecs(every, wishes)
+    return Codecs(every, wishes, None if sums is None else _sum_codec(sums))
+
+
+def _sum_codec(name: str) -> str:
+    from farflung.codec.catalogue import sum_recipe
+    from farflung.plans.wishes import AUTO
+
+    try:
+        if name != AUTO:
+            sum_recipe(name)
+    except CodecError as error:
+        raise PlanError(f"--sum-codec {name[:64]!r}: {error}") from None
+    return name
 
 
 def _rung(name: str, text: str) -> str:

@@ -47,6 +47,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     recompute: Text | None = None
     replicas: Text | None = None
     codec: Annotated[list[Text], Meta(max_length=10_000)] | None = None
+    sum_codec: Text | None = None
     text: Text | None = None
     precision: Text | None = None
     checkpoint_every: Text | None = None

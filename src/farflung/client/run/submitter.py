@@ -116,7 +116,8 @@ class Submitter:
         checkpointing: Checkpointing | None = None,
         patience_seconds: int = PATIENCE_SECONDS,
     ) -> None:
-        codecs = wishes.codecs.otherwise(prepared.job.codec, prepared.job.max_loss_gap)
+        job = prepared.job
+        codecs = wishes.codecs.otherwise(job.codec, job.max_loss_gap, job.sum_codec)
         self._prepared = prepared = prepared.written_by(codecs.every)
         self._workers = workers
         self._on = list(on)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
-from farflung.codec.catalogue import declared
+from farflung.codec.catalogue import declared, sum_recipe
 from farflung.errors import CodecError, PlanError
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.codecs.auto import choose
@@ -37,12 +37,15 @@ from farflung.plans import (
 from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.plans.codec_policy import topk
 from farflung.plans.phases import phase_at, phases_of
+from farflung.plans.wishes import AUTO, AUTO_SUM_CODEC
 from farflung.simulator import Conditions, simulate
 from farflung.text import count_of, format_seconds
 from farflung.workload import Workload
 from farflung.workload.coding import CodingMemory
 
 ALIKE_MBPS = 1000.0
+SUM_GAIN = 0.97
+"""`auto` codes sums of gradients where a step then takes at most this share of its time."""
 LONG = 10**9
 """A number of steps so large that every codec phase has some."""
 
@@ -88,6 +91,20 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
     policy, memory = _policy(wishes, conditions), memory_of(wishes)
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
+        is_auto = wishes.sums == AUTO and options.most_replicas > 1
+        tried = (DENSE, AUTO_SUM_CODEC) if is_auto else (DENSE if wishes.sums == AUTO else wishes.sums,)
+        part = _part(options, 1 / len(tried))
+        found = [search_with(topology, workload, replace(part, sum_codec=codec)) for codec in tried]
+        dense, last = found[0], found[-1]
+        if last.step_seconds > SUM_GAIN * dense.step_seconds:
+            return dense
+        note = (
+            f"sums of gradients are written by {AUTO_SUM_CODEC} between sites: a step takes"
+            f" {format_seconds(last.step_seconds)}, without {format_seconds(dense.step_seconds)}"
+        )
+        return replace(last, notes=(*last.notes, note))
+
+    def search_with(topology: Topology, workload: Workload, options: Options) -> Schedule:
         connected = connected_part(topology)[0]
         speedups = _speedups(wishes, workload)
         receivers = len(connected.workers) - 1
@@ -102,6 +119,12 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
         return replace(schedule, notes=(*schedule.notes, *notes))
 
     return search
+
+
+def _part(options: Options, share: float) -> Options:
+    """The options of a search that may take this share of what they allow."""
+    seconds = None if options.seconds is None else options.seconds * share
+    return replace(options, budget=max(1, int(options.budget * share)), seconds=seconds)
 
 
 def memory_of(wishes: CodecWishes) -> CodingMemory | None:
@@ -174,6 +197,8 @@ def require_known(wishes: CodecWishes, workers: Sequence[str], codebook: Sequenc
         names = wishes.codebook
         for name in names:
             declared(name)
+        for name in wishes.sum_codecs:
+            sum_recipe(name)
     except CodecError as error:
         raise PlanError(str(error)) from None
     for name in names:
@@ -183,13 +208,24 @@ def require_known(wishes: CodecWishes, workers: Sequence[str], codebook: Sequenc
 
 
 def unused(plan: Plan, wishes: CodecWishes) -> list[str]:
-    """Notes on links with a codec of their own over which this plan sends nothing."""
+    """Notes on codecs that this plan does not use: of links over which it sends nothing, and of sums."""
     links = traffic(plan)
     return [
         f"the plan sends nothing from {wish.source} to {wish.target}: its codec {wish.codec_pair} is not used"
         for wish in wishes.links
         if (wish.source, wish.target) not in links
-    ]
+    ] + _unused_for_sums(plan, wishes)
+
+
+def _unused_for_sums(plan: Plan, wishes: CodecWishes) -> list[str]:
+    """A note if the codec of sums is used nowhere; a folded plan does not say where sums cross."""
+    if wishes.sums in (DENSE, AUTO) or plan.replicas > 1:
+        return []
+    if not plan.pipelines:
+        return [f"there is one replica, so no sums: their codec {wishes.sums} is not used"]
+    if not any(one.crosses(one.owner, one.owner) for one in plan.sums):
+        return [f"all replicas are at one site: the codec of sums, {wishes.sums}, is not used"]
+    return []
 
 
 def phased(plan: Plan, wishes: CodecWishes, steps: int) -> Plan:

@@ -80,15 +80,13 @@ def _machine_seconds(
 
 def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts) -> float:
     """DT-FM's time for the replicas of a segment to add up their gradients; see `simulator.simulate`."""
-    count = len(workers)
-    return max(
-        sum(
-            2 * (costs.seconds_away(a, b) + gradient_bytes / (count * costs.most(a, b)))
-            for b in workers
-            if b != a
-        )
-        for a in workers
-    )
+    shard = gradient_bytes / len(workers)
+
+    def seconds(a: int, b: int) -> float:
+        size, coding = costs.sum_message(a, b, shard)
+        return coding + costs.seconds_away(a, b) + size / costs.most(a, b)
+
+    return max(sum(2 * seconds(a, b) for b in workers if b != a) for a in workers)
 
 
 def _ends(plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: Conditions) -> list[float]:

@@ -145,7 +145,11 @@ class CodedLinks:
             self._room.release()
 
     def _write(self, parcel: Parcel[Any]) -> None:
-        self._written(self._coding.encode(parcel))
+        coded = self._coding.encode(parcel)
+        if parcel.target == parcel.source:  # its owner goes on with the sum that others read
+            self._decode(coded)
+            return
+        self._written(coded)
         if parcel.unit < self._live_from and not parcel.gradient:
             self._again.add(_place(parcel))
             for held in self._held.pop(_place(parcel), ()):

@@ -135,7 +135,7 @@ def _require_runnable(plan: Plan, training: Training, unit: int) -> None:
         raise GraphError("the plan is folded: a plan with replicas is unfolded before it runs")
     if training.units().at(unit) is None:
         raise GraphError(f"the job would begin at unit {unit}, which it does not have")
-    from farflung.codec.catalogue import recipe
+    from farflung.codec.catalogue import recipe, sum_recipe
 
     if training.codecs and training.codec_format != CODEC_FORMAT:
         raise GraphError(
@@ -150,6 +150,11 @@ def _require_runnable(plan: Plan, training: Training, unit: int) -> None:
                 f"the job may use codec {name!r}, which this worker's version lacks: install the submitter's"
                 " version of farflung here, or train without that codec"
             ) from None
+    if plan.has_coded_sums:
+        try:
+            sum_recipe(plan.sum_codec)
+        except CodecError as error:
+            raise GraphError(str(error)) from None
 
 
 def check_edges(load: Load, segment: Segment) -> None:

@@ -36,6 +36,7 @@ class Admission:
         self._units = UnitWindow(load.training.units(), load.unit)
         self._live_from = load.unit + len(load.history)
         self._longest = _longest(load.training.codecs)
+        self._sum_codec = _number_of(load.plan.sum_codec, load.training.codecs[: len(self._longest)])
         self._sums = {
             (segment, one.value): one
             for one in load.plan.sums
@@ -78,9 +79,15 @@ class Admission:
         unit = self._units.get(header.unit) if header.unit <= self._units.current + 1 else None
         if unit is None or not unit.train or header.microbatch:
             raise ProtocolError(f"{peer} sent a sum of unit {header.unit}, which is not due")
+        coded = self._sum_codec if one.crosses(header.source, header.target) else DENSE
+        is_coded = header.codec != DENSE and header.codec == coded
+        if is_coded and 0 < header.bytes <= self._longest[coded - 1](one.bytes):
+            self._record(peer, header)
+            return
         if header.codec != DENSE or header.bytes not in (0, one.bytes):
+            expected = one.bytes if coded == DENSE else f"at most {self._longest[coded - 1](one.bytes)}"
             raise ProtocolError(
-                f"{peer} sent a sum with {header.bytes} bytes (codec {header.codec}), expected {one.bytes}"
+                f"{peer} sent a sum with {header.bytes} bytes (codec {header.codec}), expected {expected}"
             )
         self._record(peer, header)
 
@@ -163,6 +170,10 @@ def _key(header: ValueHeader) -> Key:
 def _edge_key(header: ValueHeader) -> EdgeKey:
     ends = (header.target, header.source) if header.gradient else (header.source, header.target)
     return (*ends, header.value)
+
+
+def _number_of(codec: str, codebook: tuple[str, ...]) -> int:
+    return 1 + codebook.index(codec) if codec in codebook else DENSE
 
 
 def _longest(codecs: tuple[str, ...]) -> list[Callable[[int], int]]:

@@ -55,7 +55,10 @@ def evolutionary(topology: Topology, workload: Workload, options: Options) -> Sc
     chains = [(stages, 0)] if fleet.count else [(stages, 0), (stages, MOST_SKIPS)]
     chain, cut, window = even_cut(workload, workload, chains, options)
     assignment = with_window(
-        workload, _assignment(fleet, rows, chain, cut, workload, window), fleet.topology, options
+        workload,
+        _assignment(fleet, rows, chain, cut, workload, window, options.sum_codec),
+        fleet.topology,
+        options,
     )
     found = answer("evolutionary", fleet, workload, assignment, options)
     return replace(found, evaluated=max(1, rows.evaluated), capped=rows.capped)
@@ -109,7 +112,13 @@ def _stages(devices: Devices, rows: _Rows) -> Devices:
 
 
 def _assignment(
-    fleet: Fleet, rows: _Rows, stages: Devices, cut: ChainCut, workload: Workload, window: int
+    fleet: Fleet,
+    rows: _Rows,
+    stages: Devices,
+    cut: ChainCut,
+    workload: Workload,
+    window: int,
+    sum_codec: str,
 ) -> Assignment:
     """The assignment of `stages`, in the order of the rows, each with all workers of its row."""
     replicas = len(rows.workers[0])
@@ -122,4 +131,5 @@ def _assignment(
         one,
         workers=tuple(tuple(ids[at] for at in rows.workers[number]) for number in cut.devices),
         shares=tuple(each + (number < more) for number in range(replicas)),
+        sum_codec=sum_codec,
     )

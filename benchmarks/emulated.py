@@ -3,7 +3,7 @@
 On two cores nothing computes as fast as eight GPUs. So steps to the target loss are counted in one process,
 with the codec and without a network, and seconds of a step are measured in the lab, where devices take the
 time of real ones and compute nothing: real links, real messages, farflung's own workers, and the ranks of
-`torch.distributed.pipelining` over gloo. A score is the better of GPipe and 1F1B over farflung. Codecs write
+`torch.distributed.pipelining` over gloo. A score is the best opponent's time over farflung's. Codecs write
 as many bytes and take as long as they declare (one core; a GPU is faster). Needs root and /dev/net/tun.
 
     sudo python benchmarks/emulated.py SETTING [--codec RUNG]... [--json]
@@ -23,13 +23,23 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and for al
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.race.coded import coded_reference
 from benchmarks.race.course import Course
 from benchmarks.race.ground import LabGround
 from benchmarks.race.leg import Leg
-from benchmarks.race.numerics import Reference, reference
-from benchmarks.race.result import PIPELINES
-from benchmarks.race.systems import FARFLUNG, Emulated, entered, race, run_folder, rung_of
+from benchmarks.race.numerics import Reference, coded_reference, reference
+from benchmarks.race.schedules import SCHEDULES
+from benchmarks.race.systems import (
+    ALONE,
+    FARFLUNG,
+    Emulated,
+    course_of,
+    entered,
+    is_ours,
+    race,
+    require_possible,
+    run_folder,
+    rung_of,
+)
 
 from farflung.client.capture.check import capture_shapes
 from farflung.errors import FarflungError
@@ -44,6 +54,7 @@ from farflung.plans.wishes import AUTO
 from farflung.workload import workload_of
 
 WARMUP = 1
+PEERS = (*SCHEDULES, ALONE)
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ class Raced(msgspec.Struct, frozen=True):
 
     The switch cannot carry all that one room of GPUs says: there devices and lines ran `slower` times slower,
     and seconds are those measured over that. So latencies, codecs and what messages take this machine, none
-    of which is slower, count that much less than a pipeline's. `score` is the better pipeline's time to the
+    of which is slower, count that much less than a pipeline's. `score` is the best opponent's time to the
     target over this one's; of a setting without a target, of a step.
     """
 
@@ -134,7 +145,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("setting", choices=SETTINGS)
     parser.add_argument("--codec", action="append", default=[], metavar="RUNG", help="with a target only")
-    parser.add_argument("--peers", default=",".join(PIPELINES), help="baselines to race: %(default)s")
+    parser.add_argument("--peers", default="gpipe,1f1b", help="opponents by commas (default: %(default)s)")
     parser.add_argument("--keep", type=Path, help="folder for runs and logs (default: a temporary one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
@@ -145,8 +156,9 @@ def compete(options: argparse.Namespace) -> Result:
     setting = SETTINGS[options.setting]
     if options.codec and not setting.target:
         raise RuntimeError(f"{options.setting} has no target loss, so only lossless systems can race there")
-    systems = entered(options.codec, options.peers, PIPELINES)
+    systems = entered(options.codec, options.peers, PEERS)
     topology = find_topology(setting.testbed)
+    require_possible(systems, len(topology.workers), setting.course)
     if setting.tflops is not None:
         topology = _devices_of(topology, setting.tflops)
     emulated = emulate(setting, topology)
@@ -154,12 +166,12 @@ def compete(options: argparse.Namespace) -> Result:
     with run_folder(options.keep) as kept:
         legs = {}
         for name in systems:
-            place = topology if name in PIPELINES else emulated.job.topology
-            course, own = msgspec.structs.replace(sprint, codec=rung_of(name)), kept / _folder_name(name)
+            place = emulated.job.topology if is_ours(name) else topology
+            course, own = course_of(name, sprint), kept / _folder_name(name)
             with Network(lay_out(place)) as network:
                 legs[name] = race(name, LabGround(network, place), course, own, WARMUP, emulated)
             tell(f"{name} took {', '.join(f'{each:.2f}' for each in legs[name].seconds)} s a step")
-        plans = {name: _plan(kept / _folder_name(name)) for name in systems if name not in PIPELINES}
+        plans = {name: _plan(kept / _folder_name(name)) for name in systems if is_ours(name)}
     references = _references(setting.course, plans) if setting.target else {}
     return result(options.setting, emulated.job.emulation.divisor, legs, plans, references)
 
@@ -183,7 +195,7 @@ def result(
     plans: dict[str, Plan],
     references: dict[str, Reference],
 ) -> Result:
-    """All systems beside the better pipeline."""
+    """All systems beside the best opponent."""
     course, testbed = SETTINGS[setting].course, SETTINGS[setting].testbed
     dense = references.get(FARFLUNG)
     target = dense.target_loss if dense else None
@@ -216,7 +228,9 @@ def _score(name: str, systems: dict[str, Raced]) -> float | None:
     has_target = any(found.seconds_to_target is not None for found in systems.values())
     measure = "seconds_to_target" if has_target else "seconds_per_step"
     own = getattr(systems[name], measure)
-    theirs = [value for peer in PIPELINES if peer in systems and (value := getattr(systems[peer], measure))]
+    theirs = [
+        value for peer, one in systems.items() if not is_ours(peer) and (value := getattr(one, measure))
+    ]
     return min(theirs) / own if theirs and own else None
 
 
@@ -254,7 +268,7 @@ def lines(found: Result) -> list[str]:
     said = [f"{found.setting}: {found.testbed}"]
     for name, system in found.systems.items():
         steps = "" if system.steps_to_target is None else f", {system.steps_to_target} steps to the target"
-        score = "" if system.score is None else f": {system.score:.2f} x the better pipeline"
+        score = "" if system.score is None else f": {system.score:.2f} x the best opponent"
         void = " VOID" if system.void else ""
         said.append(
             f"{name}: {system.seconds_per_step:.2f} s a step, {system.bytes_per_step / 1e6:.1f} MB"

@@ -1,26 +1,34 @@
-"""The same training without a network: one process, whose losses every dense system must reproduce."""
+"""The same training without a network, for systems whose steps nobody has counted before.
+
+What a system's losses must be, and its steps to a loss: of one process eagerly, which every dense system must
+reproduce, or with the codecs of a plan. Evaluation is of the plain model, as it would be exported.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import torch
-from benchmarks.race.course import Batches, Course
+from benchmarks.race.counting.corpus import built_in
+from benchmarks.race.counting.entrant import Entrant, entrant, of_plan
+from benchmarks.race.counting.store import code_digest
+from benchmarks.race.counting.training import train as counted
+from benchmarks.race.course import Course
 
 from farflung.files import write_atomically
-from farflung.runtime.parity.optimizers import build
+from farflung.plans import Plan
 
 TOLERANCE = 1e-5
+EAGER = "1=stock-dense"
 
 
 class Reference(msgspec.Struct, frozen=True):
     """Training loss of each step, and validation loss after some steps (0: before the first).
 
-    `seconds_per_step` is this one process's median, evaluation aside.
+    `seconds_per_step` is this one process's mean, evaluation aside.
     """
 
     losses: list[float]
@@ -29,7 +37,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     @property
     def target_loss(self) -> float:
-        """What the race is to: the best validation loss of the first four fifths of the run."""
+        """The best validation loss of the first four fifths of the run."""
         until = 0.8 * len(self.losses)
         return min(loss for step, loss in self.validation if step <= until)
 
@@ -37,79 +45,41 @@ class Reference(msgspec.Struct, frozen=True):
         """The first evaluated step at which a validation loss is reached; None if it never is."""
         return next((step for step, loss in self.validation if loss <= target_loss), None)
 
-    def agrees(self, losses: list[float], count: int = 5) -> bool:
-        """Whether a system's first losses are these, relative to each."""
-        pairs = list(zip(losses[:count], self.losses, strict=False))
-        return bool(pairs) and all(abs(a - b) <= TOLERANCE * abs(b) for a, b in pairs)
+
+def agrees(losses: list[float], known: list[float], tolerance: float = TOLERANCE) -> bool:
+    """Whether a system's first losses are those that are known, relative to each."""
+    pairs = list(zip(losses, known, strict=False))
+    return bool(pairs) and all(abs(a - b) <= tolerance * abs(b) for a, b in pairs)
 
 
 def reference(course: Course, folder: Path, tell: Callable[[str], None]) -> Reference:
-    """Train `course` here, or read what an earlier race of the same course and torch left in `folder`."""
-    course = msgspec.structs.replace(course, codec="dense")
-    key = hashlib.sha256(msgspec.json.encode(course) + torch.__version__.encode()).hexdigest()[:12]
-    path = folder / f"reference-{key}.json"
+    """Train `course` here, or read what an earlier race of the same course and code left in `folder`."""
+    return _known(entrant(EAGER, course, built_in()), course, folder, tell)
+
+
+def coded_reference(course: Course, plan: Plan, folder: Path, tell: Callable[[str], None]) -> Reference:
+    """As `reference`, cut and coded as `plan` says."""
+    return _known(of_plan(plan, course, built_in()), course, folder, tell)
+
+
+def train(course: Course) -> Reference:
+    """Eagerly, microbatch by microbatch, as every dense system does."""
+    return _trained(entrant(EAGER, course, built_in()), course)
+
+
+def _known(one: Entrant, course: Course, folder: Path, tell: Callable[[str], None]) -> Reference:
+    key = one.key(course, built_in().sha256, course.seed)
+    given = msgspec.json.encode((key, str(torch.__version__), code_digest()))
+    path = folder / f"{one.name}-{hashlib.sha256(given).hexdigest()[:12]}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Reference)
-    tell(f"training {course.steps} steps without a network, for the loss over steps")
-    found = train(course)
+    tell(f"training {course.steps} steps without a network ({one.name})")
+    found = _trained(one, course)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, msgspec.json.encode(found))
     return found
 
 
-def train(course: Course) -> Reference:
-    """Eagerly, microbatch by microbatch, as every dense system does."""
-    model, batches = course.model().train(), Batches(course)
-    optimizer = build(course.optimizer(), model.parameters())
-    return follow(
-        course,
-        model,
-        batches,
-        lambda number: step(model, optimizer, batches.step(number), course.microbatches),
-    )
-
-
-def follow(
-    course: Course, model: torch.nn.Module, batches: Batches, run: Callable[[int], float]
-) -> Reference:
-    """All steps of a course, where `run` trains `model` by one and gives its loss."""
-    held_out = batches.held_out() if course.validate_every else []
-    losses: list[float] = []
-    seconds: list[float] = []
-    validation: list[tuple[int, float]] = []
-    for number in range(course.steps + 1):
-        if held_out and number % course.validate_every == 0:
-            validation.append((number, evaluate(model, held_out)))
-        if number == course.steps:
-            break
-        start = time.monotonic()
-        losses.append(run(number))
-        seconds.append(time.monotonic() - start)
-    return Reference(losses, validation, sorted(seconds)[len(seconds) // 2])
-
-
-def step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: dict[str, torch.Tensor],
-    microbatches: int,
-) -> float:
-    """One optimizer step; the mean of its microbatches' losses."""
-    optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    parts = {name: tensor.chunk(microbatches) for name, tensor in batch.items()}
-    for number in range(microbatches):
-        loss = model(**{name: part[number] for name, part in parts.items()})
-        (loss / microbatches).backward()
-        total += float(loss.detach()) / microbatches
-    optimizer.step()
-    return total
-
-
-@torch.no_grad()
-def evaluate(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> float:
-    """Mean loss in evaluation mode."""
-    model.eval()
-    total = sum(float(model(**batch)) for batch in batches)
-    model.train()
-    return total / len(batches)
+def _trained(one: Entrant, course: Course) -> Reference:
+    run = counted(one, course, built_in(), course.seed, torch.device("cpu"), "", keep=course.steps)
+    return Reference(run.losses, run.evaluations, run.seconds_per_step)

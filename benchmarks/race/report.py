@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from benchmarks.race.chart import loss_chart
-from benchmarks.race.result import Result
+from benchmarks.race.result import Result, System
+from benchmarks.race.systems import FARFLUNG
 from rich.console import Console
 from rich.table import Table
 
@@ -17,56 +19,85 @@ def table(result: Result) -> Table:
     """One row a system."""
     found = Table(title=f"{result.testbed} ({result.mode})")
     for name in (
-        "system", "s/step", "least-most", "samples/s", "MB a step", "CPU s", "cores busy", "same losses",
-        "loss", "s to target",
+        "system", "s/step", "least-most", "MB a step", "CPU s", "cores busy", "same losses",
+        "steps to target", "s to target", "90 %",
     ):  # fmt: skip
         found.add_column(name, justify="left" if name == "system" else "right")
     for name, system in result.systems.items():
+        interval = system.seconds_interval
         found.add_row(
             name,
             f"{system.seconds_per_step:.2f}",
             f"{system.spread[0]:.2f}-{system.spread[1]:.2f}",
-            f"{system.samples_per_second:.2f}",
             f"{system.bytes_on_wire / 1e6:.1f}",
             f"{system.cpu_seconds_per_step:.2f}",
             f"{system.cpu_seconds_per_step / system.seconds_per_step / result.cores:.0%}",
-            "yes" if system.same_losses else "NO",
-            "-" if system.final_validation_loss is None else f"{system.final_validation_loss:.4f}",
+            "yes" if system.same_losses else "NO" if system.counted else "-",
+            steps_words(system),
             "-" if system.seconds_to_target is None else f"{system.seconds_to_target:.0f}",
+            "-" if interval is None else f"{interval[0]:.0f}-{interval[1]:.0f}",
         )
     return found
 
 
-def lines(result: Result) -> list[str]:
+def steps_words(system: System) -> str:
+    """Steps to the target in words: the median over seeds, or why there is none."""
+    if not system.counted:
+        return "not counted"
+    if not system.same_losses:
+        return "other losses"
+    reached = [step for step in system.steps_by_seed if step is not None]
+    if system.steps_to_target is None:
+        return f"not reached ({len(reached)} of {len(system.steps_by_seed)} seeds)"
+    return f"{system.steps_to_target:.0f} ({min(reached):.0f}-{max(reached):.0f})"
+
+
+def lines(result: Result) -> Iterator[str]:
     """What the table does not say."""
     course = result.course
-    said = [
-        f"model: {course.layers} layers, width {course.width}, sequence {course.sequence}, fp32",
+    yield f"model: {course.layers} layers, width {course.width}, sequence {course.sequence}, fp32"
+    yield (
         f"batch {course.batch} in {course.microbatches} microbatches; each sends"
-        f" {course.activation_bytes / 1e6:.2f} MB across a cut, and as much back",
-        *(
-            [f"schedule bound {result.schedule_bound_seconds:.2f} s, simulated with measured rates"]
-            if result.schedule_bound_seconds
-            else []
-        ),
-        f"naive bound {result.naive_bound_seconds:.2f} s ({result.naive_bound_resource}); one process without"
-        f" a network {result.one_process_seconds_per_step:.2f} s; gloo's connections use"
-        f" {result.congestion_control}",
-    ]
+        f" {course.activation_bytes / 1e6:.2f} MB across a cut, and as much back"
+    )
+    yield (
+        f"target {result.target_loss} nats a byte; rate {course.learning_rate:g} after {course.warmup_steps}"
+        f" steps of warm-up, gradients clipped at {course.clip}"
+    )
+    bound = result.schedule_bound_seconds
+    yield (
+        f"naive bound {result.naive_bound_seconds:.2f} s ({result.naive_bound_resource})"
+        + (f", schedule bound {bound:.2f} s" if bound else "")
+        + f"; gloo's connections use {result.congestion_control}"
+    )
     if result.speedup_samples_per_second is not None:
-        said.append(f"farflung: {result.speedup_samples_per_second:.2f} x the faster of GPipe and 1F1B")
-    for name, speedup in result.speedups.items():
-        ratio = result.systems[name].ratio
-        beside = f", {ratio:.1f} x fewer bytes than dense" if ratio is not None and ratio > 1.05 else ""
-        said.append(f"to the target loss, {name}: {speedup:.2f} x the faster of GPipe and 1F1B{beside}")
+        times = result.speedup_samples_per_second
+        yield f"a step, dense farflung: {times:.2f} x the fastest dense stock pipeline"
+    for kind, found in result.against.items():
+        for name, speedup in found.items():
+            low, high = speedup.interval
+            yield (
+                f"to the target, {name}: {speedup.times:.2f} x ({low:.2f}-{high:.2f}) the {kind}"
+                f" ({speedup.opponent})"
+            )
+    if (winner := first_at_target(result)) is not None and not winner.startswith(FARFLUNG):
+        yield f"{winner} is at the target first: nothing is gained by distributing this training so"
     for proof in result.proofs:
-        said.append(
-            f"whole run in the lab, {proof.system}: {proof.steps} steps in {proof.seconds:.0f} s, losses"
-            f" {'as' if proof.same_losses else 'NOT as'} without a network"
+        yield (
+            f"whole run in the lab, {proof.system}: {proof.steps} steps in {proof.seconds:.0f} s,"
+            f" first losses {'as' if proof.same_losses else 'NOT as'} counted"
         )
+    missing = [name for name, system in result.systems.items() if not system.counted]
+    if missing:
+        yield f"not counted: {', '.join(missing)} (python -m benchmarks.race.count)"
     if result.void:
-        said.append(f"VOID: the switch was late ({result.late_p99_ms:.1f} ms) in {', '.join(result.void)}")
-    return said
+        yield f"VOID: the switch was late ({result.late_p99_ms:.1f} ms) in {', '.join(result.void)}"
+
+
+def first_at_target(result: Result) -> str | None:
+    """The system with the least time to the target, one machine alone included."""
+    seconds = {name: one.seconds_to_target for name, one in result.systems.items() if one.seconds_to_target}
+    return min(seconds, key=seconds.__getitem__, default=None)
 
 
 def show(result: Result) -> None:

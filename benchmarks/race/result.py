@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from benchmarks.race.bounds import Bound
+from benchmarks.race.counting.counts import Counted
+from benchmarks.race.counting.curve import interval
 from benchmarks.race.course import Course
 from benchmarks.race.leg import Leg
-from benchmarks.race.numerics import Reference
-from benchmarks.race.systems import FARFLUNG
+from benchmarks.race.numerics import agrees
+from benchmarks.race.schedules import PIPELINES, parts_of
+from benchmarks.race.systems import ALONE, DDPS, FARFLUNG, base_of, coded
 
-PIPELINES = ("gpipe", "1f1b")
+AUTO = coded("auto")
+STOCK = "dense stock pipeline"
+CLASSES = {
+    STOCK: [name for name in PIPELINES if parts_of(name)[1] == "dense"],
+    "stock pipeline with bf16 boundaries": [name for name in PIPELINES if parts_of(name)[1] == "bf16"],
+    "stock pipeline with int8 boundaries": [name for name in PIPELINES if parts_of(name)[1] == "int8"],
+    "data parallelism": list(DDPS),
+    "one machine alone": [ALONE],
+}
+"""Kinds of opponents. Each is as fast as the fastest of its systems that raced."""
+ELSEWHERE = 1e-5
+"""Relative difference of a first loss between this machine and another device or version of PyTorch."""
 
 
 class System(msgspec.Struct, frozen=True):
     """One system on one testbed.
 
     `seconds_per_step` is the median of all measured steps, `spread` the least and the most. `bytes_on_wire`
-    is a step's, at the switch, IP headers included; `cpu_seconds_per_step` that of its processes. Time to
-    target is None where its losses were not those of the run without a network, or never came down to it.
-    With a codec the run without a network has the codec, too; validation is of the plain model.
+    is a step's, at the switch, IP headers included; `cpu_seconds_per_step` that of its processes.
+
+    `steps_by_seed` were counted without a network, None: not at the target. Steps and seconds to the target
+    are medians over the seeds, with a 90 % interval by bootstrap over seeds and measured steps; None if one
+    seed does not reach it, if nobody counted (`counted` is false), or if the losses were not those of the
+    counted run (`same_losses`). Validation is of the plain model over seconds, the mean of all seeds.
     """
 
     seconds_per_step: float
@@ -31,16 +49,31 @@ class System(msgspec.Struct, frozen=True):
     bytes_on_wire: int
     cpu_seconds_per_step: float
     same_losses: bool
-    steps_to_target: int | None
+    steps_to_target: float | None
     seconds_to_target: float | None
     validation: list[tuple[float, float]]
     final_validation_loss: float | None = None
     ratio: float | None = None
+    counted: bool = False
+    steps_by_seed: list[float | None] = []
+    seconds_interval: tuple[float, float] | None = None
+    counted_on: list[str] = []
+
+
+class Speedup(msgspec.Struct, frozen=True):
+    """How many times sooner a system is at the target than the fastest opponent of a kind.
+
+    `interval` holds 90 % of the bootstrap draws; seeds are drawn for both sides together.
+    """
+
+    opponent: str
+    times: float
+    interval: tuple[float, float]
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """A system that trained all steps in the lab: the sum of its steps' seconds, and whether every loss was
-    the one without a network.
+    """A system that trained to the target in the lab: the sum of its steps' seconds, and whether its first
+    losses were those that were counted.
     """
 
     system: str
@@ -50,11 +83,13 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A race: the systems, the bounds, and farflung against the faster of GPipe and 1F1B.
+    """A race: the systems, the bounds, and farflung against each kind of opponent.
 
-    `schedule_bound_seconds` is the simulator's time for farflung's plan, None where no network is emulated.
-    `void` names the legs in which the switch was more than 5 ms late at the 99th percentile. `speedups` are
-    to the target loss, of each of farflung's rungs. `cores` are this machine's, for all processes together.
+    `speedup_to_target_loss` is that of `auto` over the fastest dense stock pipeline, or of dense farflung
+    where `auto` did not race; `speedup_interval` is its interval. `speedups` are the same for all of
+    farflung's codecs, `against` for all kinds of opponents. `schedule_bound_seconds` is the simulator's time
+    for dense farflung's plan, None where no network is emulated. `void` names the legs in which the switch
+    was more than 5 ms late at the 99th percentile. `cores` are this machine's, for all processes together.
     """
 
     testbed: str
@@ -67,21 +102,85 @@ class Result(msgspec.Struct, frozen=True):
     naive_bound_seconds: float
     naive_bound_resource: str
     schedule_bound_seconds: float | None
-    one_process_seconds_per_step: float
+    one_process_seconds_per_step: float | None
     congestion_control: str
     late_p99_ms: float
     void: list[str]
     proofs: list[Proof] = []
     speedups: dict[str, float] = {}
     cores: int = 1
+    speedup_interval: tuple[float, float] | None = None
+    against: dict[str, dict[str, Speedup]] = {}
 
 
-def system(legs: list[Leg], course: Course, reference: Reference, target_loss: float) -> System:
-    """All legs of one system as one, beside the run of its own codecs without a network."""
-    seconds = [each for leg in legs for each in leg.seconds]
+class Side(msgspec.Struct, frozen=True):
+    """What time to the target is made of: steps of each seed, and seconds of measured steps."""
+
+    steps: list[float]
+    seconds: list[float]
+
+    @property
+    def to_target(self) -> float:
+        """Median steps times median seconds."""
+        return statistics.median(self.steps) * statistics.median(self.seconds)
+
+
+def result(
+    testbed: str,
+    mode: str,
+    course: Course,
+    legs: Sequence[Leg],
+    counts: Mapping[str, Counted | None],
+    bound: Bound,
+    congestion_control: str,
+    schedule_seconds: float | None = None,
+) -> Result:
+    """The whole race; `counts` are the counted runs of each system that raced."""
+    names = list(dict.fromkeys(leg.system for leg in legs))
+    of = {name: [leg for leg in legs if leg.system == name] for name in names}
+    systems = {name: system(of[name], course, counts.get(name)) for name in names}
+    sides = {
+        name: Side([step for step in systems[name].steps_by_seed if step is not None], _seconds(of[name]))
+        for name in names
+        if systems[name].seconds_to_target is not None
+    }
+    ours = [name for name in names if name.startswith(FARFLUNG)]
+    if FARFLUNG in systems:
+        dense = systems[FARFLUNG].bytes_on_wire
+        for name in ours:
+            systems[name] = msgspec.structs.replace(systems[name], ratio=dense / systems[name].bytes_on_wire)
+    against = {kind: _against(sides, ours, kind) for kind in CLASSES}
+    over = against[STOCK]
+    main = over.get(AUTO) or over.get(FARFLUNG)
+    return Result(
+        testbed=testbed,
+        mode=mode,
+        course=course,
+        target_loss=course.target,
+        systems=systems,
+        speedup_to_target_loss=main.times if main else None,
+        speedup_samples_per_second=_per_step(systems),
+        naive_bound_seconds=bound.seconds,
+        naive_bound_resource=bound.resource,
+        schedule_bound_seconds=schedule_seconds,
+        one_process_seconds_per_step=systems[ALONE].seconds_per_step if ALONE in systems else None,
+        congestion_control=congestion_control,
+        late_p99_ms=max(leg.late_p99_ms for leg in legs),
+        void=[leg.system for leg in legs if leg.void],
+        speedups={name: found.times for name, found in over.items()},
+        cores=os.cpu_count() or 1,
+        speedup_interval=main.interval if main else None,
+        against={kind: found for kind, found in against.items() if found},
+    )
+
+
+def system(legs: Sequence[Leg], course: Course, counted: Counted | None) -> System:
+    """All legs of one system as one, with the counted steps if its losses are those that were counted."""
+    seconds = _seconds(legs)
     median = statistics.median(seconds)
-    same = all(reference.agrees(leg.losses) for leg in legs)
-    steps = reference.steps_to(target_loss) if same else None
+    same = counted is not None and all(agrees(leg.losses, counted.losses, ELSEWHERE) for leg in legs)
+    reached = counted.reached if counted is not None and same else []
+    side = Side(reached, seconds)
     return System(
         seconds_per_step=median,
         spread=(min(seconds), max(seconds)),
@@ -90,68 +189,62 @@ def system(legs: list[Leg], course: Course, reference: Reference, target_loss: f
         bytes_on_wire=round(statistics.median(leg.bytes_per_step for leg in legs)),
         cpu_seconds_per_step=statistics.median(leg.cpu_seconds_per_step for leg in legs),
         same_losses=same,
-        steps_to_target=steps,
-        seconds_to_target=None if steps is None else steps * median,
-        validation=[(step * median, loss) for step, loss in reference.validation] if same else [],
-        final_validation_loss=reference.validation[-1][1] if same and reference.validation else None,
+        steps_to_target=statistics.median(reached) if reached else None,
+        seconds_to_target=side.to_target if reached else None,
+        validation=[(step * median, loss) for step, loss in counted.curve] if counted and same else [],
+        final_validation_loss=counted.curve[-1][1] if counted and same and counted.curve else None,
+        counted=counted is not None,
+        steps_by_seed=counted.steps if counted is not None and same else [],
+        seconds_interval=_time_interval(side) if reached else None,
+        counted_on=counted.devices if counted is not None else [],
     )
 
 
-def proof(leg: Leg, reference: Reference) -> Proof:
-    """What a leg over the whole course proves."""
-    same = reference.agrees(leg.losses, len(reference.losses))
-    return Proof(leg.system, len(leg.losses), sum(leg.seconds), same)
+def proof(leg: Leg, counted: Counted) -> Proof:
+    """What a leg to the target proves."""
+    return Proof(leg.system, len(leg.losses), sum(leg.seconds), agrees(leg.losses, counted.losses, ELSEWHERE))
 
 
-def result(
-    testbed: str,
-    mode: str,
-    course: Course,
-    legs: list[Leg],
-    reference: Reference,
-    coded: dict[str, Reference],
-    bound: Bound,
-    congestion_control: str,
-    schedule_seconds: float | None = None,
-) -> Result:
-    """The whole race; `coded` are the runs without a network of the systems that have codecs."""
-    names = list(dict.fromkeys(leg.system for leg in legs))
-    target = reference.target_loss
-    systems = {
-        name: system([leg for leg in legs if leg.system == name], course, coded.get(name, reference), target)
-        for name in names
-    }
-    ours = [name for name in names if name.startswith(FARFLUNG)]
-    speedups = {name: _speedup(systems, name, "seconds_to_target") for name in ours}
-    if FARFLUNG in systems:
-        dense = systems[FARFLUNG].bytes_on_wire
-        systems = {
-            name: msgspec.structs.replace(found, ratio=dense / found.bytes_on_wire) if name in ours else found
-            for name, found in systems.items()
-        }
-    return Result(
-        testbed=testbed,
-        mode=mode,
-        course=course,
-        target_loss=target,
-        systems=systems,
-        speedup_to_target_loss=_speedup(systems, FARFLUNG, "seconds_to_target"),
-        speedup_samples_per_second=_speedup(systems, FARFLUNG, "seconds_per_step"),
-        naive_bound_seconds=bound.seconds,
-        naive_bound_resource=bound.resource,
-        schedule_bound_seconds=schedule_seconds,
-        one_process_seconds_per_step=reference.seconds_per_step,
-        congestion_control=congestion_control,
-        late_p99_ms=max(leg.late_p99_ms for leg in legs),
-        void=[leg.system for leg in legs if leg.void],
-        speedups={name: speedup for name, speedup in speedups.items() if speedup is not None},
-        cores=os.cpu_count() or 1,
+def fastest(names: Sequence[str], seconds: Mapping[str, float]) -> str | None:
+    """Of the systems whose base is one of `names`, the one that takes least."""
+    there = [name for name in seconds if base_of(name) in names]
+    return min(there, key=seconds.__getitem__, default=None)
+
+
+def _against(sides: Mapping[str, Side], ours: Sequence[str], kind: str) -> dict[str, Speedup]:
+    opponent = fastest(CLASSES[kind], {name: side.to_target for name, side in sides.items()})
+    if opponent is None:
+        return {}
+    return {name: _speedup(opponent, sides[opponent], sides[name]) for name in ours if name in sides}
+
+
+def _speedup(opponent: str, theirs: Side, ours: Side) -> Speedup:
+    """Paired by seed, as far as both have them."""
+    pairs = list(zip(theirs.steps, ours.steps, strict=False))
+
+    def times(drawn: list[tuple[float, float]], slow: list[float], fast: list[float]) -> float:
+        steps = [statistics.median(side) for side in zip(*drawn, strict=True)]
+        return steps[0] * statistics.median(slow) / (steps[1] * statistics.median(fast))
+
+    samples = (pairs, theirs.seconds, ours.seconds)
+    return Speedup(opponent, times(*samples), interval(samples, times))
+
+
+def _time_interval(side: Side) -> tuple[float, float]:
+    return interval(
+        (side.steps, side.seconds),
+        lambda steps, seconds: statistics.median(steps) * statistics.median(seconds),
     )
 
 
-def _speedup(systems: dict[str, System], name: str, measure: str) -> float | None:
-    """The faster of GPipe and 1F1B over farflung as it is called; None where one side is missing."""
-    theirs = [getattr(systems[peer], measure) for peer in PIPELINES if peer in systems]
-    ours = getattr(systems[name], measure) if name in systems else None
-    known = [value for value in theirs if value is not None]
-    return min(known) / ours if known and ours else None
+def _per_step(systems: Mapping[str, System]) -> float | None:
+    """Dense farflung's step against the fastest dense stock pipeline's."""
+    seconds = {name: found.seconds_per_step for name, found in systems.items()}
+    opponent = fastest(CLASSES[STOCK], seconds)
+    if opponent is None or FARFLUNG not in systems:
+        return None
+    return seconds[opponent] / seconds[FARFLUNG]
+
+
+def _seconds(legs: Sequence[Leg]) -> list[float]:
+    return [each for leg in legs for each in leg.seconds]

@@ -15,30 +15,46 @@ BACKWARD_FACTOR = 2  # gradients of inputs and of weights cost about as much as 
 class SleepingStage(nn.Module):
     """Takes `flops` forward operations a microbatch and twice as many back; gives tensors of `shape`."""
 
-    def __init__(self, device: EmulatedDevice, flops: float, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        device: EmulatedDevice,
+        flops: float,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         self._device = device
         self._flops = flops
-        self._shape = shape
+        self._form = shape, dtype
         self.weight = nn.Parameter(torch.zeros(()))  # what makes an output need a gradient
 
     def forward(self, x: Tensor) -> Tensor:
         """Anything in; zeros out, when the time is over."""
-        made: Tensor = _Sleep.apply(x, self.weight, self._device, self._flops, self._shape)  # type: ignore[no-untyped-call]
+        made: Tensor = _Sleep.apply(x, self.weight, self._device, self._flops, self._form)  # type: ignore[no-untyped-call]
         return made
 
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, device: EmulatedDevice, flops: float, shape: tuple[int, ...]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        device: EmulatedDevice,
+        flops: float,
+        form: tuple[tuple[int, ...], torch.dtype],
     ) -> Tensor:
-        ctx.device, ctx.flops, ctx.received = device, flops, x.shape if x.is_floating_point() else None
+        ctx.device, ctx.flops = device, flops
+        ctx.received = (x.shape, x.dtype) if x.is_floating_point() else None
         device.work(flops)
-        return torch.zeros(shape)
+        shape, dtype = form
+        return torch.zeros(shape, dtype=dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         ctx.device.work(BACKWARD_FACTOR * ctx.flops)
-        answered = None if ctx.received is None else torch.zeros(ctx.received)
+        answered = None
+        if ctx.received is not None:
+            shape, dtype = ctx.received
+            answered = torch.zeros(shape, dtype=dtype)
         return answered, torch.zeros(()), None, None, None

@@ -15,17 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from benchmarks.race.baseline import Rank, Sleep
+from benchmarks.race.baseline import ALONE, BASELINES, DDP, POWERSGD, Rank, Sleep, reporter
 from benchmarks.race.course import Course
 from benchmarks.race.ground import Ground, LabGround
 from benchmarks.race.leg import Follower, Leg
+from benchmarks.race.schedules import PIPELINES
+from benchmarks.race.schedules import require_possible as possible
 
 from farflung.lab.run.emulation import EmulatedJob
 from farflung.lab.run.run import LabRun, Request
+from farflung.planner.codecs.wishes import require_known
+from farflung.plans import CodecWishes
 
 ROOT = Path(__file__).resolve().parents[2]
 FARFLUNG = "farflung"
-BASELINES = ("gpipe", "1f1b", "ddp")
+DDPS = (DDP, POWERSGD)
 DENSE = "dense"
 STEP_SECONDS = 600.0  # no step of any system on any testbed takes longer, loading and dialling included
 ROWS = "metrics.jsonl"
@@ -63,14 +67,14 @@ def race(
         It did not come to its end.
     """
     folder.mkdir(parents=True)
-    is_ours = system not in BASELINES
-    run = folder / "run" if is_ours else folder
+    ours = is_ours(system)
+    run = folder / "run" if ours else folder
     ground.begin()
     follower = Follower(ground, run / ROWS, warmup, course.steps)
     follower.start()
     limit = STEP_SECONDS * (course.steps + 1)
     try:
-        if not is_ours:
+        if not ours:
             _run_baseline(system, ground, course, folder, limit, emulated)
         elif isinstance(ground, LabGround):
             asyncio.run(_run_in_lab(ground, course, run, limit, emulated))
@@ -83,32 +87,72 @@ def race(
     return follower.leg(system, lateness)
 
 
-def coded(rung: str) -> str:
-    """What farflung is called with its links written so.
-
-    Raises
-    ------
-    RuntimeError
-        Rungs come in turn: a race measures seconds of a step in short runs, which would be of several rungs.
-    """
-    if "@" in rung:
-        raise RuntimeError(f"--codec {rung}: a race is of one rung, not of several in turn (@)")
-    return FARFLUNG if rung == DENSE else f"{FARFLUNG} {rung}"
+def coded(codec: str) -> str:
+    """What farflung is called with its links written so."""
+    return FARFLUNG if codec == DENSE else f"{FARFLUNG} {codec}"
 
 
 def entered(codecs: Sequence[str], peers: str, known: Sequence[str]) -> list[str]:
     """Who races, each once: farflung, farflung with each of these codecs, and the peers of a list by commas.
 
+    A peer may have microbatches of its own, as in `1f1b@16`.
+
     Raises
     ------
     RuntimeError
-        A peer is none of those that are `known`; or as `coded`.
+        A peer is none of those that are `known`, or codecs come in turn: a race measures seconds of a step in
+        short runs, which would be of several of them.
+    CodecError
+        There is no such codec or policy.
     """
+    for codec in codecs:
+        if "@" in codec or "," in codec:
+            raise RuntimeError(f"--codec {codec}: a race is of one codec pair, not of several in turn (@)")
+        wishes = CodecWishes(codec)
+        require_known(wishes, [], wishes.codebook)
     named = [name for name in peers.split(",") if name]
     for name in named:
-        if name not in known:
+        base, at, microbatches = name.partition("@")
+        if base not in known or (at and not microbatches.isdecimal()):
             raise RuntimeError(f"expected --peers from {', '.join(known)}, found {name!r}")
     return list(dict.fromkeys([FARFLUNG, *map(coded, codecs), *named]))
+
+
+def require_possible(systems: Sequence[str], nodes: int, course: Course) -> None:
+    """Check that each opponent can run on so many nodes.
+
+    Raises
+    ------
+    RuntimeError
+        One has more stages than there are blocks, or its microbatches do not divide the batch.
+    """
+    for name in systems:
+        if not is_ours(name):
+            own = course_of(name, course)
+            if not own.microbatches or own.batch % own.microbatches:
+                raise RuntimeError(
+                    f"{name}: {own.microbatches} microbatches do not divide {own.batch} samples"
+                )
+            if base_of(name) in PIPELINES:
+                possible(base_of(name), nodes, own.layers, own.microbatches)
+
+
+def is_ours(system: str) -> bool:
+    """Whether farflung itself races by this name."""
+    return base_of(system) not in BASELINES
+
+
+def base_of(system: str) -> str:
+    """A system's name without its own microbatches."""
+    return system if system.startswith(FARFLUNG) else system.partition("@")[0]
+
+
+def course_of(system: str, course: Course) -> Course:
+    """The course with the codec or the microbatches that a system's name says."""
+    if is_ours(system):
+        return msgspec.structs.replace(course, codec=rung_of(system))
+    microbatches = system.partition("@")[2]
+    return msgspec.structs.replace(course, microbatches=int(microbatches)) if microbatches else course
 
 
 @contextmanager
@@ -125,14 +169,16 @@ def run_folder(kept: Path | None) -> Iterator[Path]:
 
 def rung_of(system: str) -> str:
     """How a system of the race writes its links."""
-    return system.removeprefix(FARFLUNG).strip() or DENSE if system not in BASELINES else DENSE
+    return system.removeprefix(FARFLUNG).strip() or DENSE if is_ours(system) else DENSE
 
 
 def _run_baseline(
     system: str, ground: Ground, course: Course, folder: Path, limit: float, emulated: Emulated | None
 ) -> None:
-    """One process a node; the last rank's rows go to `metrics.jsonl`."""
-    world = len(ground.nodes)
+    """One process a node; rows of the rank that has the loss go to `metrics.jsonl`."""
+    base = base_of(system)
+    nodes = ground.nodes[:1] if base == ALONE else ground.nodes
+    world = len(nodes)
     port = ground.port()
     environment = {
         **os.environ,
@@ -143,11 +189,11 @@ def _run_baseline(
     with ExitStack() as stack:
         log = stack.enter_context((folder / "ranks.log").open("wb"))
         rows = stack.enter_context((folder / ROWS).open("wb"))
-        for rank, node in enumerate(ground.nodes):
-            address = f"{ground.address(ground.nodes[0])}:{port}"
-            told = Rank(system, rank, world, address, course, _sleep(ground, rank, emulated))
+        for rank, node in enumerate(nodes):
+            address = f"{ground.address(nodes[0])}:{port}"
+            told = Rank(base, rank, world, address, course, _sleep(nodes, rank, emulated))
             argv = [sys.executable, "-m", "benchmarks.race.baseline", msgspec.json.encode(told).decode()]
-            output = rows if rank == world - 1 else log
+            output = rows if rank == reporter(base, world) else log
             command = ground.command(node, argv)
             process = subprocess.Popen(command, stdout=output, stderr=log, env=environment, cwd=ROOT)
             processes.append(process)
@@ -157,10 +203,10 @@ def _run_baseline(
                 raise RuntimeError(f"{system} failed: {_last_words(folder / 'ranks.log')}")
 
 
-def _sleep(ground: Ground, rank: int, emulated: Emulated | None) -> Sleep | None:
+def _sleep(nodes: Sequence[str], rank: int, emulated: Emulated | None) -> Sleep | None:
     if emulated is None:
         return None
-    return Sleep(emulated.tflops[ground.nodes[rank]], emulated.flops / len(ground.nodes))
+    return Sleep(emulated.tflops[nodes[rank]], emulated.flops / len(nodes))
 
 
 async def _run_in_lab(

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 from benchmarks.race import count
-from benchmarks.race.coded import coded_reference
 from benchmarks.race.counting import store
-from benchmarks.race.counting.boundary import Boundary, written
+from benchmarks.race.counting.boundary import Kind, arrives, leaves
 from benchmarks.race.counting.corpus import built_in, by_counts, by_zstd, read_text, write_text
+from benchmarks.race.counting.counts import What, what_of
+from benchmarks.race.counting.counts import counted as counted_runs
 from benchmarks.race.counting.curve import SMOOTHED, crossing, interval
 from benchmarks.race.counting.entrant import entrant
 from benchmarks.race.counting.training import held_out, train
 from benchmarks.race.course import Course
+from benchmarks.race.numerics import coded_reference
 from benchmarks.race.numerics import train as train_eagerly
 
 from farflung.data.text import Corpus
@@ -69,15 +72,18 @@ def test_another_seed_is_another_run() -> None:
 
 
 @pytest.mark.parametrize(("kind", "worst"), [("dense", 0.0), ("bf16", 2**-8), ("int8", 1 / 127)])
-def test_a_stock_boundary_rounds_both_ways(kind: str, worst: float) -> None:
-    x = torch.randn(3, 5, 16, requires_grad=True)
-    seen = Boundary.apply(x, kind)
-    gradient = torch.randn(3, 5, 16)
+def test_a_stock_boundary_rounds_both_ways(kind: Kind, worst: float) -> None:
+    x, gradient = torch.randn(3, 5, 16, requires_grad=True), torch.randn(3, 5, 16)
+    sent = leaves(x, kind)
+    assert sent.nbytes == {"dense": 960, "bf16": 480, "int8": 300}[kind]
+    seen = arrives(sent, kind)
     seen.backward(gradient)
-    assert torch.equal(x.grad, written(gradient, kind))
-    error = (seen - x).detach().abs().amax(-1) / x.detach().abs().amax(-1)
-    assert float(error.max()) <= worst and (kind == "dense" or float(error.max()) > worst / 20)
-    assert torch.equal(written(torch.zeros(2, 4), kind), torch.zeros(2, 4))
+    assert x.grad is not None
+    assert torch.equal(x.grad, arrives(leaves(gradient, kind), kind))
+    for one, other in ((seen, x), (x.grad, gradient)):
+        error = (one - other).detach().abs().amax(-1) / other.detach().abs().amax(-1)
+        assert float(error.max()) <= worst and (kind == "dense" or float(error.max()) > worst / 20)
+    assert torch.equal(arrives(leaves(torch.zeros(2, 4), kind), kind), torch.zeros(2, 4))
 
 
 def test_a_crossing_is_interpolated_on_the_smoothed_curve() -> None:
@@ -162,6 +168,54 @@ def test_a_key_is_of_everything_that_changes_a_number() -> None:
     keys.add(one.key(msgspec.structs.replace(eight, clip=1.0), "text", 0))
     assert len(keys) == len(names) + 3
     assert entrant("4=int8", eight, built_in()).key(eight, "text", 0) in keys  # `int8` by another name
+
+
+@pytest.mark.slow
+def test_a_runs_plan_can_be_counted(tmp_path: Path) -> None:
+    codec = "int8/int4-stochastic"
+    one = entrant(f"2={codec}", TINY, built_in())
+    assert one.planned is not None
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(one.planned.plan))
+    again = entrant(f"plan:{tmp_path}", TINY, built_in())
+    assert again.key(TINY, "text", 0) == one.key(TINY, "text", 0)
+    assert what_of(one.planned.plan) == What(2, links=((0, 1, codec), (1, 0, codec)))
+    with pytest.raises(FarflungError):
+        entrant(f"plan:{tmp_path / 'none'}", TINY, built_in())
+
+
+def line(system: str, seed: int = 0, **changed: Any) -> store.Run:
+    """A run that was at the target of 2 at step 40."""
+    run = store.Run(
+        system, seed, "key", "code", msgspec.structs.replace(TINY, target=2.0), "text", 4, [], "target", 48,
+        [5.0], [(4 * at, 3 - 0.1 * at) for at in range(13)], 0.1, 0, 0, "cpu", "2", "3",
+    )  # fmt: skip
+    return msgspec.structs.replace(run, **changed)
+
+
+def test_counted_runs_are_found_by_what_was_trained() -> None:
+    course, codec = line("dense").course, (0, 1, "int8")
+    runs = [
+        line("dense"), line("1=stock-dense", 1), line("4=stock-int8", 0), line("stock-bf16", 0),
+        line("four-homes=auto", 0, links=[codec]), line("8=int8", 0, links=[codec], stages=8),
+    ]  # fmt: skip
+    dense = counted_runs(runs, What(), course, "text")
+    assert dense is not None and dense.steps == [pytest.approx(40)] * 2 and dense.reached == dense.steps
+    for what in (What(4, "int8"), What(4, "bf16"), What(4, links=(codec,)), What(8, links=(codec,))):
+        found = counted_runs(runs, what, course, "text")
+        assert found is not None and len(found.steps) == 1, what
+    for what in (What(8, "int8"), What(3, links=(codec,))):
+        assert counted_runs(runs, what, course, "text") is None
+    assert counted_runs(runs, What(), course, "other text") is None
+    assert counted_runs(runs, What(), msgspec.structs.replace(course, clip=1.0), "text") is None
+    other = msgspec.structs.replace(course, seed=3, codec="int8")
+    assert counted_runs(runs, What(), other, "text") == dense
+
+
+def test_a_seed_without_the_target_leaves_no_steps() -> None:
+    never = line("dense", 1, evaluations=[(4 * at, 3.0) for at in range(13)], end="steps")
+    found = counted_runs([line("dense"), never], What(), never.course, "text")
+    assert found is not None and found.steps == [pytest.approx(40), None] and found.reached == []
+    assert counted_runs([line("dense", 1)], What(), never.course, "text") is None  # seeds begin with 0
 
 
 def test_a_run_of_other_code_counts_once_it_was_checked(tmp_path: Path) -> None:

@@ -13,10 +13,20 @@ from benchmarks.race.course import Course
 from benchmarks.race.ground import LoopbackGround
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference
-from benchmarks.race.result import PIPELINES
+from benchmarks.race.schedules import SCHEDULES
 from benchmarks.race.sleeping import SleepingStage
-from benchmarks.race.systems import BASELINES, FARFLUNG, Emulated, coded, entered, race
+from benchmarks.race.systems import (
+    ALONE,
+    BASELINES,
+    FARFLUNG,
+    Emulated,
+    coded,
+    entered,
+    race,
+    require_possible,
+)
 
+from farflung.errors import FarflungError
 from farflung.lab.run.emulation import EmulatedJob
 from farflung.plans import Placement, Plan
 from farflung.plans.testbeds.catalogue import find_topology
@@ -39,15 +49,19 @@ def test_a_sleeping_stage_takes_its_time_and_sends_what_a_real_one_would() -> No
     assert stage(torch.zeros(2, dtype=torch.int64)).requires_grad
 
 
+FULL = [name for name in (*SCHEDULES, "1f1b-bf16", "1f1b-int8", ALONE) if name != "gpipe"]
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("system", ["gpipe", pytest.param("1f1b", marks=pytest.mark.full)])
+@pytest.mark.parametrize("system", ["gpipe", *(pytest.param(name, marks=pytest.mark.full) for name in FULL)])
 def test_a_baseline_on_emulated_devices_takes_their_time(system: str, tmp_path: Path) -> None:
     ground = LoopbackGround(2)
     sleeping = Emulated(dict.fromkeys(ground.nodes, 1.0), 0.4e12, emulated_alone())
     leg = race(system, ground, TINY, tmp_path / system, warmup=1, emulated=sleeping)
     busy = TINY.microbatches * 3 * 0.2  # each of two stages has half the operations, three times over
     assert all(seconds > busy for seconds in leg.seconds)
-    assert leg.bytes_per_step > 2 * TINY.microbatches * TINY.activation_bytes
+    if system in SCHEDULES:
+        assert leg.bytes_per_step > 2 * TINY.microbatches * TINY.activation_bytes
 
 
 def emulated_alone() -> EmulatedJob:
@@ -79,13 +93,37 @@ def test_without_a_target_a_score_is_of_a_step_in_the_testbeds_own_time() -> Non
     assert found.systems[FARFLUNG].score == pytest.approx(8.0)
 
 
-@pytest.mark.parametrize("unknown", ["ddp", "gpipe2", "farflung"])
+@pytest.mark.parametrize("unknown", ["ddp", "gpipe2", "farflung", "gpipe@", "gpipe@some"])
 def test_who_races_is_known_before_anything_begins(unknown: str) -> None:
-    both = ["farflung", "farflung int8", "gpipe", "1f1b"]
-    assert entered(["dense", "int8", "int8"], "gpipe,1f1b,", PIPELINES) == both
-    assert entered([], "ddp", BASELINES) == ["farflung", "ddp"]
+    both = ["farflung", "farflung int8", "gpipe", "1f1b@16"]
+    known = ("gpipe", "1f1b")
+    assert entered(["dense", "int8", "int8"], "gpipe,1f1b@16,", known) == both
+    assert entered(["auto"], "ddp", BASELINES) == ["farflung", "farflung auto", "ddp"]
     with pytest.raises(RuntimeError, match=f"expected --peers from gpipe, 1f1b, found '{unknown}'"):
-        entered([], f"gpipe,{unknown}", PIPELINES)
+        entered([], f"gpipe,{unknown}", known)
+
+
+@pytest.mark.parametrize("codec", ["int9", "auto:int9", "adatopk", "adatopk:0.5", "int8@0.5,int4"])
+def test_a_codec_that_cannot_race_is_known_before_anything_begins(codec: str) -> None:
+    with pytest.raises((RuntimeError, FarflungError)):
+        entered([codec], "gpipe", BASELINES)
+
+
+@pytest.mark.parametrize(
+    ("peer", "nodes", "said"),
+    [
+        ("interleaved", 4, "8 stages, the model 4 blocks"),
+        ("gpipe", 5, "5 stages"),
+        ("1f1b@3", 2, "3 microbatches do not divide 8 samples"),
+        ("1f1b@0", 2, "0 microbatches"),
+    ],
+)
+def test_an_opponent_that_cannot_run_is_known_before_anything_begins(
+    peer: str, nodes: int, said: str
+) -> None:
+    require_possible([FARFLUNG, coded("auto"), "gpipe", "ddp", "alone"], 4, TINY)
+    with pytest.raises(RuntimeError, match=said):
+        require_possible([peer], nodes, TINY)
 
 
 def leg(system: str, seconds: float) -> Leg:

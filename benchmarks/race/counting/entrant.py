@@ -3,18 +3,21 @@
 * `dense`, `int8`, `axes3/axes30-dithered`: farflung with that codec pair on every link, cut in four.
 * `8=int8`: cut in eight. `four-homes=auto`, `two-sites=adatopk:4`: cut, placed and coded as farflung's
   planner does for a testbed whose devices sustain what its file says.
+* `plan:FILE`: cut and coded as the plan of a run (`plan.json`) says.
 * `stock-bf16`, `8=stock-int8`: a pipeline of `torch.distributed.pipelining` whose boundaries its user rounds.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import msgspec
 from benchmarks.race.counting.boundary import KINDS, Kind
 from benchmarks.race.counting.corpus import Corpus
+from benchmarks.race.counting.placed import placed
 from benchmarks.race.course import Batches, Course
 
 from farflung.errors import PlanError
@@ -24,8 +27,8 @@ from farflung.planner import PlannedJob, place, plan_graph
 from farflung.planner.assignment import Options
 from farflung.planner.codecs.wishes import fixed, require_known, scheduler_for
 from farflung.planner.registry import scheduler
-from farflung.plans import CodecWishes, Plan
-from farflung.plans.codec_pair import CODEC_FORMAT
+from farflung.plans import CodecWishes, Plan, read_plan
+from farflung.plans.codec_pair import CODEC_FORMAT, codebook_of
 from farflung.plans.testbeds.catalogue import TESTBEDS, load_testbed
 from farflung.plans.wishes import AUTO
 from farflung.simulator import Conditions
@@ -33,6 +36,7 @@ from farflung.workload import workload_of
 
 STAGES = 4
 STOCK = "stock-"
+PLAN_FILE = "plan:"
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -58,11 +62,20 @@ class Entrant:
         numbers: object = (self.stages, self.rounding)
         if self.planned is not None:
             numbers = (numbers_of(self.planned.plan), CODEC_FORMAT)
-        return _digest((msgspec.structs.replace(course, seed=seed), text, numbers))
+        return _digest((msgspec.structs.replace(course, seed=seed, codec="dense"), text, numbers))
 
     def links(self) -> list[tuple[int, int, str]]:
         """(source, target, codec pair) of the coded links between segments."""
         return [] if self.planned is None else numbers_of(self.planned.plan).links
+
+
+def of_plan(plan: Plan, course: Course, corpus: Corpus) -> Entrant:
+    """The system that a run's plan means, by the name of its codec pairs."""
+    graph = _graph(msgspec.structs.replace(course, codec="dense"), corpus)
+    pairs = sorted({link.codec for link in plan.codecs}) or ["dense"]
+    planned = placed(graph, plan, course.microbatch_size)
+    name = ",".join(pairs).replace("/", "+")
+    return Entrant(name, len(plan.placements), planned=planned, graph=graph, codebook=codebook_of(pairs))
 
 
 def numbers_of(plan: Plan) -> Ended:
@@ -80,6 +93,8 @@ def entrant(name: str, course: Course, corpus: Corpus) -> Entrant:
     PlanError, CodecError
         There is no such testbed, number of stages or codec; it comes before anything is trained.
     """
+    if name.startswith(PLAN_FILE):
+        return replace(of_plan(read_plan(Path(name.removeprefix(PLAN_FILE))), course, corpus), name=name)
     where, equals, codec = name.partition("=")
     if not equals:
         where, codec = str(STAGES), name

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 import torch
-from benchmarks.race.counting.boundary import Boundary
 from benchmarks.race.counting.curve import SMOOTHED
 from benchmarks.race.counting.entrant import Entrant
 from benchmarks.race.counting.store import EARLY, Run
@@ -53,8 +52,11 @@ def train(
     device: torch.device,
     code: str,
     until: float = math.inf,
+    keep: int = EARLY,
 ) -> Run:
     """Train until the target is reached, the loss is no number, or `course.steps` steps are over.
+
+    The run keeps so many training losses. Without `validate_every` nothing is evaluated.
 
     Raises
     ------
@@ -75,7 +77,7 @@ def train(
     evaluations: list[tuple[int, float]] = []
     seconds, end = 0.0, "steps"
     for number in range(course.steps + 1):
-        if number % course.validate_every == 0:
+        if course.validate_every and number % course.validate_every == 0:
             evaluations.append((number, round(evaluate(model, asked), 6)))
             if _is_there(evaluations, course.target):
                 end = "target"
@@ -102,7 +104,7 @@ def train(
         links=entrant.links(),
         end=end,
         steps=len(losses),
-        losses=losses[:EARLY],
+        losses=losses[:keep],
         evaluations=evaluations,
         seconds_per_step=round(seconds / max(1, len(losses)), 4),
         fp32_bytes=fp32,
@@ -117,8 +119,7 @@ def train(
 def evaluate(model: nn.Module, asked: Sequence[Tensor]) -> float:
     """Nats a byte of the plain model in evaluation mode, over windows of equal length."""
     model.eval()
-    with asked[0].device:  # where the model makes its angles
-        losses = [model(one[:, :-1], one[:, 1:]) for one in asked]
+    losses = [model(one[:, :-1], one[:, 1:]) for one in asked]
     model.train()
     weights = [len(one) / sum(map(len, asked)) for one in asked]
     return sum(weight * loss for weight, loss in zip(weights, read(losses), strict=True))
@@ -168,7 +169,8 @@ def _farflung(
 
 def _stock(entrant: Entrant, course: Course, model: nn.Module) -> tuple[Step, Callable[[], tuple[int, int]]]:
     """A pipeline's stages one after the other, with what their boundaries round; `model` is updated."""
-    stages = [Stage(model, number, entrant.stages) for number in range(entrant.stages)]
+    count = entrant.stages
+    stages = [Stage(model, number, count, entrant.rounding) for number in range(count)]
     parameters = list(model.parameters())
     device = parameters[0].device
     optimizer = build(course.optimizer(), parameters)
@@ -179,9 +181,8 @@ def _stock(entrant: Entrant, course: Course, model: nn.Module) -> tuple[Step, Ca
         losses = []
         for batch in microbatches:
             x = batch["tokens"].to(device)
-            with device:  # where a stage makes its angles
-                for at, stage in enumerate(stages):
-                    x = stage(x if not at else Boundary.apply(x, entrant.rounding))
+            for stage in stages:
+                x = stage(x)
             loss = nn.functional.cross_entropy(x.flatten(0, 1), batch["targets"].to(device).flatten())
             (loss / len(microbatches)).backward()
             losses.append(loss.detach())

@@ -7,6 +7,7 @@ race's GPT trains as
 * DDP with the sites interleaved, where it crosses it four times;
 * farflung with two replicas, each a pipeline of a site's two machines (`--replicas 2`);
 * the same with int8 and error feedback on the sums of gradients between the sites (`--sum-codec int8`);
+* farflung with four replicas, one on each machine, whose sums are added within sites first;
 * farflung as one pipeline, which the planner lays as it likes.
 
 All have the same model, data, batch and optimizer; sides alternate. Bytes are those that the emulated line
@@ -43,8 +44,9 @@ TESTBED = "two-sites"
 WARMUP = 1
 COURSE = Course(width=128, sequence=128, learning_rate=2e-3)
 DDP, INTERLEAVED = "ddp, ranks in site order", "ddp, sites interleaved"
-REPLICAS, CODED, PIPELINE = "farflung, two replicas", "farflung, replicas, int8", "farflung, one pipeline"
-SIDES = (DDP, INTERLEAVED, REPLICAS, CODED, PIPELINE)
+REPLICAS, CODED = "farflung, two replicas", "farflung, replicas, int8"
+FOUR, PIPELINE = "farflung, four replicas", "farflung, one pipeline"
+SIDES = (DDP, INTERLEAVED, REPLICAS, CODED, FOUR, PIPELINE)
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ def run_side(side: str, network: RunningLab, topology: Topology, course: Course,
     if side == INTERLEAVED:
         half = len(nodes) // 2
         nodes = [node for pair in zip(nodes[:half], nodes[half:], strict=True) for node in pair]
-    replicas = 2 if side in (REPLICAS, CODED) else 1
+    replicas = {REPLICAS: 2, CODED: 2, FOUR: 4}.get(side, 1)
     sum_codec = "int8" if side == CODED else "dense"
     system = "ddp" if side in (DDP, INTERLEAVED) else FARFLUNG
     return race(

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from farflung.codec import catalogue
 from farflung.errors import PlanError
-from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan
+from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, Topology, unfolded
 from farflung.simulator import Conditions, simulate
+from farflung.simulator.costs import LinkCosts
 from farflung.simulator.simulate import MOST_STEPS
 
 SECONDS_OF_A_MEGABYTE = 1.0  # on 8 Mbit/s
@@ -161,6 +162,51 @@ def test_replicas_share_the_microbatches_and_add_up_gradients() -> None:
     assert simulate(plan, places).step_seconds == pytest.approx(0.1 + 3 * 0.3 + sync + 0.1, abs=0.21)
     quick = simulate(plan, places, Conditions(commit=False))
     assert quick.step_seconds == pytest.approx(3 * 0.3 + sync)
+
+
+def at_sites(places: Topology, sites: str) -> Topology:
+    """The topology with each worker at the site of its letter, and fast links within sites."""
+    workers = tuple(
+        msgspec.structs.replace(worker, site=site) for worker, site in zip(places.workers, sites, strict=True)
+    )
+    rates = tuple(
+        tuple(1e5 if a == b else mbps for b, mbps in zip(sites, row, strict=True))
+        for a, row in zip(sites, places.bandwidth_mbps, strict=True)
+    )
+    return msgspec.structs.replace(places, workers=workers, bandwidth_mbps=rates)
+
+
+def test_gradients_are_added_within_sites_before_they_cross() -> None:
+    """Each of two workers of a site heads half of what crosses: half the gradients a worker, not all."""
+    plan, places = replicated([1, 1, 1, 1], 4 * MB), topology([1.0] * 4, 8.0)
+    spread = simulate(plan, at_sites(places, "abcd"), Conditions(commit=False))
+    paired = simulate(plan, at_sites(places, "aabb"), Conditions(commit=False))
+    assert spread.step_seconds == pytest.approx(0.3 + 2 * 3 * 1.0)
+    assert paired.step_seconds == pytest.approx(0.3 + 2.0, rel=1e-3)
+    near = simulate(plan, at_sites(places, "aaaa"), Conditions(commit=False))
+    assert near.step_seconds == pytest.approx(0.3, rel=1e-2)
+
+
+@pytest.mark.parametrize("sites", ["ab", "aabb", "aaab", "abcab", "aabbb"])
+@pytest.mark.parametrize("codec", ["dense", "int8"])
+def test_replicas_send_in_the_simulator_what_the_sums_of_an_unfolded_plan_send(
+    sites: str, codec: str
+) -> None:
+    values, size = 120, 1000
+    places = at_sites(topology([1.0] * len(sites), 8.0), sites)
+    plan = msgspec.structs.replace(replicated([1] * len(sites), values * size), sum_codec=codec)
+    sums = unfolded(
+        plan, [dict.fromkeys(range(values), size)], dict(zip(places.ids, sites, strict=True))
+    ).sums
+    within = sum(2 * one.bytes * (len(one.holders()) - len(one.heads)) for one in sums)
+    between = sum(2 * one.bytes * (len(one.heads) - 1) for one in sums)
+    costs = LinkCosts(plan, places, Conditions())
+    found = {True: 0.0, False: 0.0}
+    for at, parts in enumerate(costs.sum_messages(range(len(sites)), values * size)):
+        for part in parts:
+            found[sites[part.target] == sites[at]] += part.bytes
+    ratio = 1.0 if codec == "dense" else catalogue.declared(codec).ratio
+    assert found == pytest.approx({True: within, False: between / ratio})
 
 
 def test_a_replica_without_microbatches_still_takes_part() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,6 +40,14 @@ class Codable(NamedTuple):
 
 
 NOTHING = Codable()
+
+
+class SumPart(NamedTuple):
+    """What one replica sends another's worker for sums of a segment: bytes, and seconds of their codec."""
+
+    target: int
+    bytes: float
+    coding_seconds: float
 
 
 class LinkCosts:
@@ -114,18 +122,33 @@ class LinkCosts:
         giga = floats.fp32_bytes / 1e9 / self._codec_speed
         return giga / codec.encode_gbps, giga / codec.decode_gbps
 
-    def sum_message(self, source: int, target: int, size: float) -> tuple[float, float]:
-        """Bytes on the wire of so many bytes of gradients for a sum, and seconds to encode and decode them.
+    def sum_messages(self, workers: Sequence[int], gradient_bytes: float) -> list[list[SumPart]]:
+        """What each replica of a segment sends for sums of its gradients, in order; each has one worker.
 
-        Within a site they are sent as they are (`plans.unfolding`).
+        Workers of one site are a group (`plans.unfolding`): each heads an equal part of the values, and each
+        group owns an equal part. Gradients go to heads, what these find to the owners, and both come back.
         """
-        sites = [self._topology.workers[number].site for number in (source, target)]
+        sites = [self._topology.workers[number].site or f"\0{number}" for number in workers]
+        size_of = Counter(sites)
+        found = []
+        for at in range(len(workers)):
+            near, far = list[SumPart](), list[SumPart]()
+            for other in (*range(at + 1, len(workers)), *range(at)):
+                if sites[other] == sites[at]:
+                    near.append(SumPart(workers[other], gradient_bytes / size_of[sites[at]], 0.0))
+                else:
+                    heads = size_of[sites[at]] * size_of[sites[other]]
+                    far.append(self._coded_part(workers[other], gradient_bytes / len(size_of) / heads))
+            found.append([*near, *far, *far, *near])
+        return found
+
+    def _coded_part(self, target: int, size: float) -> SumPart:
         codec = self._sum_codec
-        if codec is None or (sites[0] and sites[0] == sites[1]):
-            return size, 0.0
+        if codec is None:
+            return SumPart(target, size, 0.0)
         giga = size / 1e9 / self._codec_speed
         encoding = giga / codec.encode_gbps + giga / codec.decode_gbps  # feedback reads what it wrote
-        return min(size, size / codec.ratio), encoding + giga / codec.decode_gbps
+        return SumPart(target, min(size, size / codec.ratio), encoding + giga / codec.decode_gbps)
 
     def _place(self, number: int) -> int:
         return self.home if number == FEEDER else number

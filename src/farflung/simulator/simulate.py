@@ -1,7 +1,8 @@
-"""Simulate a plan: its pipelines, and the exchange of gradients between replicas of a segment as in DT-FM.
+"""Simulate a plan: its pipelines, and the sums of gradients over the replicas of a segment.
 
-Every pair of replicas exchanges shards, twice:
-arXiv 2206.01288, section 3.3: worker i takes sum over j of 2 (latency_ij + gradients / (R bandwidth_ij)).
+If each replica is at a site of its own, or all are at one, every pair exchanges shards, twice, as in DT-FM
+(arXiv 2206.01288, section 3.3): worker i takes sum over j of 2 (latency_ij + gradients / (R bandwidth_ij)).
+Else gradients are added within sites first (`LinkCosts.sum_messages`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from farflung.simulator.simulation import Simulation
 class Sync:
     """One segment's exchange in one step: begins once all replicas have called `ended`, ends with `done`.
 
-    Each worker sends its shards one by one, each after the last has arrived, starting with the next worker in
-    the row. So no two workers send to the same third one at a time, unless some are slower.
+    Each worker sends its parts one by one, each after the last has arrived, starting with the next worker in
+    the row. So no two workers send to the same third one at a time, unless some are slower. What a part waits
+    for at its sender is not simulated.
     """
 
     def __init__(
@@ -38,9 +40,8 @@ class Sync:
     ) -> None:
         self._clock = clock
         self._wiring = wiring
-        self._costs = costs
         self._workers = workers
-        self._shard = gradient_bytes / len(workers)
+        self._parts = costs.sum_messages(workers, gradient_bytes) if len(workers) > 1 else []
         self._done = done
         self._running = len(workers)
         self._sending = len(workers)
@@ -54,20 +55,17 @@ class Sync:
 
     def _send(self, turn: tuple[int, int]) -> None:
         replica, sent = turn
-        count = len(self._workers)
-        if sent == 2 * (count - 1):
+        if sent == len(self._parts[replica]):
             self._sending -= 1
             if not self._sending:
                 self._done()
             return
-        worker = self._workers[replica]
-        other = self._workers[(replica + 1 + sent % (count - 1)) % count]
-        size, coding = self._costs.sum_message(worker, other, self._shard)
-        link = self._wiring.link(worker, other)
+        part = self._parts[replica][sent]
+        link = self._wiring.link(self._workers[replica], part.target)
         assert link is not None
-        message = Message(size, Priority.STATE, self._send, (replica, sent + 1))
-        if coding:
-            self._clock.at(self._clock.now + coding, link.post, message)
+        message = Message(part.bytes, Priority.STATE, self._send, (replica, sent + 1))
+        if part.coding_seconds:
+            self._clock.at(self._clock.now + part.coding_seconds, link.post, message)
         else:
             link.post(message)
 

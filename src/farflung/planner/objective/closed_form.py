@@ -79,14 +79,16 @@ def _machine_seconds(
 
 
 def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts) -> float:
-    """DT-FM's time for the replicas of a segment to add up their gradients; see `simulator.simulate`."""
-    shard = gradient_bytes / len(workers)
-
-    def seconds(a: int, b: int) -> float:
-        size, coding = costs.sum_message(a, b, shard)
-        return coding + costs.seconds_away(a, b) + size / costs.most(a, b)
-
-    return max(sum(2 * seconds(a, b) for b in workers if b != a) for a in workers)
+    """The time for the replicas of a segment to add up their gradients; see `simulator.simulate`."""
+    return max(
+        sum(
+            part.coding_seconds
+            + costs.seconds_away(worker, part.target)
+            + part.bytes / costs.most(worker, part.target)
+            for part in parts
+        )
+        for worker, parts in zip(workers, costs.sum_messages(workers, gradient_bytes), strict=True)
+    )
 
 
 def _ends(plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: Conditions) -> list[float]:

@@ -27,6 +27,10 @@ import torch
 from torch import Tensor, nn
 
 import farflung
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import codec_name
+
 from farflung.broker.security.authority import create_token
 from farflung.broker.service import BrokerService
 from farflung.broker.storage.store import Store
@@ -167,7 +171,9 @@ def main() -> None:
     """Trace a plain and a coded activation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--codec", default="int8", metavar="PAIR", help="of the coded activation")
+    parser.add_argument(
+        "--codec", type=codec_name, default="int8", metavar="PAIR", help="of the coded activation"
+    )
     options = parser.parse_args()
     results = {}
     for name, codec in (("dense", None), (options.codec, options.codec)):

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import positive, whole
 from benchmarks.chaos.fleet import BROKER, ChaosFleet
 from benchmarks.kills.farflung_side import FIRST_STEPS, JOB, LEASE_SECONDS, WORKERS
 from benchmarks.kills.follower import Follower, wait_until
@@ -49,9 +50,9 @@ class Return(msgspec.Struct, frozen=True):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--kills", type=int, default=10, help="how many: %(default)s")
+    found.add_argument("--kills", type=whole, default=10, help="how many: %(default)s")
     found.add_argument(
-        "--away", type=float, default=6.0, help="the longest time without a broker, s: %(default)s"
+        "--away", type=positive, default=6.0, help="the longest time without a broker, s: %(default)s"
     )
     found.add_argument("--seed", type=int, default=1)
     found.add_argument("--json", action="store_true")

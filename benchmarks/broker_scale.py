@@ -27,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import positive
 from farflung.broker.address_file import read_address
 
 from farflung.broker.security.authority import create_token
@@ -103,7 +106,7 @@ def main() -> int:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workers", type=int, default=200, choices=range(10, 2001), metavar="10..2000")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of heartbeats")
+    parser.add_argument("--seconds", type=positive, default=20.0, help="of heartbeats")
     parser.add_argument("--store", default="", help="an empty PostgreSQL database to measure beside SQLite")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.arguments import whole
 
 from farflung.broker.core import facts
 from farflung.broker.core.blobs import digest_of
@@ -83,8 +84,8 @@ def measured(folder: Path, total: int, stored_as: str) -> Row:
 def main() -> None:
     """Print one row for each store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--facts", type=int, default=100_000)
-    parser.add_argument("--workers", type=int, default=20)
+    parser.add_argument("--facts", type=whole, default=100_000)
+    parser.add_argument("--workers", type=whole, default=20)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     asked = parser.parse_args()
     made = history([f"w-{number}" for number in range(asked.workers)])

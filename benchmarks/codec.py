@@ -23,6 +23,7 @@ import torch
 import zstandard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import folder_path, whole
 from benchmarks.captured import Captured, captured
 
 from farflung.codec import (
@@ -113,8 +114,8 @@ class Goal:
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("runs/captured"))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16], metavar="MILLIONS")
+    parser.add_argument("--folder", type=folder_path, default=Path("runs/captured"))
+    parser.add_argument("--sizes", type=whole, nargs="+", default=[1, 4, 16], metavar="MILLIONS")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import picture_file, positive
 from benchmarks.consumer.chart import chart
 from benchmarks.consumer.claim import LATENCIES_MS, RATES_MBPS, RUNGS, TASKS, Assumptions, Comparison, Point
 from benchmarks.consumer.devices import H100_PCIE, RTX_3080
@@ -137,11 +138,11 @@ def main() -> None:
     """Measure, print, and draw if asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--picture", type=Path, metavar="FILE")
+    parser.add_argument("--picture", type=picture_file, metavar="FILE")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["bert-large", "gpt3-24"])
-    parser.add_argument("--enough", type=float, default=0.9)
-    parser.add_argument("--efficiency", type=float, default=Assumptions.efficiency)
-    parser.add_argument("--codec-speed", type=float, default=Assumptions.codec_speed)
+    parser.add_argument("--enough", type=positive, default=0.9)
+    parser.add_argument("--efficiency", type=positive, default=Assumptions.efficiency)
+    parser.add_argument("--codec-speed", type=positive, default=Assumptions.codec_speed)
     parser.add_argument("--quick", action="store_true", help="three rates and one latency")
     arguments = parser.parse_args()
     if arguments.picture:

@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import file_to_write, folder_path, whole
 from benchmarks.learning import chart, report
 from benchmarks.learning.outcome import Outcome, keep, kept
 from benchmarks.learning.run import plan_of, train
@@ -63,12 +64,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--ways", nargs="+", metavar="WAY", help="beside dense; what is kept is shown, too")
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0 on (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="of a run (default: 450 and 200)")
-    parser.add_argument("--folder", type=Path, help="where runs are kept (default: runs/convergence)")
+    parser.add_argument("--seeds", type=whole, default=3, help="how many, from 0 on (default: %(default)s)")
+    parser.add_argument("--steps", type=whole, help="of a run (default: 450 and 200)")
+    parser.add_argument("--folder", type=folder_path, help="where runs are kept (default: runs/convergence)")
     parser.add_argument("--quick", action="store_true", help="tiny models, few steps, one seed: a trial")
-    parser.add_argument("--picture", type=Path, help="a folder for pictures")
-    parser.add_argument("--losses", type=Path, help="put what the GPT lost into this rate-loss table")
+    parser.add_argument("--picture", type=folder_path, help="a folder for pictures")
+    parser.add_argument(
+        "--losses", type=file_to_write, help="put what the GPT lost into this rate-loss table"
+    )
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     return parser.parse_args()
 

@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import one_of, several, whole
 from benchmarks.kills.job import COURSE
 from benchmarks.race.course import Course
 
@@ -118,8 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=30, help="of each model: %(default)s")
-    parser.add_argument("--models", default=",".join(COURSES), help="%(default)s")
+    parser.add_argument("--steps", type=whole, default=30, help="of each model: %(default)s")
+    parser.add_argument(
+        "--models", type=several(one_of(COURSES)), default=",".join(COURSES), help="%(default)s"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

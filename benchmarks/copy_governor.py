@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from benchmarks.arguments import positive, whole
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from farflung.transport.endpoint import Hello, Link, dial, listen
 from farflung.transport.link.governor import Governor
@@ -142,9 +144,9 @@ async def _copy(link: Link) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--mbps", type=float, default=8.0, help="of the line: %(default)s")
-    found.add_argument("--steps", type=int, default=6, help="in a round: %(default)s")
-    found.add_argument("--rounds", type=int, default=3, help="%(default)s")
+    found.add_argument("--mbps", type=positive, default=8.0, help="of the line: %(default)s")
+    found.add_argument("--steps", type=whole, default=6, help="in a round: %(default)s")
+    found.add_argument("--rounds", type=whole, default=3, help="%(default)s")
     found.add_argument("--json", action="store_true")
     given = found.parse_args(arguments)
     times, rates = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)

@@ -36,6 +36,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
+from benchmarks.arguments import file_that_exists, whole
 from benchmarks.coverage_cases import timm_models, transformers_models
 from benchmarks.coverage_cases.case import SAMPLES, Case, Items, Subject, Unbuildable
 from benchmarks.coverage_page import page_of
@@ -236,7 +237,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], help="run cases whose key contains one of these texts"
     )
-    parser.add_argument("--sample", type=int, help="run that many, drawn at random")
+    parser.add_argument("--sample", type=whole, help="run that many, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--again",
@@ -245,7 +246,7 @@ def main() -> None:
         help="run those with such a result again; all if none is named",
     )
     parser.add_argument("--json", action="store_true", help="print all results and the counts")
-    parser.add_argument("--page", type=Path, help="fill in this page")
+    parser.add_argument("--page", type=file_that_exists, help="fill in this page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     _import_all()

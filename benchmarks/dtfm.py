@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import positive
 from benchmarks.dtfm_cases import case
 
 from benchmarks.dtfm_grid import GridObjective, GridResult, evolve_with_bound, place_in_grid
@@ -122,7 +123,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scheduler", choices=sorted(SEARCHES), default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=_positive, help="evaluations (default: the scheduler's own)")
-    parser.add_argument("--seconds", type=float, default=600.0, help="a cap; the report says if it was hit")
+    parser.add_argument(
+        "--seconds", type=positive, default=600.0, help="a cap; the report says if it was hit"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
     return parser.parse_args(arguments)
 

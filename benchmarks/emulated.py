@@ -23,6 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and for al
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import folder_path
 from benchmarks.race.course import Course
 from benchmarks.race.ground import LabGround
 from benchmarks.race.leg import Leg
@@ -146,7 +147,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("setting", choices=SETTINGS)
     parser.add_argument("--codec", action="append", default=[], metavar="RUNG", help="with a target only")
     parser.add_argument("--peers", default="gpipe,1f1b", help="opponents by commas (default: %(default)s)")
-    parser.add_argument("--keep", type=Path, help="folder for runs and logs (default: a temporary one)")
+    parser.add_argument(
+        "--keep", type=folder_path, help="folder for runs and logs (default: a temporary one)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 

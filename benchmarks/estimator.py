@@ -23,8 +23,8 @@ from typing import TypeVar
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
+from benchmarks.arguments import whole
 from benchmarks.estimates.memory import MemoryRow, memory_rows
 from benchmarks.estimates.prepared import prepare
 from benchmarks.estimates.seconds import TimeRow, time_row
@@ -80,10 +80,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--rounds", type=whole)
     parser.add_argument("--models", nargs="+", choices=SUBJECTS)
     parser.add_argument("--parts", nargs="+", choices=("time", "memory"), default=["time", "memory"])
-    parser.add_argument("--segments", nargs="+", type=int, default=list(SEGMENTS))
+    parser.add_argument("--segments", nargs="+", type=whole, default=list(SEGMENTS))
     arguments = parser.parse_args()
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     models = arguments.models or (QUICK if arguments.quick else SUBJECTS)

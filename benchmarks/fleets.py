@@ -33,7 +33,7 @@ from pathlib import Path
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from benchmarks.arguments import file_to_write, whole
 from benchmarks.fleet_table import AUTO, EXACT, FREE, RIVALS, Kept, Row, Setting, Summary, summary
 from benchmarks.models.library import workload
 from benchmarks.random_fleets import random_fleet
@@ -143,10 +143,12 @@ def main(given: Sequence[str] | None = None) -> None:
     """Run the instances and print what came of them; how far it is goes to standard error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="of the first fleet")
-    parser.add_argument("--instances", type=int, default=200)
-    parser.add_argument("--budget", type=int, default=300, help="plans that auto may evaluate")
+    parser.add_argument("--instances", type=whole, default=200)
+    parser.add_argument("--budget", type=whole, default=300, help="plans that auto may evaluate")
     parser.add_argument("--exact", type=int, default=20, help="small fleets to hold against `exact`")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="keep each instance there as it is done")
+    parser.add_argument(
+        "--rows", type=file_to_write, metavar="FILE", help="keep each instance there as it is done"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(given)
     rows: list[Row] = []

@@ -18,6 +18,10 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import whole
 
 SEGMENTS, WINDOW = 4, 3
 SIDES = ("as it is", "kept")
@@ -86,12 +90,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--models", nargs="+", default=["gpt2-4x256", "resnet101-64"])
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=whole, default=6)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         print(json.dumps(asdict(measured(options.models[0], options.side, options.steps))))
         return
+    from benchmarks.estimates.subjects import SUBJECTS  # not where it is measured: it imports torch
+
+    if unknown := [name for name in options.models if name not in SUBJECTS]:
+        parser.error(f"expected --models from {', '.join(SUBJECTS)}, found {unknown[0]!r}")
     rows = [in_a_process(model, side, options.steps) for model in options.models for side in SIDES]
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))

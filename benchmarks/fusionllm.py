@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import picture_file, whole
 from benchmarks.models import library
 from benchmarks.testbeds.fusionllm import FACTOR, fusionllm_48
 
@@ -173,9 +174,9 @@ def main() -> int:
     """Measure, print, draw; 1 if auto is behind either OP-Fence anywhere, or nowhere 1.3 times as fast."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--picture", type=Path, metavar="FILE")
+    parser.add_argument("--picture", type=picture_file, metavar="FILE")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--budget", type=int, default=300, help="plans that each search may evaluate")
+    parser.add_argument("--budget", type=whole, default=300, help="plans that each search may evaluate")
     arguments = parser.parse_args()
     if arguments.picture:
         check_picture(arguments.picture)

@@ -35,6 +35,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and for al
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import codec_name, folder_path, whole
 from benchmarks.chaos.fleet import SUBMITTER, ChaosFleet
 from benchmarks.chaos.place import DESK, HUB, Place
 from benchmarks.chaos.run_files import Row, RunFiles, copies_at
@@ -154,12 +155,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--steps", type=int, default=20, help="of each side, after the warm-up: %(default)s")
-    found.add_argument("--kills", type=int, default=3)
+    found.add_argument("--steps", type=whole, default=20, help="of each side, after the warm-up: %(default)s")
+    found.add_argument("--kills", type=whole, default=3)
     found.add_argument("--seed", type=int, default=1)
-    found.add_argument("--codec", default="auto")
+    found.add_argument("--codec", type=codec_name, default="auto")
     found.add_argument("--quick", action="store_true", help="a smaller model")
-    found.add_argument("--folder", type=Path, help="keep logs and run folders here")
+    found.add_argument("--folder", type=folder_path, help="keep logs and run folders here")
     found.add_argument("--json", action="store_true", help="print one JSON object")
     return found
 

@@ -8,7 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import positive
 
 from farflung.lab.measure.traffic import bulk_mbps
 from farflung.lab.network import Network
@@ -83,7 +88,7 @@ def measure(setting: Setting, seconds: float) -> Row:
 def main() -> None:
     """Print a table, or a document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long each flow is counted")
+    parser.add_argument("--seconds", type=positive, default=3.0, help="how long each flow is counted")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = []

@@ -21,6 +21,7 @@ from pathlib import Path
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # compiling is most of the time
 
 import torch
+from benchmarks.arguments import file_that_exists, one_of
 from benchmarks.model_backends import SEGMENTS, Difference, available
 from benchmarks.model_page import filled, notes, table
 from benchmarks.zoo import CASES, MODELS, Case, case
@@ -118,11 +119,14 @@ def write(page: Path, made: Sequence[Row]) -> None:
     write_atomically(page, filled(page.read_text(), parts).encode())
 
 
+NAMES = [entry.name for entry in (*MODELS, *CASES)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=[entry.name for entry in (*MODELS, *CASES)])
+    parser.add_argument("--models", nargs="+", type=one_of(NAMES), default=NAMES)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--page", type=Path, help="fill in this page's tables")
+    parser.add_argument("--page", type=file_that_exists, help="fill in this page's tables")
     options = parser.parse_args()
     torch.set_num_threads(1)
     made: list[Row] = []

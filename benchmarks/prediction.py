@@ -22,11 +22,13 @@ from pathlib import Path
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import folder_path, name_of_testbed, one_of, several, whole
 from benchmarks.race.course import Course
 from benchmarks.race.systems import job_file
 
 from farflung.pictures.figure import write_picture
 from farflung.pictures.timeline import draw_timeline
+from farflung.planner.registry import SCHEDULERS
 from farflung.plans import Plan, Topology
 from farflung.plans.testbeds.catalogue import load_testbed
 from farflung.simulator import simulate
@@ -102,10 +104,19 @@ def slower(topology: Topology, divisor: float) -> Topology:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--testbeds", default=",".join(TESTBEDS), help="default: %(default)s")
-    parser.add_argument("--schedulers", default="auto,equal-compute", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=6, help="the first is warm-up; default: %(default)s")
-    parser.add_argument("--pictures", type=Path, help="draw each simulated step into this folder, as SVG")
+    parser.add_argument(
+        "--testbeds", type=several(name_of_testbed), default=",".join(TESTBEDS), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--schedulers",
+        type=several(one_of(SCHEDULERS)),
+        default="auto,equal-compute",
+        help="default: %(default)s",
+    )
+    parser.add_argument("--steps", type=whole, default=6, help="the first is warm-up; default: %(default)s")
+    parser.add_argument(
+        "--pictures", type=folder_path, help="draw each simulated step into this folder, as SVG"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     course = msgspec.structs.replace(Course(), steps=options.steps)

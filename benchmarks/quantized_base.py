@@ -30,6 +30,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import folder_path, whole
+
 import farflung
 from farflung.client.capture.prepared import prepare
 from farflung.client.output.progress import Observer
@@ -301,11 +304,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a shape of 15 million parameters")
     parser.add_argument(
-        "--layers", type=int, default=TINY_LLAMA.layers, help="fewer take a small machine less"
+        "--layers", type=whole, default=TINY_LLAMA.layers, help="fewer take a small machine less"
     )
     parser.add_argument("--quantize", choices=("int8", "nf4"), default="nf4")
-    parser.add_argument("--folder", type=Path, help="where 2.2 GB of weights go for a while")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--folder", type=folder_path, help="where 2.2 GB of weights go for a while")
+    parser.add_argument("--steps", type=whole, default=2)
     options = parser.parse_args()
     torch.set_num_threads(1)
     shape = QUICK if options.quick else replace(TINY_LLAMA, layers=options.layers)

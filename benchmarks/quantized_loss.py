@@ -24,6 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import whole
+
 from farflung.client.api.job import Job
 from farflung.client.api.load import load_job
 from farflung.client.capture.check import capture_shapes
@@ -106,8 +109,8 @@ def lines(rows: list[Row]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--items", type=int, help="of the held-out set; all by default")
+    parser.add_argument("--steps", type=whole, default=20)
+    parser.add_argument("--items", type=whole, help="of the held-out set; all by default")
     parser.add_argument("--bases", nargs="+", choices=BASES, default=BASES, help="bfloat16 is always there")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import one_of, several, whole
 from benchmarks.models import library
 
 from farflung.opdag.segment import Segment
@@ -130,8 +131,10 @@ def ask(model: str, window: int, recompute: bool) -> Side:
 def main() -> int:
     """Print the rows; 1 if recomputation does not pay in memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", default=",".join(SAMPLES), help="default: %(default)s")
-    parser.add_argument("--windows", default="1,4,8", help="default: %(default)s")
+    parser.add_argument(
+        "--models", type=several(one_of(SAMPLES)), default=",".join(SAMPLES), help="default: %(default)s"
+    )
+    parser.add_argument("--windows", type=several(whole), default="1,4,8", help="default: %(default)s")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -24,6 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and for al
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import folder_path, folder_that_exists, positive, whole
 from benchmarks.kills import farflung_side, torchft_side
 from benchmarks.kills.figures import Figures, Round, figures
 from benchmarks.kills.job import COURSE
@@ -75,14 +76,16 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--sides", default=",".join(DEFAULT_SIDES), help="which run: %(default)s")
-    found.add_argument("--kills", type=int, default=10, help="of each side: %(default)s")
-    found.add_argument("--rounds", type=int, default=2, help="how often the sides alternate: %(default)s")
+    found.add_argument("--kills", type=whole, default=10, help="of each side: %(default)s")
+    found.add_argument("--rounds", type=whole, default=2, help="how often the sides alternate: %(default)s")
     found.add_argument(
-        "--gap", type=float, default=4.0, help="a kill comes GAP to 2 GAP seconds after all is well again"
+        "--gap", type=positive, default=4.0, help="a kill comes GAP to 2 GAP seconds after all is well again"
     )
     found.add_argument("--seed", type=int, default=1)
-    found.add_argument("--torchft", type=Path, metavar="DIR", help="the folder in which torchft is installed")
-    found.add_argument("--folder", type=Path, help="keep logs and run folders here")
+    found.add_argument(
+        "--torchft", type=folder_that_exists, metavar="DIR", help="the folder in which torchft is installed"
+    )
+    found.add_argument("--folder", type=folder_path, help="keep logs and run folders here")
     found.add_argument("--json", action="store_true", help="print one JSON object")
     return found
 

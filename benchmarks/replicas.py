@@ -29,6 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and for al
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import folder_path, whole
 from benchmarks.race.course import Course
 from benchmarks.race.ground import LabGround, Reading
 from benchmarks.race.leg import Leg
@@ -138,10 +139,14 @@ def sides_of(text: str) -> tuple[str, ...]:
 def main() -> int:
     """Run all sides; 1 if the machine does not allow it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2, help="how often the sides alternate")
-    parser.add_argument("--steps", type=int, default=4, help="measured steps of a leg, after one of warm-up")
+    parser.add_argument("--rounds", type=whole, default=2, help="how often the sides alternate")
+    parser.add_argument(
+        "--steps", type=whole, default=4, help="measured steps of a leg, after one of warm-up"
+    )
     parser.add_argument("--sides", type=sides_of, default=SIDES, help="only these, separated by ;")
-    parser.add_argument("--keep", type=Path, help="folder for runs and logs (default: a temporary one)")
+    parser.add_argument(
+        "--keep", type=folder_path, help="folder for runs and logs (default: a temporary one)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     try:

@@ -25,6 +25,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import several, whole
 from benchmarks.chaos.fleet import SUBMITTER, ChaosFleet
 from benchmarks.kills.follower import wait_until
 from benchmarks.race.course import Course
@@ -69,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--layouts", default="1,2,3,7")
-    parser.add_argument("--steps", type=int, default=3, help="before the run is stopped")
-    parser.add_argument("--more", type=int, default=2, help="steps after it is resumed")
+    parser.add_argument("--layouts", type=several(whole), default="1,2,3,7")
+    parser.add_argument("--steps", type=whole, default=3, help="before the run is stopped")
+    parser.add_argument("--more", type=whole, default=2, help="steps after it is resumed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     layouts = [int(each) for each in given.layouts.split(",")]

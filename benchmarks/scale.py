@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.models.library import workload
+from benchmarks.arguments import several, whole
+from benchmarks.models.library import MODELS, workload
 from benchmarks.random_fleets import sited_fleet
 
 from farflung.planner.assignment import Options
@@ -76,11 +76,11 @@ def apart(size: int, model: str, budget: int) -> Row:
 def main() -> None:
     """Print a row for each size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--model", default="gpt-86")
-    parser.add_argument("--budget", type=int, default=300)
+    parser.add_argument("--sizes", type=several(whole), default=",".join(map(str, SIZES)))
+    parser.add_argument("--model", choices=MODELS, default="gpt-86")
+    parser.add_argument("--budget", type=whole, default=300)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=whole, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(asdict(measured(arguments.one, arguments.model, arguments.budget))))

@@ -28,6 +28,7 @@ import msgspec
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import folder_path, positive
 from benchmarks.chaos.fleet import ChaosFleet
 from benchmarks.chaos.place import DESK, HUB, Place
 from benchmarks.chaos.run_files import RunFiles, copies_at
@@ -99,9 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes", type=float, default=200.0)
-    parser.add_argument("--mbps", type=float, default=100.0)
-    parser.add_argument("--folder", type=Path, help="keep logs and run folders here")
+    parser.add_argument("--megabytes", type=positive, default=200.0)
+    parser.add_argument("--mbps", type=positive, default=100.0)
+    parser.add_argument("--folder", type=folder_path, help="keep logs and run folders here")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     os.environ[MEGABYTES] = str(given.megabytes)

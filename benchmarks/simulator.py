@@ -24,6 +24,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import name_of_testbed, several, whole
 from benchmarks.models import library
 from benchmarks.simulated_plans import chain, random_chain, topology
 
@@ -231,8 +232,10 @@ def gain(testbed: str, model: str) -> Gain:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--chains", type=int, default=600, help="random chains; default: %(default)s")
-    parser.add_argument("--testbeds", default=",".join(TESTBEDS), help="default: %(default)s")
+    parser.add_argument("--chains", type=whole, default=600, help="random chains; default: %(default)s")
+    parser.add_argument(
+        "--testbeds", type=several(name_of_testbed), default=",".join(TESTBEDS), help="default: %(default)s"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []

@@ -27,6 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import folder_path, positive
 from benchmarks.chaos import job as chaos_job
 
 import farflung
@@ -97,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--every", type=float, default=60.0, help="seconds between samples: %(default)s")
-    parser.add_argument("--folder", type=Path, help="keep logs and the run folder here")
+    parser.add_argument("--minutes", type=positive, default=30.0)
+    parser.add_argument("--every", type=positive, default=60.0, help="seconds between samples: %(default)s")
+    parser.add_argument("--folder", type=folder_path, help="keep logs and the run folder here")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:

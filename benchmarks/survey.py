@@ -20,7 +20,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import positive, whole
 
 from farflung.lab.network import Network, RunningLab
 from farflung.lab.run.fleet import LabFleet
@@ -124,8 +128,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--latency-ms", type=float, default=20.0)
+    parser.add_argument("--workers", type=whole, default=16)
+    parser.add_argument("--latency-ms", type=positive, default=20.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     topology = homes(options.workers, options.latency_ms)

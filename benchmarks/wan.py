@@ -30,6 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported here, and for al
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import file_that_exists, folder_path, picture_file, whole
 from benchmarks.race import report
 from benchmarks.race.bounds import Bound, naive_bound, schedule_bound
 from benchmarks.race.counting.corpus import built_in
@@ -57,7 +58,7 @@ from benchmarks.race.systems import (
 from farflung.errors import FarflungError
 from farflung.lab.network import Network
 from farflung.lab.run.layout import lay_out
-from farflung.pictures.figure import check_picture, write_picture
+from farflung.pictures.figure import write_picture
 from farflung.plans import Plan, Topology
 from farflung.plans.testbeds.catalogue import find_topology
 
@@ -120,14 +121,18 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--adapter", type=int, default=0, metavar="RANK", help="train LoRA adapters alone")
     parser.add_argument("--adapter-blocks", type=int, metavar="N", help="of the last N blocks (default: all)")
-    parser.add_argument("--rounds", type=int, help="how often the sides alternate")
-    parser.add_argument("--steps", type=int, help="measured steps of a round, after those of warm-up")
+    parser.add_argument("--rounds", type=whole, help="how often the sides alternate")
+    parser.add_argument("--steps", type=whole, help="measured steps of a round, after those of warm-up")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="one round, under twenty minutes")
     size.add_argument("--full", action="store_true", help="train farflung to the target in the lab, too")
-    parser.add_argument("--counts", type=Path, default=FILE, help="counted runs (default: this repository's)")
-    parser.add_argument("--picture", type=Path, help="write loss over time there, as SVG")
-    parser.add_argument("--keep", type=Path, help="folder for runs and logs (default: a temporary one)")
+    parser.add_argument(
+        "--counts", type=file_that_exists, default=FILE, help="counted runs (default: this repository's)"
+    )
+    parser.add_argument("--picture", type=picture_file, help="write loss over time there, as SVG")
+    parser.add_argument(
+        "--keep", type=folder_path, help="folder for runs and logs (default: a temporary one)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
@@ -140,19 +145,12 @@ def checked(options: argparse.Namespace) -> Entry:
     RuntimeError, FarflungError
         One of them cannot be raced.
     """
-    if options.picture is not None:
-        check_picture(options.picture)
     mode = QUICK if options.quick else FULL if options.full else NORMAL
-    for name in ("rounds", "steps"):
-        if (given := getattr(options, name)) is not None and given < 1:
-            raise RuntimeError(f"expected --{name} of at least 1, found {given}")
     mode = replace(mode, rounds=options.rounds or mode.rounds, steps=options.steps or mode.steps)
     course = _adapted(COURSE, options)
     systems = entered(options.codec or CODECS, options.peers, BASELINES)
     topology = None if options.testbed == LOOPBACK else find_topology(options.testbed)
     require_possible(systems, len(topology.workers) if topology else LOOPBACK_NODES, course)
-    if options.counts != FILE and not options.counts.exists():
-        raise RuntimeError(f"--counts {options.counts}: there is no such file")
     return Entry(topology, systems, course, mode, kept_runs(options.counts))
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.arguments import folder_path, whole
 from benchmarks.chaos.disturb import measured
 from benchmarks.chaos.figures import Result, result_of
 
@@ -39,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--faults", type=int, default=20, help="that count: %(default)s")
-    parser.add_argument("--per-job", type=int, default=8, help="faults of one job: %(default)s")
+    parser.add_argument("--faults", type=whole, default=20, help="that count: %(default)s")
+    parser.add_argument("--per-job", type=whole, default=8, help="faults of one job: %(default)s")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="keep logs and run folders here")
+    parser.add_argument("--folder", type=folder_path, help="keep logs and run folders here")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     try:

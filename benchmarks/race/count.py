@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported here a
 
 import msgspec
 import torch
+from benchmarks.arguments import file_that_exists, positive, whole
 from benchmarks.race.counting import store
 from benchmarks.race.counting.corpus import built_in, read_text, write_text
 from benchmarks.race.counting.curve import crossing
@@ -78,25 +79,29 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="the file of counted runs")
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 on (default: %(default)s)")
+    parser.add_argument("--seeds", type=whole, default=5, help="how many, from 0 on (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, ... (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process (default: 1)")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
-    parser.add_argument("--steps", type=int, help=f"of a run at most (default: {COURSE.steps}), for a trial")
-    parser.add_argument("--text", type=Path, help="a file of --write-text (default: this Python's own text)")
+    parser.add_argument(
+        "--jobs", type=whole, default=1, help="runs at a time, each in a process (default: 1)"
+    )
+    parser.add_argument("--seconds", type=positive, help="stop after so long")
+    parser.add_argument(
+        "--steps", type=whole, help=f"of a run at most (default: {COURSE.steps}), for a trial"
+    )
+    parser.add_argument(
+        "--text", type=file_that_exists, help="a file of --write-text (default: this Python's own text)"
+    )
     parser.add_argument("--write-text", type=Path, metavar="FILE", help="write the built-in text, and end")
-    parser.add_argument("--check", type=int, metavar="N", help="compare N steps of older runs with this code")
+    parser.add_argument(
+        "--check", type=whole, metavar="N", help="compare N steps of older runs with this code"
+    )
     options = parser.parse_args(arguments)
     if options.write_text is None and options.out is None:
         parser.error("give --out FILE, or --write-text FILE")
-    for name in ("seeds", "jobs", "steps", "check"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"expected --{name} of at least 1, found {value}")
     if options.check is not None and options.check > store.EARLY:
         parser.error(f"expected --check of at most {store.EARLY}, found {options.check}")
-    if not options.seconds > 0:
-        parser.error(f"expected --seconds above 0, found {options.seconds}")
+    if options.out is not None and options.out.is_dir():
+        parser.error(f"--out {options.out} is a folder")
     try:
         torch.empty(0, device=options.device)
     except (RuntimeError, AssertionError) as error:
@@ -108,7 +113,7 @@ def _main(options: argparse.Namespace) -> int:
     if options.write_text is not None:
         write_text(options.write_text)
         return 0
-    until = None if options.seconds == math.inf else time.monotonic() + options.seconds
+    until = None if options.seconds is None else time.monotonic() + options.seconds
     corpus = _corpus(str(options.text or ""))
     course = msgspec.structs.replace(COURSE, steps=options.steps or COURSE.steps)
     code, lines = store.code_digest(), store.read(options.out)

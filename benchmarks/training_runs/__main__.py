@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.arguments import file_that_exists, whole
 from benchmarks.training_runs import baselines, chart, curves, one_process
 
 from farflung.pictures.figure import write_picture
@@ -25,12 +26,12 @@ def main() -> None:
     asked = commands.add_parser("baselines", help="what simpler models reach on the same data")
     asked.add_argument("subject", choices=sorted(baselines.SUBJECTS))
     asked = commands.add_parser("compare", help="a run's first losses beside those of one process")
-    asked.add_argument("job", type=Path)
+    asked.add_argument("job", type=file_that_exists)
     asked.add_argument("run", type=Path)
-    asked.add_argument("--steps", type=int, default=5)
+    asked.add_argument("--steps", type=whole, default=5)
     asked = commands.add_parser("table", help="losses and metrics by step")
     asked.add_argument("run", type=Path)
-    asked.add_argument("--every", type=int, default=50)
+    asked.add_argument("--every", type=whole, default=50)
     asked = commands.add_parser("picture", help="losses and metrics of runs by step")
     asked.add_argument("file", type=Path)
     asked.add_argument("runs", type=Path, nargs="+")

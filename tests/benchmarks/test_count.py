@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -281,9 +282,9 @@ def test_a_count_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     ("arguments", "said"),
     [
         ([], "give --out FILE"),
-        (["--out", "x", "--seeds", "0"], "--seeds of at least 1"),
+        (["--out", "x", "--seeds", "0"], "at least 1"),
         (["--out", "x", "--device", "nothing"], "--device nothing"),
-        (["--out", "x", "--seconds", "0"], "--seconds above 0"),
+        (["--out", "x", "--seconds", "0"], "above 0"),
         (["--out", "x", "--check", "11"], "--check of at most 10"),
         (["--out", "x", "--systems", "int9"], "no codec"),
         (["--out", "x", "--systems", "five-homes=auto"], "number of stages or a testbed"),
@@ -291,7 +292,8 @@ def test_a_count_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         (["--out", "x", "--systems", "stock-int3"], "dense, bf16, int8"),
         (["--out", "x", "--systems", "lan=stock-int8"], "NUMBER=stock-"),
         (["--out", "x", "--systems", "auto"], "name a testbed"),
-        (["--out", "x", "--text", "/nowhere"], "cannot be read"),
+        (["--out", "x", "--text", "/nowhere"], "there is no file"),
+        (["--out", "/"], "is a folder"),
     ],
 )
 def test_arguments_are_checked_before_anything_is_trained(
@@ -299,6 +301,6 @@ def test_arguments_are_checked_before_anything_is_trained(
 ) -> None:
     monkeypatch.setattr(count, "_runs", pytest.fail)
     with pytest.raises(SystemExit) as ended:
-        raise SystemExit(count.main(arguments))
+        sys.exit(count.main(arguments))
     assert ended.value.code in (1, 2)
     assert said in capsys.readouterr().err.strip().splitlines()[-1]

@@ -245,8 +245,7 @@ def test_a_loss_chart_is_a_picture_with_every_line_inside() -> None:
         (["--testbed", "lan", "--codec", "int8@0.5,int4"], "of one codec pair"),
         (["--testbed", "lan", "--peers", "interleaved@7"], "do not divide"),
         (["--testbed", "eight-homes", "--peers", "interleaved"], "16 stages"),
-        (["--testbed", "lan", "--rounds", "0"], "--rounds of at least 1"),
-        (["--testbed", "lan", "--counts", "/nowhere"], "no such file"),
+        (["--testbed", "lan", "--peers", "1f1b@0"], "0 microbatches"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -140,6 +140,9 @@ def _history() -> Iterator[Any]:
     yield fact(facts.MemberRemoved, member="w-4", role="worker")
     yield fact(facts.MemberRemoved, member="w-1", role="worker")
     yield fact(facts.MemberAllowed, member="w-4")
+    yield fact(facts.WorkerBlamed, job="job-2", worker="w-2", unit=9)
+    yield fact(facts.WorkerSuspected, job="job-2", worker="w-2")
+    yield fact(facts.WorkerBlamed, job="job-2", worker="w-3", unit=9)
 
 
 def _fill(broker: Path, worker: Path, decisions: list[Any]) -> None:

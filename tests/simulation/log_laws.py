@@ -60,6 +60,8 @@ ABOUT_WORKERS = (
     facts.WorkerReleased,
     facts.MemberRemoved,
     facts.MemberAllowed,
+    facts.WorkerBlamed,
+    facts.WorkerSuspected,
 )
 
 SETTLED_SECONDS = 8 * LEASE_SECONDS
@@ -171,7 +173,8 @@ class LogLaws:
                 ledger.copying, ledger.tried_at = None, fact.at
             case facts.JobRequeued(unfit=unfit):
                 self._require(ledger.planned_on >= set(unfit), f"{fact} was planned on {ledger.planned_on}")
-                self._require(not unfit or bool(ledger.rolled_back), f"{fact}, but it never ran")
+                may_be_unfit = ledger.rolled_back or self._trust.suspected  # which it has not been planned on
+                self._require(not unfit or bool(may_be_unfit), f"{fact}, but it never ran")
                 ledger.unfit, ledger.scattered = frozenset(unfit), fact.scattered
             case facts.JobLoading(plan=plan, owned=owned):
                 self._require(

@@ -67,6 +67,8 @@ def test_fleets_stand_long_runs(events: int) -> None:
             "PlanGivenUp",
             "JobMoves",
             "VersionFailed",
+            "WorkerBlamed",
+            "WorkerSuspected",
         )  # or needs two faults at a time
         least = 0 if what in ("VersionGivenUp", "JobMoves") else 1 if rare else 5
         assert happened.get(what, 0) >= least, (what, happened)

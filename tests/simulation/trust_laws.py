@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from farflung.broker.core import facts
+from farflung.broker.core.trusting.records import MOST_SUSPICIONS
 
 
 class TrustLaws:
-    """Follows who is removed; `trouble` says what is wrong with a stored fact, and nothing if all is well."""
+    """Follows who is removed or suspected; `trouble` says what is wrong with a stored fact, if anything."""
 
     def __init__(self) -> None:
         self.removed: set[str] = set()
+        self.suspected: Counter[str] = Counter()
+        self._blamed: dict[tuple[str, str], int] = {}
+        self._decided: dict[str, int] = {}
 
     def trouble(self, fact: facts.AnyDecision) -> str:
-        """No member is removed twice, or allowed that is not; none that is removed joins or gets work."""
+        """None joins or gets work that is removed, suspended, or blamed by the job.
+
+        A worker is suspected only if the job has got past the unit at which it made it fail.
+        """
+        used, job = set[str](), ""
         match fact:
+            case facts.WorkerBlamed(job=job, worker=worker, unit=unit):
+                self._blamed[job, worker] = unit
+                return ""
+            case facts.WorkerSuspected(job=job, worker=worker):
+                self.suspected[worker] += 1
+                unit = self._blamed.pop((job, worker))
+                return "" if self._decided.get(job, -1) >= unit else f"{fact} before unit {unit} was decided"
+            case facts.UnitDecided(job=job, unit=unit):
+                self._decided[job] = unit
             case facts.MemberRemoved(member=member):
                 is_new, self.removed = member not in self.removed, self.removed | {member}
                 return "" if is_new else f"{member} was removed already"
             case facts.MemberAllowed(member=member):
-                was_removed, self.removed = member in self.removed, self.removed - {member}
-                return "" if was_removed else f"{member} was not removed"
+                self.removed -= {member}
+                self.suspected.pop(member, None)
+                self._blamed = {pair: unit for pair, unit in self._blamed.items() if pair[1] != member}
             case facts.WorkerAdmitted(worker=worker):
-                used = {worker}
-            case facts.JobPlanning(workers=workers):
+                return f"{worker} joins, and is removed" if worker in self.removed else ""
+            case facts.JobPlanning(job=job, workers=workers):
                 used = {*workers}
-            case facts.JobLoading(plan=plan) | facts.JobRestoring(plan=plan) | facts.JobReplaying(plan=plan):
+            case facts.JobLoading(job=job, plan=plan) | facts.JobRestoring(job=job, plan=plan):
                 used = {*plan.workers()}
-            case _:
-                used = set()
-        return f"{fact} uses members that are removed" if used & self.removed else ""
+        shunned = {worker for worker in used if self.suspected[worker] >= MOST_SUSPICIONS}
+        shunned |= self.removed | {worker for blamed, worker in self._blamed if blamed == job}
+        return f"{fact} uses {used & shunned}" if used & shunned else ""

@@ -99,6 +99,16 @@ def _status_of(holder: Holder, state: State, is_connected: bool) -> MemberStatus
         if not job.over and (holder.id == job.submitter or holder.id in job.members)
     ]
     ends = certificate_from_pem(holder.certificate).not_valid_after_utc.timestamp()
+    suspicion = state.suspicions.get(holder.id)
     return MemberStatus(
-        holder.id, holder.role, is_connected, removed, token_id(holder.token_digest), ends, jobs
+        holder.id,
+        holder.role,
+        is_connected,
+        removed,
+        token_id(holder.token_digest),
+        ends,
+        jobs,
+        0 if suspicion is None else suspicion.count,
+        "" if suspicion is None else suspicion.words,
+        state.is_suspended(holder.id),
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from farflung.broker.arrivals import Arrival, Closed, Generation
 from farflung.broker.core.events import Restarted, Tick, WorkerVerified
+from farflung.broker.core.trusting.records import MOST_SUSPICIONS
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
@@ -64,12 +65,14 @@ async def serve(
     surveys: bool = True,
     store_address: str | None = None,
     standby: bool = False,
+    most_suspicions: int = MOST_SUSPICIONS,
 ) -> None:
     """Run a broker on `folder` until cancelled; the first start creates the folder and its authority.
 
     `relay_mbps` is the rate at which the broker relays links between peers that cannot reach each other.
     Without `surveys`, links are measured only on request. `store_address` names a database for the store
-    (postgresql://...). With `standby`, the broker waits while another one owns the store.
+    (postgresql://...). With `standby`, the broker waits while another one owns the store. A worker
+    gets no jobs after `most_suspicions`.
 
     Raises
     ------
@@ -80,7 +83,9 @@ async def serve(
         await require_free(*parse_address(address))
     timeouts = Timeouts(lease_seconds)
     with await _own_store(folder, timeouts, store_address, standby) as store:
-        service = BrokerService(folder, store, timeouts, relay_mbps, surveys=surveys)
+        service = BrokerService(
+            folder, store, timeouts, relay_mbps, surveys=surveys, most_suspicions=most_suspicions
+        )
         await service.start(address)
         try:
             await service.run()
@@ -119,6 +124,7 @@ class BrokerService:
         relay_mbps: float = 0.0,
         certificate_seconds: float = LIFETIME_SECONDS,
         surveys: bool = False,
+        most_suspicions: int = MOST_SUSPICIONS,
     ) -> None:
         self._authority = Authority.open(
             folder, store, lifetime_seconds=certificate_seconds, refusal=self._refusal
@@ -139,7 +145,7 @@ class BrokerService:
         self._operators = Operators(self._dispatcher, store, self._clock)
         measurement_store = MeasurementStore(store, self._dispatcher.spawn)
         self._surveys = SurveyService(self._dispatcher, measurement_store, timeouts, self._clock, surveys)
-        self._dispatcher.put(Arrival(None, Restarted(self._clock())))
+        self._dispatcher.put(Arrival(None, Restarted(self._clock(), most_suspicions)))
         self._last_seen: dict[str, tuple[str, float]] = {}
         self._reports = Reports()
         self._by_connection: dict[Link, HolderSession] = {}

@@ -22,6 +22,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     It is `connected` if it has a session now. `removed` says who has removed it, when and why; empty: nobody
     has. `token` is the id of the token that it joined with, `valid_until` the end of its newest certificate
     (seconds since 1970). `jobs` are those that it works on, or has submitted, and that are not over.
+    `suspicions` counts the jobs that it made fail and that others got through; `suspected` says more. One
+    that is `suspended` gets no jobs.
     """
 
     member: str
@@ -31,6 +33,9 @@ class MemberStatus(msgspec.Struct, frozen=True):
     token: str
     valid_until: float
     jobs: list[str] = []
+    suspicions: int = 0
+    suspected: str = ""
+    suspended: bool = False
 
 
 class Members(Message, frozen=True):

@@ -18,10 +18,12 @@ from farflung.protocol.viewer import JobStatus, Status
 from farflung.transport.security.tokens import Token
 
 REMOVED = "was removed by operator olga: it lies (2026-11-25 18:00 UTC)"
+SUSPECTED = "made an attempt of a job fail that others got through, 3 times (the last one of job-1: no)"
 MEMBERS = [
     MemberStatus("ana", "submitter", False, "", "0a1b2c3d", 1.8e9, ["job-1"]),
     MemberStatus("home-b", "worker", False, REMOVED, "4e5f6a7b", 1.8e9),
     MemberStatus("home-c", "worker", True, "", "4e5f6a7b", 1.8e9, ["job-1"]),
+    MemberStatus("home-d", "worker", True, "", "4e5f6a7b", 1.8e9, [], 3, SUSPECTED, True),
 ]
 
 
@@ -75,12 +77,13 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_members_are_listed_with_what_is_held_against_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["member", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:3] for line in lines[1:4]] == [
+    assert [line.split()[:3] for line in lines[1:5]] == [
         ["ana", "submitter", "away"],
         ["home-b", "worker", "removed"],
         ["home-c", "worker", "connected"],
+        ["home-d", "worker", "suspended"],
     ]
-    assert lines[4:] == [f"  home-b {REMOVED}"]
+    assert lines[5:] == [f"  home-b {REMOVED}", f"  home-d {SUSPECTED}"]
     assert run(["member", "list", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["members"][1]["removed"] == REMOVED

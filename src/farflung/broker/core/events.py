@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.broker.core.blobs import Digest
+from farflung.broker.core.trusting.records import MOST_SUSPICIONS
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import NO_WISHES, Plan, Wishes
@@ -50,7 +51,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Restarted(Event):
-    """The broker has just replayed its log; all earlier connections are gone."""
+    """The broker has just replayed its log; all earlier connections are gone.
+
+    After `most_suspicions` a worker gets no jobs.
+    """
+
+    most_suspicions: int = MOST_SUSPICIONS
 
 
 @dataclass(frozen=True)

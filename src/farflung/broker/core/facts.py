@@ -16,6 +16,8 @@ from farflung.broker.core.decision import Decision as Decision
 from farflung.broker.core.protecting.unfit import Unfit
 from farflung.broker.core.trusting.facts import MemberAllowed as MemberAllowed
 from farflung.broker.core.trusting.facts import MemberRemoved as MemberRemoved
+from farflung.broker.core.trusting.facts import WorkerBlamed as WorkerBlamed
+from farflung.broker.core.trusting.facts import WorkerSuspected as WorkerSuspected
 from farflung.errors import FarflungError
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.plans.rates import Rates
@@ -273,7 +275,7 @@ class JobRolledBack(Decision, frozen=True):
     attempt that was `dropped`, because its submitter was away, has not failed. If the job `restores`, its
     plan stays: it waits until workers with all shares of its newest stable version are there. Else the
     submitter has the state of `unit`. An `unlinked` attempt of a job that never ran ended because two workers
-    could not reach each other.
+    could not reach each other, one that was `refused` because a worker refused it.
     """
 
     job: str
@@ -284,6 +286,7 @@ class JobRolledBack(Decision, frozen=True):
     dropped: bool = False
     restores: bool = False
     unlinked: bool = False
+    refused: bool = False
 
 
 class JobRestoring(Decision, frozen=True):
@@ -398,6 +401,12 @@ class JobEnded(Decision, frozen=True):
     reason: str
 
 
+class SuspicionsLimited(msgspec.Struct, frozen=True):
+    """Observed: after so many suspicions a worker gets no jobs, by a setting of this start of the broker."""
+
+    most: int
+
+
 class WorkerVerified(msgspec.Struct, frozen=True):
     """Observed: the worker's key answered at `addresses`."""
 
@@ -476,6 +485,8 @@ AnyDecision = (
     | WorkerReleased
     | MemberRemoved
     | MemberAllowed
+    | WorkerBlamed
+    | WorkerSuspected
     | JobSubmitted
     | SubmitterAway
     | SubmitterReturned
@@ -501,7 +512,8 @@ AnyDecision = (
     | JobEnded
 )
 Observation = (
-    WorkerVerified
+    SuspicionsLimited
+    | WorkerVerified
     | WorkerLoaded
     | WorkerHolds
     | WorkerReady

@@ -52,6 +52,16 @@ def _describe_member_allowed(fact: facts.MemberAllowed) -> str:
 
 
 @log_line.register
+def _describe_worker_blamed(fact: facts.WorkerBlamed) -> str:
+    return f"{fact.job} goes on without {fact.worker}, which made it fail at unit {fact.unit}: {fact.reason}"
+
+
+@log_line.register
+def _describe_worker_suspected(fact: facts.WorkerSuspected) -> str:
+    return f"worker {fact.worker} is suspected, as {fact.job} got on without it: {fact.reason}"
+
+
+@log_line.register
 def _describe_submitter_away(fact: facts.SubmitterAway) -> str:
     return f"{fact.job} is held for its submitter, who is away: {fact.reason}"
 

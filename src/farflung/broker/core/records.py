@@ -14,7 +14,7 @@ from farflung.broker.core.protecting.versions import Versions
 from farflung.broker.core.training.commit import CommitGroup
 from farflung.broker.core.training.copies import Copies
 from farflung.broker.core.training.monitoring import Monitoring
-from farflung.broker.core.trusting.records import Removal
+from farflung.broker.core.trusting.records import MOST_SUSPICIONS, Blame, Removal, Suspicion
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.copies import HeldCopy
@@ -116,8 +116,8 @@ class Recovery:
     because the plan leaves out some that have copies which it needs. `regrouped` counts the attempts in
     a row that ended with all members keeping their state, without getting further. `last` is the newest
     attempt that was rolled back, and `begins` the unit that it was rolled back to. `unlinked` counts the
-    attempts of a job that never ran in which two workers could not reach each other, and `apart` says
-    what the newest of them tried; once the job runs they are 0 and empty.
+    attempts of a job that never ran in which two workers could not reach each other, `refused` those that a
+    worker refused, and `apart` says what the newest of them tried; once the job runs they are 0 and empty.
     """
 
     failed: int = 0
@@ -131,6 +131,12 @@ class Recovery:
     scattered: bool = False
     unlinked: int = 0
     apart: str = ""
+    refused: int = 0
+
+    @property
+    def never_ran(self) -> bool:
+        """Whether each attempt that failed did so before the job ran."""
+        return self.failed <= self.unlinked + self.refused
 
 
 @dataclass(frozen=True)
@@ -174,6 +180,8 @@ class Job:
 
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
     and it last moved to a better plan at `moved_at` (0: never). `monitoring` is what its monitors have found.
+    `blamed` are the workers that made an attempt fail at a unit that the job has not got past: it uses them
+    no more.
 
     `standbys` maps members to idle workers that hold their copies; these come before `holders`. Those that
     may not do so until the attempt ends are `unfit_standbys`.
@@ -243,6 +251,7 @@ class Job:
     run: str = ""
     earlier: int = 0
     monitoring: Monitoring = field(default_factory=Monitoring)
+    blamed: Mapping[str, Blame] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -305,13 +314,16 @@ class State:
     """All workers and jobs that the broker knows; jobs are in order of submission.
 
     `submitted` is the number of the newest job. It stays when a job is forgotten, so that no name repeats.
-    `removed` are the members that operators have removed, by id.
+    `removed` are the members that operators have removed, by id, and `suspicions` says what is held against
+    workers; after `most_suspicions` (a setting, which is not stored) they get no jobs.
     """
 
     workers: Mapping[str, Worker]
     jobs: Mapping[str, Job]
     submitted: int = 0
     removed: Mapping[str, Removal] = field(default_factory=dict)
+    suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
+    most_suspicions: int = MOST_SUSPICIONS
 
     @classmethod
     def empty(cls) -> State:
@@ -319,8 +331,14 @@ class State:
         return cls({}, {})
 
     def backup_pool(self) -> list[str]:
-        """Idle workers, sorted by id, so that equal fleets get equal plans."""
-        return sorted(worker.worker for worker in self.workers.values() if worker.idle)
+        """Idle workers that may get jobs, sorted by id, so that equal fleets get equal plans."""
+        idle = (worker.worker for worker in self.workers.values() if worker.idle)
+        return sorted(name for name in idle if not self.is_suspended(name))
+
+    def is_suspended(self, worker: str) -> bool:
+        """Whether the worker gets no jobs, because of what is held against it."""
+        suspicion = self.suspicions.get(worker)
+        return suspicion is not None and suspicion.count >= self.most_suspicions
 
     def away_for(self, job: Job) -> list[str]:
         """The workers that the job waits for until they return; of a queued job those that it could take."""
@@ -332,9 +350,9 @@ class State:
         return sorted(one.worker for one in kin if one.away and one.job is None and one.leaving is None)
 
     def idle_for(self, job: Job) -> list[str]:
-        """Workers of the backup pool that can run `job`: of its kind, and with all of its ops."""
-        kin = self.same_kind_as(job)
-        return [name for name in self.backup_pool() if name in kin and name not in job.unable]
+        """Workers of the backup pool that can run `job`: of its kind, with all of its ops, and not blamed."""
+        kin = self.same_kind_as(job) - job.unable.keys() - job.blamed.keys()
+        return [name for name in self.backup_pool() if name in kin]
 
     def same_kind_as(self, job: Job) -> set[str]:
         """Connected workers of the job's kind (emulated or real), idle or not."""
@@ -371,7 +389,7 @@ def durable(state: State) -> State:
     """The part of `state` that a replay of the stored decisions restores."""
     jobs = {name: durable_job(job) for name, job in state.jobs.items()}
     workers = {name: durable_worker(worker) for name, worker in state.workers.items()}
-    return replace(state, jobs=jobs, workers=workers)
+    return replace(state, jobs=jobs, workers=workers, most_suspicions=MOST_SUSPICIONS)
 
 
 def durable_job(job: Job) -> Job:

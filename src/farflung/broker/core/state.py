@@ -25,7 +25,7 @@ from farflung.broker.core.reducing.reducer import reduce_fact
 from farflung.broker.core.training import cancelling, job_queue, jobs, loads, submitters, units
 from farflung.broker.core.training.overdue import overdue
 from farflung.broker.core.transition import Transition
-from farflung.broker.core.trusting import removing
+from farflung.broker.core.trusting import blaming, removing
 from farflung.broker.core.trusting.events import AllowAsked, CancelAsked, RemovalAsked
 from farflung.broker.network import reachability
 from farflung.errors import ProtocolError
@@ -95,6 +95,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     moving.settle(turn)
     awaiting.resume(turn)
     units.settle(turn)
+    blaming.settle(turn)
     job_queue.start_queued(turn)
     standbys.arrange(turn)
     draining.release(turn)
@@ -117,6 +118,8 @@ def _decide(event: object, turn: Transition) -> None:
 
 @_decide.register
 def _on_restarted(event: events.Restarted, turn: Transition) -> None:
+    if event.most_suspicions != turn.state.most_suspicions:
+        turn.emit(facts.SuspicionsLimited(event.most_suspicions))
     returns.on_restart(turn)
 
 
@@ -304,15 +307,19 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         case Refused():
             why = f"worker {event.worker} refused the job {jobs.moment(job)}: {message.reason}"
             if job.restores and job.state == LOADING:
-                recovery.cannot_restore(turn, job, event.worker, why, message.lacks)
+                if not message.lacks:
+                    blaming.blame(turn, job, event.worker, message.reason)
+                recovery.cannot_restore(turn, turn.state.jobs[job.job], event.worker, why, message.lacks)
+            elif job.keeps:
+                recovery.give_up(turn, job, why)
             else:
-                (recovery.give_up if job.keeps else recovery.fail)(turn, job, why)
+                blaming.on_failure(turn, job, event.worker, message.reason, why)
         case Broken():
             why = f"worker {event.worker} could not go on {jobs.moment(job)}: {message.reason}"
             if job.awaited and message.peer:
                 return  # that is known: links are made anew once all are back
             if not message.peer:  # a segment failed
-                recovery.fail(turn, job, why)
+                blaming.on_failure(turn, job, event.worker, message.reason, why)
             elif message.peer == job.submitter:
                 recovery.link_lost(turn, job, why)
             else:

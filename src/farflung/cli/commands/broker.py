@@ -43,6 +43,15 @@ def broker(
         bool,
         typer.Option("--survey/--no-survey", help="Let idle workers measure each link between them once."),
     ] = True,
+    suspicions: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=1000,
+            metavar="N",
+            help="A worker that made attempts of N jobs fail, which others got through, gets no more jobs.",
+        ),
+    ] = 3,
     store: Annotated[
         str | None,
         typer.Option(
@@ -65,7 +74,7 @@ def broker(
     from farflung.broker.service import serve
 
     where = folder_of("broker", folder)
-    run_service(serve(where, listen, lease, relay, survey, store, standby), as_json)
+    run_service(serve(where, listen, lease, relay, survey, store, standby, suspicions), as_json)
 
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="File of the backup.", dir_okay=False)]

@@ -34,7 +34,7 @@ def list_them(
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List all members, also those that are not connected and those that were removed."""
+    """List all members, also those that are away, those that were removed, and those that get no jobs."""
     from farflung.client.run.broker_client import ask_members
 
     async def ask() -> list[MemberStatus]:
@@ -49,8 +49,8 @@ def list_them(
     for line in fitting(HEADINGS, [_row(one) for one in members]):
         print_text(line)
     for one in members:
-        if one.removed:
-            print_text(f"  {one.member} {one.removed}")
+        if words := one.removed or one.suspected:
+            print_text(f"  {one.member} {words}")
 
 
 @app.command()
@@ -91,7 +91,7 @@ def allow(
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a member in again that was removed."""
+    """Let a member in again that was removed, or forget what is held against a worker."""
     from farflung.client.run.broker_client import ask_to_allow
 
     where = folder_of("operator", folder)
@@ -112,5 +112,7 @@ def _document(changed: MemberChanged, removed: bool) -> dict[str, object]:
 
 
 def _row(one: MemberStatus) -> tuple[str, ...]:
-    state = "removed" if one.removed else "connected" if one.connected else "away"
+    state = "connected" if one.connected else "away"
+    if one.removed or one.suspended:
+        state = "removed" if one.removed else "suspended"
     return one.member, one.role, state, format_utc(one.valid_until), one.token, and_more(one.jobs, 3)

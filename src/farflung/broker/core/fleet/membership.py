@@ -52,7 +52,18 @@ def membership(
         return Membership(TRAINING)
     if copies := _copies_of(state, worker):
         return Membership(STANDBY, f"it holds copies of {copies}'s state")
-    return Membership(JOINING if worker.worker in joining else READY)
+    state_now = JOINING if worker.worker in joining else READY
+    return Membership(state_now, one_line(_held_against(state, worker)))
+
+
+def _held_against(state: State, worker: Worker) -> str:
+    """Why an idle worker gets jobs last or not at all; empty if nothing is held against it."""
+    suspicion = state.suspicions.get(worker.worker)
+    if suspicion is None:
+        return ""
+    if state.is_suspended(worker.worker):
+        return f"it gets no jobs until `farflung member allow {worker.worker}`: it {suspicion.words}"
+    return f"it gets jobs only if others are too few: it {suspicion.words}"
 
 
 def listed(state: State, now: float) -> list[Worker]:

@@ -50,15 +50,19 @@ def workers_apart(turn: Transition, job: Job, worker: str, peer: str, reason: st
     if job.state == LOADING and _are_neighbours(turn.state, job, worker, peer):
         turn.do(NoteApart(worker, peer, one_line(reason)))
     unlinked = job.recovery.unlinked
-    has_run = (
-        job.keeps or job.restores or job.recovery.failed > unlinked or (job.recovery.last and not unlinked)
-    )
-    if job.state != LOADING or has_run:
+    if _has_run(job):
         link_lost(turn, job, reason)
     elif unlinked + 1 < MOST_UNLINKED:
         _roll_back(turn, job, one_line(reason), unlinked=True)
     else:
         fail(turn, job, f"{reason}; {count_of(unlinked, 'attempt')} before ended in the same way")
+
+
+def _has_run(job: Job) -> bool:
+    """Whether the job runs, or ran in an earlier attempt."""
+    before = job.recovery
+    is_first = before.never_ran and not (before.last and not before.failed)
+    return job.state != LOADING or job.keeps or job.restores or not is_first
 
 
 def _are_neighbours(state: State, job: Job, worker: str, peer: str) -> bool:
@@ -180,11 +184,12 @@ def continue_of(state: State, job: Job, worker: str) -> Continue:
     )
 
 
-def give_up(turn: Transition, job: Job, reason: str) -> None:
+def give_up(turn: Transition, job: Job, reason: str, refused: bool = False) -> None:
     """End an attempt that cannot go on; another one follows.
 
     While the job is planned no worker has heard of the attempt, so it is only queued again. The job ends if
-    the user has stopped it, or if too many attempts have failed.
+    the user has stopped it, or if too many attempts have failed. Of a job that never ran a worker may have
+    `refused` the attempt.
     """
     if job.state == PLANNING:
         turn.emit(facts.JobRequeued(turn.now, job.job, one_line(reason)))
@@ -194,7 +199,24 @@ def give_up(turn: Transition, job: Job, reason: str) -> None:
         attempts = count_of(MOST_FRUITLESS, "attempt")
         jobs.end(turn, job, FAILED, f"{reason}; {attempts} in a row ended without a new step")
     else:
-        _roll_back(turn, job, one_line(reason))
+        _roll_back(turn, job, one_line(reason), refused=refused)
+
+
+def go_on_without(turn: Transition, job: Job, reason: str) -> None:
+    """End an attempt that a worker made fail which the job uses no more; the next one has another plan.
+
+    If that worker alone has a part of the job's newest version, the job begins again with the submitter's
+    state.
+    """
+    give_up(turn, job, reason, refused=not _has_run(job))
+    queued = turn.state.jobs[job.job]
+    if not job_queue.waits_for_version(queued) or job_queue.seating(turn.state, queued) is not None:
+        return
+    job_queue.give_plan_up(turn, queued, reason)
+    queued = turn.state.jobs[job.job]
+    usable = job_queue.usable_for(turn.state, queued)
+    if not recutting.is_readable(turn.state, queued, usable) and len(usable) >= job_queue.needed(queued):
+        job_queue.give_version_up(turn, queued, reason)
 
 
 def copy_lost(turn: Transition, job: Job, worker: str, message: CopyLost) -> None:
@@ -279,13 +301,15 @@ def cannot_be_planned(turn: Transition, job: Job, reason: str, scattered: bool =
 
     If its state is `scattered`, the plan is possible, but leaves out workers that have copies.
     """
-    if job.recovery.failed > job.recovery.unlinked or job.plan is not None:
+    in_reserve = job_queue.has_suspected_in_reserve(turn.state, job)
+    if in_reserve or not job.recovery.never_ran or job.plan is not None:
         why = f"the job cannot go on with the workers that are left: {reason}"
         unfit = list(job.members)
         turn.emit(facts.JobRequeued(turn.now, job.job, one_line(why), unfit=unfit, scattered=scattered))
     else:
         apart = job.recovery.apart
-        jobs.end(turn, job, FAILED, f"{apart}; and without this link {reason}" if apart else reason)
+        without = "it" if job.blamed else "this link"
+        jobs.end(turn, job, FAILED, f"{apart}; and without {without} {reason}" if apart else reason)
 
 
 def drop(turn: Transition, job: Job, reason: str, told: bool = False, in_order: bool = False) -> None:
@@ -310,6 +334,7 @@ def _roll_back(
     told: bool = False,
     unlinked: bool = False,
     in_order: bool = False,
+    refused: bool = False,
 ) -> None:
     """Free the workers and queue the job again, at the newest unit whose state is on disks."""
     version = protection.version_to_restore(job)
@@ -318,7 +343,7 @@ def _roll_back(
     jobs.lose_awaited(turn, job)
     turn.emit(
         facts.JobRolledBack(
-            turn.now, job.job, job.attempt, unit, reason, is_over, dropped, restores, unlinked
+            turn.now, job.job, job.attempt, unit, reason, is_over, dropped, restores, unlinked, refused
         )
     )
     if version is None:

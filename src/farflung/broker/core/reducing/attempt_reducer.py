@@ -267,7 +267,7 @@ def job_running(fact: facts.JobRunning, state: State) -> State:
     pace = replace(job.pace, moved_at=fact.at) if job.keeps else Pace(fact.at)
     loading = job.loading_seconds if job.keeps else fact.at - job.pace.moved_at
     job = replace(job, state=RUNNING, reason="", pace=pace, waits_since=None, loading_seconds=loading)
-    return state.with_job(replace(job, recovery=replace(job.recovery, unlinked=0, apart="")))
+    return state.with_job(replace(job, recovery=replace(job.recovery, unlinked=0, refused=0, apart="")))
 
 
 def job_moves(fact: facts.JobMoves, state: State) -> State:
@@ -344,7 +344,8 @@ def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:
         last=fact.attempt,
         begins=fact.unit,
         unlinked=before.unlinked + fact.unlinked,
-        apart=fact.reason if fact.unlinked else before.apart,
+        apart=fact.reason if fact.unlinked or fact.refused else before.apart,
+        refused=before.refused + fact.refused,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from farflung.broker.core import facts
-from farflung.broker.core.records import State
-from farflung.broker.core.trusting.records import Removal
+from farflung.broker.core.records import Job, State
+from farflung.broker.core.trusting.records import Blame, Removal, Suspicion
 
 
 def member_removed(fact: facts.MemberRemoved, state: State) -> State:
@@ -19,4 +19,29 @@ def member_removed(fact: facts.MemberRemoved, state: State) -> State:
 
 def member_allowed(fact: facts.MemberAllowed, state: State) -> State:
     removed = {member: one for member, one in state.removed.items() if member != fact.member}
-    return replace(state, removed=removed)
+    suspicions = {worker: one for worker, one in state.suspicions.items() if worker != fact.member}
+    for job in state.jobs.values():
+        if fact.member in job.blamed:
+            state = state.with_job(_without_blame(job, fact.member))
+    return replace(state, removed=removed, suspicions=suspicions)
+
+
+def worker_blamed(fact: facts.WorkerBlamed, state: State) -> State:
+    job = state.jobs[fact.job]
+    return state.with_job(replace(job, blamed={**job.blamed, fact.worker: Blame(fact.reason, fact.unit)}))
+
+
+def worker_suspected(fact: facts.WorkerSuspected, state: State) -> State:
+    before = state.suspicions.get(fact.worker)
+    count = 1 if before is None else before.count + 1
+    suspicion = Suspicion(count, fact.at, fact.job, fact.reason)
+    state = replace(state, suspicions={**state.suspicions, fact.worker: suspicion})
+    return state.with_job(_without_blame(state.jobs[fact.job], fact.worker))
+
+
+def suspicions_limited(fact: facts.SuspicionsLimited, state: State) -> State:
+    return replace(state, most_suspicions=fact.most)
+
+
+def _without_blame(job: Job, worker: str) -> Job:
+    return replace(job, blamed={name: one for name, one in job.blamed.items() if name != worker})

@@ -14,6 +14,7 @@ from farflung.broker.core.recovering import recutting, restoring
 from farflung.broker.core.training import jobs
 from farflung.broker.core.training.loads import load_of, planned_of
 from farflung.broker.core.transition import Transition
+from farflung.broker.core.trusting.placing import least_suspected
 from farflung.protocol.fields import TEXT_LENGTH, one_line
 from farflung.protocol.messages import Accepted, RolledBack
 from farflung.protocol.submitter import had_of_needed, waiting_for
@@ -65,7 +66,7 @@ def _start(turn: Transition, job: Job, blocked: Job | None) -> Job | None:
     if job.plan is not None:
         is_begun = _restore(turn, job) or _recut(turn, job)
         return None if is_begun else _wait_for_members(turn, job)
-    usable, needs = usable_for(turn.state, job), len(job.on) or job.asked or max(1, job.wishes.replicas)
+    usable, needs = usable_for(turn.state, job), needed(job)
     if away := turn.state.away_for(job):
         words = f"{waiting_for(and_more(away, NAMED))} to return"
         return _wait(turn, job, words, missing=len(away))
@@ -97,10 +98,23 @@ def waits_for_version(job: Job) -> bool:
     return job.state in (QUEUED, PLANNING) and job.plan is not None
 
 
+def needed(job: Job) -> int:
+    """How many workers the job needs at least."""
+    return len(job.on) or job.asked or max(1, job.wishes.replicas)
+
+
 def usable_for(state: State, job: Job) -> list[str]:
-    """The idle workers on which the job may be planned now."""
+    """The idle workers on which the job may be planned now; suspected ones only if it needs them."""
     idle = state.idle_for(job)
-    return [name for name in job.on if name in idle] if job.on else idle
+    if job.on:
+        return [name for name in job.on if name in idle]
+    return least_suspected(state, idle, needed(job), job.recovery.unfit)
+
+
+def has_suspected_in_reserve(state: State, job: Job) -> bool:
+    """Whether idle workers could be used, too, that the job's plan did without because they are suspected."""
+    reserve = set(state.idle_for(job)) - set(job.members)
+    return not job.on and not reserve.isdisjoint(state.suspicions)
 
 
 def give_version_up(turn: Transition, job: Job, reason: str) -> None:
@@ -225,7 +239,8 @@ def _plan(turn: Transition, job: Job, workers: list[str], count: int, restores: 
 def _waiting(state: State, job: Job, needs: int, usable: list[str], lacking: Mapping[str, str]) -> str:
     have, missing = len(usable), needs - len(usable)
     why = [f"{name}: {lacking[name]}" for name in sorted(lacking) if not job.on or name in job.on]
-    found = [had_of_needed(have, needs), *_busy(state, job), *why]
+    why += [f"{name} made it fail: {one.reason}" for name, one in sorted(job.blamed.items())]
+    found = [had_of_needed(have, needs), *_busy(state, job), *_suspended(state, job), *why]
     account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
     if job.on:
         names = [name for name in job.on if name not in usable]
@@ -249,6 +264,13 @@ def _busy(state: State, job: Job) -> list[str]:
         for other, count in sorted(held_by.items(), key=lambda one: one[0] or "")
         if other is not None
     ]
+
+
+def _suspended(state: State, job: Job) -> list[str]:
+    """Which workers that the job could use get no jobs, in words."""
+    kin = [name for name in sorted(state.same_kind_as(job)) if not job.on or name in job.on]
+    names = [name for name in kin if state.is_suspended(name)]
+    return [f"{and_more(names, NAMED)} suspended: see `farflung member list`"] if names else []
 
 
 def _waits_for_ops_alone(turn: Transition, job: Job, needs: int) -> bool:

@@ -19,3 +19,20 @@ class MemberAllowed(Decision, frozen=True):
 
     member: str
     operator: str
+
+
+class WorkerBlamed(Decision, frozen=True):
+    """A worker made the job's attempt fail at `unit`: the job goes on without it."""
+
+    job: str
+    worker: str
+    unit: int
+    reason: str
+
+
+class WorkerSuspected(Decision, frozen=True):
+    """The job has got past the unit at which the worker made it fail, without that worker."""
+
+    job: str
+    worker: str
+    reason: str

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_SUSPICIONS = 3
+"""After so many suspicions a worker gets no jobs until an operator allows it, unless the broker is told
+another number.
+"""
+
 
 @dataclass(frozen=True)
 class Removal:
@@ -25,3 +30,33 @@ class Removal:
     def refusal(self) -> str:
         """What it hears."""
         return f"{self.role} {self.member} {self.words}"
+
+
+@dataclass(frozen=True)
+class Blame:
+    """That a worker made an attempt of a job fail at `unit`, as it said for this reason.
+
+    Whether the worker or the job is at fault is known once the job gets past that unit without it, or not.
+    """
+
+    reason: str
+    unit: int
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """How many attempts of jobs a worker has made fail that others got through; the newest, `at` (seconds
+    since 1970), of `job` and for this `reason`.
+    """
+
+    count: int
+    at: float
+    job: str
+    reason: str
+
+    @property
+    def words(self) -> str:
+        """What is held against the worker, in words that follow on "it"."""
+        times = "once" if self.count == 1 else f"{self.count} times"
+        newest = f"of {self.job}: {self.reason}"
+        return f"made an attempt of a job fail that others got through, {times} (the last one {newest})"

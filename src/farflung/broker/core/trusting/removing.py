@@ -58,15 +58,23 @@ def remove(turn: Transition, event: RemovalAsked) -> None:
 
 def allow(turn: Transition, event: AllowAsked) -> None:
     """Allow a member again, and answer the operator who asks for it."""
-    known = turn.state.removed.get(event.member)
-    if known is None:
-        why = f"nothing is held against {event.member}: `farflung member list` shows all members"
+    name = event.member
+    known, suspicion = turn.state.removed.get(name), turn.state.suspicions.get(name)
+    is_blamed = any(name in job.blamed for job in turn.state.jobs.values())
+    if known is None and suspicion is None and not is_blamed:
+        why = f"nothing is held against {name}: `farflung member list` shows all members"
         turn.do(Reply(Denied(one_line(why))))
         return
-    turn.emit(facts.MemberAllowed(turn.now, event.member, event.operator))
-    _tell_all(turn, members.MemberAllowed(event.member))
-    words = "it may connect again"
-    turn.do(Reply(members.MemberChanged(event.member, known.role, words)))
+    turn.emit(facts.MemberAllowed(turn.now, name, event.operator))
+    if known is None:
+        words, role = (
+            f"forgotten is that it {suspicion.words}" if suspicion else "jobs use it again",
+            "worker",
+        )
+    else:
+        words, role = "it may connect again", known.role
+        _tell_all(turn, members.MemberAllowed(name))
+    turn.do(Reply(members.MemberChanged(name, role, one_line(words))))
 
 
 def told_on_registration(state: State, now: float) -> list[str]:

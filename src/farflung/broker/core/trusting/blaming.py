@@ -1,0 +1,63 @@
+"""Workers that make attempts of jobs fail: jobs go on without them, and if they can, suspect them. Pure.
+
+A worker that refuses what it is to load, or whose segment fails, may be at fault, or the job may be: its
+model or its data. So the job goes on without the worker where others can take its place. If it gets past the
+unit at which it failed, the worker was at fault, and is *suspected*: jobs use others first, and after some
+suspicions not this one at all, until an operator allows it (dask counts suspicions of tasks in the same way).
+If others fail alike, the job ends.
+"""
+
+from __future__ import annotations
+
+from farflung.broker.core import facts
+from farflung.broker.core.records import Job, State
+from farflung.broker.core.recovering import recovery
+from farflung.broker.core.training import job_queue
+from farflung.broker.core.transition import Transition
+from farflung.protocol.fields import one_line
+from farflung.text import and_more
+
+MOST_BLAMED = 3
+"""A job ends when so many workers in a row made it fail: it is to blame then, or the fleet is hopeless."""
+
+
+def on_failure(turn: Transition, job: Job, worker: str, reason: str, why: str) -> None:
+    """A worker made the attempt fail: go on without it, or end the job if that would not help.
+
+    `reason` is what the worker says, `why` the whole sentence.
+    """
+    reason, others = one_line(reason), [name for name in job.blamed if name != worker]
+    alike = [name for name in others if job.blamed[name].reason == reason]
+    if alike:
+        recovery.fail(turn, job, f"{why}; so did {and_more(alike)} before")
+    elif len(others) + 1 >= MOST_BLAMED:
+        recovery.fail(turn, job, f"{why}; {and_more(others)} made it fail before")
+    elif not _can_do_without(turn.state, job, worker):
+        recovery.fail(turn, job, why)
+    else:
+        blame(turn, job, worker, reason)
+        recovery.go_on_without(turn, turn.state.jobs[job.job], why)
+
+
+def blame(turn: Transition, job: Job, worker: str, reason: str) -> None:
+    """Note that a worker made the job's attempt fail: the job uses it no more."""
+    turn.emit(facts.WorkerBlamed(turn.now, job.job, worker, job.next_unit, one_line(reason)))
+
+
+def settle(turn: Transition) -> None:
+    """Suspect the workers without which a job has just got past the unit at which they made it fail."""
+    for fact in list(turn.facts):
+        if not isinstance(fact, facts.UnitDecided):
+            continue
+        job = turn.state.jobs[fact.job]
+        for worker, one in sorted(job.blamed.items()):
+            if fact.unit >= one.unit and worker not in job.members:
+                turn.emit(facts.WorkerSuspected(turn.now, job.job, worker, one.reason))
+
+
+def _can_do_without(state: State, job: Job, worker: str) -> bool:
+    """Whether enough other workers are there, idle or not, that could run the job."""
+    names = state.same_kind_as(job) - job.unable.keys() - job.blamed.keys() - {worker}
+    able = [name for name in names if not state.is_suspended(name) and state.workers[name].leaving is None]
+    able = [name for name in able if not job.on or name in job.on]
+    return len(able) >= job_queue.needed(job)

@@ -26,6 +26,7 @@ from farflung.protocol.messages import Denied, Registered
 from farflung.transport.security.certificates import signing_request
 from farflung.transport.security.identity import Identity, key_in
 from farflung.transport.security.join_messages import AskCertificate
+from farflung.transport.security.tokens import Token
 
 
 def run(work: Awaitable[None]) -> None:
@@ -166,3 +167,20 @@ def test_a_removal_that_cannot_be_stored_is_not_confirmed_and_ends_the_broker(
                 await asking
 
     run(work())
+
+
+def test_a_wrong_token_is_refused_without_keeping_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """466 wrong joins a second slowed training threefold: each checked a signature and locked the store."""
+    with Store(tmp_path) as store:
+        authority = Authority.open(tmp_path, store)
+        token = Token.create("worker", b"f" * 32)
+        asked = AskCertificate(token.secret, "w", "worker", b"no request at all")
+
+        def locks() -> None:
+            raise AssertionError("the store is locked")
+
+        monkeypatch.setattr(store, "transaction", locks)
+        with pytest.raises(IdentityError, match="this broker does not know the token any more"):
+            authority.enrol(asked)

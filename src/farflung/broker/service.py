@@ -16,6 +16,7 @@ from farflung.broker.core.events import Restarted, Tick, WorkerVerified
 from farflung.broker.core.trusting.records import MOST_SUSPICIONS
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.journal import Journal
+from farflung.broker.network.allowances import Allowances
 from farflung.broker.network.relays import Circuits
 from farflung.broker.network.reports import Reports
 from farflung.broker.network.verification import AddressVerifier
@@ -152,6 +153,7 @@ class BrokerService:
         self._sessions: dict[tuple[Peer, str], HolderSession] = {}
         self._verifier = AddressVerifier(lambda: self._identity.client_context(), timeouts, self._on_verified)
         self._listener: Listener | None = None
+        self._allowances = Allowances()
 
     @property
     def address(self) -> str:
@@ -220,6 +222,7 @@ class BrokerService:
         if union is None:
             raise ProtocolError(f"a {link.peer.role} may not send messages to a broker")
         decoded, session = messages.decode(message, union), self._by_connection[link]
+        self._allowances.take(link.peer, decoded, len(message), time.monotonic())
         if isinstance(decoded, Attach):
             self._attach(link, session, decoded)
         elif isinstance(decoded, Ask):
@@ -272,13 +275,34 @@ class BrokerService:
 
     def closed(self, link: Link, reason: str) -> None:
         """Note that a connection closed; its session may continue on another one."""
+        self._allowances.end(link)
         session = self._by_connection.pop(link, None)
         if session is not None:
             session.on_connection_closed(reason)
 
+    # Callbacks of links that arrive (transport.handler.ControlGuard)
+
+    def on_control_begins(self, link: Link, total: int) -> None:
+        """Refuse a message that is too large for its sender."""
+        self._allowances.begin(link, link.peer, total, time.monotonic())
+
+    def on_control_ends(self, link: Link) -> None:
+        """Note that a message is complete."""
+        self._allowances.end(link)
+
+    def _drop_overdue(self) -> None:
+        """Close links whose message does not get complete."""
+        for link in self._allowances.overdue(time.monotonic()):
+            assert isinstance(link, Link)
+            self._allowances.end(link)
+            self._dispatcher.spawn(link.close("the message that you began was not complete in time"))
+
     def _admit(self, link: Link) -> BrokerService:
         if refusal := self._refusal(link.peer.id):
             raise ProtocolError(refusal)
+        own = sum(one.peer == link.peer for one in self._by_connection)
+        self._allowances.admit(link.peer, own)
+        link.guard = self
         self._by_connection[link] = HolderSession(link, self._on_session_end)
         return self
 
@@ -362,6 +386,8 @@ class BrokerService:
             if asked.survey:
                 if session.peer.role != "submitter":
                     raise ProtocolError("only a submitter may request a survey, because it costs traffic")
+                if not self._allowances.may_survey(session.peer, time.monotonic()):
+                    raise ProtocolError("you have requested several surveys just now: wait a minute")
                 self._surveys.request()
             answer = messages.encode(await asyncio.to_thread(self._surveys.topology))
         except ProtocolError as error:
@@ -396,6 +422,7 @@ class BrokerService:
                 limits.replace_seconds,
             )
             self._dispatcher.put(Arrival(None, tick))
+            self._drop_overdue()
             self._verifier.update(self._dispatcher.state.workers)
             self._surveys.update()
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from farflung.broker.core.events import Admit, Command, Hold, Reject, Reply, Send, SendToSubmitter
+from farflung.broker.network.allowances import OF_ROLE
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Attach, Attached, Denied, Message
@@ -53,8 +54,14 @@ class HolderSession:
         return self._session.nonce
 
     def send_control(self, message: bytes) -> None:
-        """Send a message now, or over the connection that replaces a lost one."""
+        """Send a message now, or over the connection that replaces a lost one.
+
+        A holder that reads too little of what it is sent is given up.
+        """
+        unread, most = self._session.unacknowledged_control_bytes, OF_ROLE[self.peer.role].unread_bytes
         try:
+            if unread and unread + len(message) > most:
+                raise ProtocolError(f"{self.peer} has left {unread:,} bytes unread, and may leave {most:,}")
             self._session.send_control(message)
         except ProtocolError as error:
             self._connection.abandon(str(error))

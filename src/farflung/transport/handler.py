@@ -32,3 +32,13 @@ class Handler(Protocol):
 
     def closed(self, link: Link, reason: str) -> None:
         """The link is over, for `reason`. Called exactly once; incomplete messages never complete."""
+
+
+class ControlGuard(Protocol):
+    """Follows the control messages that arrive over links, for who admits them."""
+
+    def on_control_begins(self, link: Link, total: int) -> None:
+        """A control message of `total` bytes begins; ProtocolError refuses it and ends the link."""
+
+    def on_control_ends(self, link: Link) -> None:
+        """It is complete."""

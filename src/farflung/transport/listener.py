@@ -11,27 +11,35 @@ import socket
 import ssl
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.failures import why_unreachable
 from farflung.transport.handler import Handler
+from farflung.transport.handshakes import Handshakes
 from farflung.transport.link.link import Link
 from farflung.transport.net.addresses import format_address, parse_address
-from farflung.transport.net.sockets import accept, ask_for_congestion_control, first_byte, listening_socket
+from farflung.transport.net.sockets import (
+    accept,
+    ask_for_congestion_control,
+    first_byte,
+    listening_socket,
+    peer_host,
+)
 from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.relay.circuits import MAGIC, read_hello
 from farflung.transport.relay.relay import Relay
 from farflung.transport.security.join_exchange import Exchange, OnNewcomer, answer_newcomer
 from farflung.transport.security.peer import Peer, certified_peer, require_peer
+from farflung.transport.sparse_log import SparseLog
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import Hello, closing
 
 _log = logging.getLogger("farflung.transport")
 
-_MAXIMUM_HANDSHAKES = 256
-"""Limit on connections in their handshake, and on newcomers without a certificate; further ones are closed.
-"""
+MOST_UNGREETED = 32
+"""Connections of one holder that have not said yet what they are for; a link may open 16 at a time."""
 
 
 class Listener:
@@ -57,7 +65,10 @@ class Listener:
         self._options = options
         self._by_token: weakref.WeakValueDictionary[bytes, Link] = weakref.WeakValueDictionary()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes = Handshakes[asyncio.Task[None]]()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ungreeted: dict[Peer, list[Link]] = {}
+        self._sparse = SparseLog(_log)
         self._relay: Relay | None = None
         self._pause: asyncio.TimerHandle | None = None
         self._accept_again()
@@ -102,9 +113,9 @@ class Listener:
             self._listening.close()
         if self._pause is not None:
             self._pause.cancel()
-        for task in self._handshakes:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._handshakes, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._relay is not None:
             await self._relay.close()
         await asyncio.gather(*(link.close(reason) for link in list(self._links)))
@@ -121,17 +132,27 @@ class Listener:
                 self._timeouts.heartbeat_seconds, self._accept_again
             )
             return
-        if len(self._handshakes) >= _MAXIMUM_HANDSHAKES:
-            raw.close()
-            return
+        host = peer_host(raw)
         task = asyncio.get_running_loop().create_task(self._admit_connection(raw))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._finished, raw))
+        if oldest := self._handshakes.add(task, host):
+            oldest.cancel()
+            self._sparse.write(
+                logging.WARNING, "too many connections do not say who they are, also from %s", host
+            )
+
+    def _finished(self, raw: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._handshakes.discard(task)
+        if task.cancelled():
+            raw.close()  # it may never have begun
 
     async def _admit_connection(self, raw: socket.socket) -> None:
         try:
             async with asyncio.timeout(self._timeouts.dial_seconds):
-                if self._relay is not None and await _begins_circuit(raw):
+                begins_circuit = await self._begins_circuit(raw)
+                if self._relay is not None and begins_circuit:
                     await self._admit_circuit(raw, self._relay)
                     return
                 connection = await TlsStream.shake_hands(raw, self._context, True, None)
@@ -139,12 +160,12 @@ class Listener:
             if _went_away(error):
                 _log.debug("a TLS handshake ended: %s", error)
             else:
-                _log.info("a TLS handshake failed: %s", error)
+                self._sparse.write(logging.INFO, "a TLS handshake failed: %s", error)
             return
         try:
             peer = certified_peer(connection.socket)
         except ProtocolError as error:
-            _log.warning("refused a connection from %s: %s", connection.remote, error)
+            self._sparse.write(logging.WARNING, "refused a connection from %s: %s", connection.remote, error)
             await self._serve_newcomer(connection, str(error))
             return
         if peer is None:
@@ -172,9 +193,28 @@ class Listener:
         )  # fmt: skip
         link.path = path
         self._links.add(link)
+        self._limit_ungreeted(link)
         if link.token is not None:
             self._by_token[link.token] = link
         return link
+
+    def _limit_ungreeted(self, link: Link) -> None:
+        """End the oldest connection of a holder that has too many of which nobody knows what they are for."""
+        waiting = [one for one in self._ungreeted.get(link.peer, ()) if one.is_ungreeted]
+        if len(waiting) >= MOST_UNGREETED:
+            waiting.pop(0).abandon(f"more than {MOST_UNGREETED} connections of {link.peer} sent no hello")
+        self._ungreeted = {
+            peer: links for peer, links in self._ungreeted.items() if any(one.is_ungreeted for one in links)
+        }
+        self._ungreeted[link.peer] = [*waiting, link]
+
+    async def _begins_circuit(self, raw: socket.socket) -> bool:
+        try:
+            async with asyncio.timeout(self._timeouts.first_byte_seconds):
+                return await first_byte(raw) == MAGIC[0]
+        except BaseException:
+            raw.close()
+            raise
 
     async def _serve_newcomer(self, connection: TlsStream, refusal: str | None) -> None:
         exchange = Exchange(connection)
@@ -189,14 +229,6 @@ class Listener:
             pass  # A newcomer that is gone or silent gets no answer.
         finally:
             await exchange.hang_up()
-
-
-async def _begins_circuit(raw: socket.socket) -> bool:
-    try:
-        return await first_byte(raw) == MAGIC[0]
-    except BaseException:
-        raw.close()
-        raise
 
 
 async def listen(

@@ -68,6 +68,11 @@ class Timeouts:
         return self.lease_seconds
 
     @property
+    def first_byte_seconds(self) -> float:
+        """For the first byte of a connection that was accepted; the other side sends it at once."""
+        return 0.3 * self.lease_seconds
+
+    @property
     def reverse_seconds(self) -> float:
         """For a peer that was asked to dial back: its attempt, and the messages through the broker."""
         return 1.2 * self.lease_seconds

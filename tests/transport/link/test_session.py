@@ -44,6 +44,7 @@ class End:
     """One end of a link without a socket: bytes wait in `wire` until the test carries them over."""
 
     def __init__(self, heard: Heard) -> None:
+        self.guard = None
         self.reason: str | None = None
         self.outbox = Outbox()
         self.wire: list[bytes] = []

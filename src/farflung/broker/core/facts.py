@@ -107,7 +107,7 @@ class JobSubmitted(Decision, frozen=True):
     """A job was added to the end of the queue. `workers` = 0 takes every idle worker; `on` may name them.
 
     `number` counts all jobs of a broker from 1; older logs lack it. The blob `graph_digest` is the encoded
-    OP-DAG; in older logs it is `graph`. The fields from `unit` on are those of `Submit`.
+    OP-DAG, of `graph_bytes`; in older logs it is `graph`. The fields from `unit` on are those of `Submit`.
     """
 
     job: str
@@ -129,6 +129,7 @@ class JobSubmitted(Decision, frozen=True):
     patience_seconds: int = PATIENCE_SECONDS
     monitored: list[Monitored] = []
     saves: bool = False
+    graph_bytes: int = 0
 
 
 class SubmitterAway(Decision, frozen=True):

@@ -181,7 +181,7 @@ class Job:
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
     and it last moved to a better plan at `moved_at` (0: never). `monitoring` is what its monitors have found.
     `blamed` are the workers that made an attempt fail at a unit that the job has not got past: it uses them
-    no more.
+    no more. Its graph has `graph_bytes`.
 
     `standbys` maps members to idle workers that hold their copies; these come before `holders`. Those that
     may not do so until the attempt ends are `unfit_standbys`.
@@ -252,6 +252,7 @@ class Job:
     earlier: int = 0
     monitoring: Monitoring = field(default_factory=Monitoring)
     blamed: Mapping[str, Blame] = field(default_factory=dict)
+    graph_bytes: int = 0
 
     @property
     def over(self) -> bool:

@@ -38,6 +38,7 @@ from farflung.transport.security.certificates import (
 from farflung.transport.security.identity import AUTHORITY_FILE, RECORD_FILE, Identity, key_in, read_key
 from farflung.transport.security.names import BROKER_ID, Role, check_id, holder_name
 from farflung.transport.security.tokens import Token, TokenRole, secret_digest
+from farflung.transport.sparse_log import SparseLog
 from farflung.transport.timeouts import Timeouts
 
 _AUTHORITY_YEARS = 10
@@ -117,6 +118,7 @@ def _usage(authority: bool) -> x509.KeyUsage:
 AUTHORITY_KEY_FILE = "authority-key.pem"
 
 _log = logging.getLogger("farflung.broker")
+_sparse = SparseLog(_log)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Authority:
             own = certificate_to_pem(self.certificate)
             return join_messages.encode(join_messages.TellAuthority(own, self.clock()))
         except FarflungError as error:
-            _log.warning("refused a newcomer at %s: %s", remote, error)
+            _sparse.write(logging.WARNING, "refused a newcomer at %s: %s", remote, error)
             return join_messages.encode(join_messages.Refuse(str(error)[:1000]))
 
     def enrol(self, asked: join_messages.AskCertificate) -> bytes:
@@ -209,6 +211,8 @@ class Authority:
             was removed, or the certificate request is for another holder.
         """
         digest = secret_digest(asked.secret)
+        if self.store.token(digest) is None:  # cheaply, before a signature is checked or others have to wait
+            _check_token(None, asked.role, self.clock(), repeated=False)
         holder, key = _read_request(asked.request, asked.id, asked.role)
         if asked.id == BROKER_ID:
             raise IdentityError(f"the id {BROKER_ID!r} is the broker's own: choose another with --name")

@@ -117,6 +117,8 @@ class Inbox:
                 f"expected a control message from byte {self._control_received}, found {frame.offset}"
             )
         if frame.offset == 0:
+            if self._link.guard is not None:
+                self._link.guard.on_control_begins(self._link, frame.total)
             self._control_total = frame.total
         _check_fit(frame.offset, size, frame.total)
         if frame.total != self._control_total:
@@ -135,6 +137,8 @@ class Inbox:
             self._pieces, self._control_received = [], 0
             self._controls += 1
             self.messages += 1
+            if self._link.guard is not None:
+                self._link.guard.on_control_ends(self._link)
             self._handler.control(self._link, message)
 
     def begin_open(self, frame: Open, size: int) -> memoryview | None:

@@ -21,7 +21,7 @@ import msgspec
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.text import printable
 from farflung.transport.failures import Cause, reason_and_cause, why_never_greeted, why_silent
-from farflung.transport.handler import Handler
+from farflung.transport.handler import ControlGuard, Handler
 from farflung.transport.link.governor import Governor
 from farflung.transport.link.heartbeat import Heartbeat
 from farflung.transport.link.inbox import FrameDispatch, Inbox
@@ -63,6 +63,7 @@ class Link(LinkStats):
     congestion_control : The kernel's name of the congestion control for what this end sends.
     reason : Why the link is over; None while it is open.
     cause : How it ended, which decides whether its session may continue over another link.
+    guard : May refuse control messages by their size. Whoever admits the link may set it.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Link(LinkStats):
         self.congestion_control = congestion_control(connection.socket)
         self.reason: str | None = None
         self.cause: Cause = "closed"
+        self.guard: ControlGuard | None = None
         self._settled = asyncio.Event()
         self._own = own
         self._admit = admit
@@ -213,6 +215,11 @@ class Link(LinkStats):
         self._primary.resume()
         self._stripes.open_wanted()
         return self
+
+    @property
+    def is_ungreeted(self) -> bool:
+        """Whether the other side has not said yet what this connection is for."""
+        return not self._settled.is_set()
 
     @property
     def token(self) -> bytes | None:

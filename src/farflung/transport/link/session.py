@@ -91,6 +91,7 @@ class Session:
         self._saved_parts = Parts()
         self._tickets = 0
         self._controls = 0
+        self._control_bytes = 0
         self._is_over = False
 
     @property
@@ -102,6 +103,11 @@ class Session:
     def unacknowledged_bytes(self) -> int:
         """Their size in bytes."""
         return sum(len(waiting.payload) for waiting in self._unacked.values())
+
+    @property
+    def unacknowledged_control_bytes(self) -> int:
+        """The size of the control messages among them, in bytes."""
+        return self._control_bytes
 
     def post(self, header: DataHeader, buffer: memoryview, done: Done | None = None) -> None:
         """Send a data message once; `done` is called when it has left, or never will."""
@@ -117,7 +123,9 @@ class Session:
         """
         if self._controls >= MAXIMUM_CONTROLS:
             raise ProtocolError(f"expected at most {MAXIMUM_CONTROLS} unacknowledged control messages")
-        self._controls += not self._is_over
+        if not self._is_over:
+            self._controls += 1
+            self._control_bytes += len(message)
         self._keep(_Unacked(None, message, None))
 
     async def send(self, header: DataHeader, buffer: memoryview) -> None:
@@ -230,7 +238,9 @@ class Session:
     def _on_ack(self, ticket: int) -> None:
         waiting = self._unacked.pop(ticket, None)
         if waiting is not None:
-            self._controls -= waiting.header is None
+            if waiting.header is None:
+                self._controls -= 1
+                self._control_bytes -= len(waiting.payload)
             _call_done(waiting)
 
 

@@ -265,6 +265,14 @@ def accept(listening: socket.socket, timeouts: Timeouts) -> socket.socket | None
     return connection
 
 
+def peer_host(connection: socket.socket) -> str:
+    """The other end's address; empty if it is gone."""
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return ""
+
+
 async def _bound(host: str, port: int) -> socket.socket:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(

@@ -105,6 +105,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         earlier=fact.attempts,
         monitoring=Monitoring.of(fact.training, fact.unit, fact.monitored),
         since=fact.at,
+        graph_bytes=fact.graph_bytes,
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
 

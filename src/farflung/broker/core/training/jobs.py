@@ -15,6 +15,7 @@ from farflung.broker.core.records import (
     RUNNING,
     Job,
 )
+from farflung.broker.core.training import quotas
 from farflung.broker.core.training.monitoring import is_over
 from farflung.broker.core.transition import Transition
 from farflung.errors import ProtocolError
@@ -49,6 +50,9 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
     if (message.checkpoint_every or training.keeps_best) and not training.copies:
         turn.do(Reply(Denied("the job asks for copies of its state, for which its workers have no memory")))
         return
+    if reason := quotas.denial(turn.state, submitter, len(message.graph)):
+        turn.do(Reply(Denied(f"{reason}: wait for one to end, or end one with `farflung job cancel`")))
+        return
     number = turn.state.submitted + 1
     turn.emit(
         facts.JobSubmitted(
@@ -71,6 +75,7 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
             patience_seconds=message.patience_seconds,
             monitored=list(message.monitored),
             saves=message.saves,
+            graph_bytes=len(message.graph),
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -66,9 +66,14 @@ class Arrival:
 
 
 def events_of(
-    arrival: Arrival, sessions: SessionRegistry, timeouts: Timeouts, now: float, broker: Generation = FIRST
+    arrival: Arrival,
+    sessions: SessionRegistry,
+    timeouts: Timeouts,
+    now: float,
+    broker: Generation = FIRST,
+    alarm: str = "",
 ) -> Iterator[events.Event]:
-    """Convert an arrival at `broker` into events.
+    """Convert an arrival at `broker` into events; `alarm` says why it takes no new jobs, if it does not.
 
     Raises
     ------
@@ -103,7 +108,7 @@ def events_of(
         case Drain(worker, within):
             yield events.LeaveAsked(now, worker, within, session.peer.id)
         case Submit() | Return() | Keep() | Kept() | Collected() | Cancel():
-            yield _submitter_event(session, content, sessions, timeouts, now)
+            yield replace(_submitter_event(session, content, sessions, timeouts, now), alarm=alarm)
 
 
 def _submitter_event(

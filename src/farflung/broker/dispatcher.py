@@ -86,7 +86,8 @@ class Dispatcher:
     """Owns the state: passes events to the state machine and carries out its commands.
 
     `measurements` holds what is known about links between workers. It is observed and not part of the state.
-    `expel` closes every session of a member that was removed, with a reason.
+    `expel` closes every session of a member that was removed, with a reason. `alarm` says why no new jobs are
+    taken, if that is so.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Dispatcher:
         self.state = journal.state
         self._journal = journal
         self.measurements = Measurements()
+        self.alarm = ""
         self._planner_lock = FairLock()  # one planner at a time
         self._consider_lock = asyncio.Lock()  # and one that looks for better plans of jobs that run
         self._tuning_thread = ThreadPoolExecutor(1, "farflung-codec-tuning")  # not a thread that stores
@@ -162,7 +164,8 @@ class Dispatcher:
 
     def _process(self, arrival: Arrival, group: _Group) -> None:
         try:
-            for event in events_of(arrival, self.sessions, self._timeouts, self._clock(), self._generation):
+            now, own = self._clock(), self._generation
+            for event in events_of(arrival, self.sessions, self._timeouts, now, own, self.alarm):
                 self._decide(event, arrival.origin, group)
         except ProtocolError as error:
             if arrival.origin is None:

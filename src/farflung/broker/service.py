@@ -24,9 +24,11 @@ from farflung.broker.operators import OperatorMessage, Operators
 from farflung.broker.security.authority import Authority
 from farflung.broker.sessions import HolderSession
 from farflung.broker.status import Sighting, status_of
+from farflung.broker.storage import disk_alarm
 from farflung.broker.storage.contract import BrokerStore, StoreAway, StoreOwned
 from farflung.broker.storage.opening import open_store
 from farflung.broker.storage.sql import SqlStore
+from farflung.broker.storage.store import Store
 from farflung.broker.survey.measurements import MeasurementStore
 from farflung.broker.survey.paths import PathQuestion
 from farflung.broker.survey.service import SurveyService
@@ -423,8 +425,21 @@ class BrokerService:
             )
             self._dispatcher.put(Arrival(None, tick))
             self._drop_overdue()
+            await self._watch_disk()
             self._verifier.update(self._dispatcher.state.workers)
             self._surveys.update()
+
+    async def _watch_disk(self) -> None:
+        """Take no new jobs while the disk of the store is nearly full."""
+        if not isinstance(self._store, Store):
+            return  # a database has an owner of its own
+        alarm, before = (
+            await asyncio.to_thread(disk_alarm.alarm, self._authority.folder),
+            self._dispatcher.alarm,
+        )
+        self._dispatcher.alarm = alarm
+        if bool(alarm) != bool(before):
+            _log.warning("%s", alarm or "the broker's disk has room again: it takes new jobs")
 
     async def _renew_own(self) -> None:
         while True:

@@ -69,8 +69,8 @@ class Timeouts:
 
     @property
     def first_byte_seconds(self) -> float:
-        """For the first byte of a connection that was accepted; the other side sends it at once."""
-        return 0.3 * self.lease_seconds
+        """For the first byte of a connection that was accepted: the other side sends it as soon as it can."""
+        return 0.6 * self.lease_seconds
 
     @property
     def reverse_seconds(self) -> float:

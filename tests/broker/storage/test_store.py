@@ -230,3 +230,13 @@ def test_a_broker_whose_lock_was_removed_can_write_nothing_once_another_one_runs
                 first.append([b"too late"])
             second.append([b"in time"])
         assert list(first.events()) == [b"kept", b"in time"]
+
+
+def test_only_its_owner_may_read_the_file_also_if_it_is_older(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.add_token(TokenRecord(b"d" * 32, "worker", 1, 0, 1e9))
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("broker.sqlite*")}
+    assert set(modes.values()) == {0o600} and "broker.sqlite" in modes
+    (tmp_path / "broker.sqlite").chmod(0o644)
+    with Store(tmp_path):
+        assert (tmp_path / "broker.sqlite").stat().st_mode & 0o777 == 0o600

@@ -148,7 +148,8 @@ class SubmitterMessage(Event):
     """A message from a submitter, whose connection comes from `remote` (HOST:PORT).
 
     `elsewhere` are the jobs that other open sessions of this submitter hold, with the seconds since their
-    last bytes. A session is suspect after `suspect_seconds` of silence.
+    last bytes. A session is suspect after `suspect_seconds` of silence. While the broker takes no new jobs,
+    `alarm` says why.
     """
 
     submitter: str
@@ -156,6 +157,7 @@ class SubmitterMessage(Event):
     remote: str
     elsewhere: Mapping[str, float] = field(default_factory=dict)
     suspect_seconds: float = 0.0
+    alarm: str = ""
 
 
 @dataclass(frozen=True)

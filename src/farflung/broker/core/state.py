@@ -140,7 +140,7 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
             if job.state == PLANNING:  # `give_up` would only plan it again
                 jobs.end(turn, job, FAILED, reason)
             else:
-                recovery.give_up(turn, job, reason)
+                blaming.on_overdue(turn, job, reason)
 
 
 @_decide.register
@@ -334,6 +334,8 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
             turn.do(Reply(Denied(f"the job was captured by another farflung: {trouble}")))
         elif twin := submitters.submitted_before(turn.state, event.submitter, message):
             submitters.take_place(turn, twin, Return(twin.job, 0, message.unit), event)
+        elif event.alarm:
+            turn.do(Reply(Denied(event.alarm)))
         else:
             jobs.submit(turn, event.submitter, message, parse_address(event.remote)[0])
         return

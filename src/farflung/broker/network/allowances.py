@@ -63,6 +63,7 @@ OF_MESSAGES: dict[type[Message], Rate] = {
     messages.AskTopology: Rate(2, 20),
     messages.AskMembers: Rate(5, 50),
     messages.Submit: Rate(2, 100),
+    messages.Moved: Rate(0.2, 60),
 }
 USUAL_RATE = Rate(2000, 20_000)
 SURVEYS = Rate(1 / 60, 3)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from farflung.errors import StoreError
@@ -52,6 +52,7 @@ def open_database(path: Path) -> sqlite3.Connection:
     """
     # One opener at a time: if two switch a file to WAL, SQLite fails at once despite the busy timeout.
     with _alone(path.parent), readable_errors(path):
+        _keep_private(path)
         connection = sqlite3.connect(
             path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
@@ -64,6 +65,14 @@ def open_database(path: Path) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+def _keep_private(path: Path) -> None:
+    """Let nobody else read the file, also if it is older; SQLite gives its helper files the same mode."""
+    with suppress(OSError):  # SQLite then says what is wrong
+        path.touch(mode=0o600, exist_ok=True)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)
 
 
 @contextmanager

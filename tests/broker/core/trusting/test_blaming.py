@@ -248,3 +248,34 @@ def test_an_operator_can_forget_a_blame_that_is_not_settled() -> None:
     found = answer(allow(story, "a"))
     assert found == MemberChanged("a", "worker", "jobs use it again") and not job_of(story).blamed
     assert [one for one in allow(story, "a").commands if isinstance(one, Reply)]
+
+
+def wait(story: Scenario, seconds: float = 10_000.0) -> None:
+    story.now += seconds
+    story.feed(events.Tick(story.now, 300.0, 40.0, 600.0))
+
+
+def test_the_one_worker_that_keeps_all_others_waiting_is_replaced() -> None:
+    """It could be in each attempt until the job ended after five of them."""
+    story = Scenario("a", "b", "c")
+    story.submit(2)
+    story.planned()
+    story.loaded("b")
+    wait(story)
+    assert set(job_of(story).blamed) == {"a"} and job_of(story).members == ("b", "c")
+    begin(story)
+    story.all_ready(0)
+    assert "the job is still not loaded on a" in story.state.suspicions["a"].reason
+    story.ready("c", 1)
+    wait(story)
+    assert set(job_of(story).blamed) == {"b"}
+    assert job_of(story).members == ("a", "c")  # though a is suspected: the others are too few
+    assert is_whole(story)
+
+
+def test_several_that_are_late_are_not_blamed_because_some_may_wait_for_others() -> None:
+    story = Scenario("a", "b", "c")
+    story.submit(2)
+    story.planned()
+    wait(story)
+    assert not job_of(story).blamed and job_of(story).state == "planning"

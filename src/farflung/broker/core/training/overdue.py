@@ -53,13 +53,21 @@ def _unit_seconds(job: Job) -> float:
     )
 
 
+def late_workers(job: Job) -> list[str]:
+    """The members that the job waits for, loading or at its current unit."""
+    if job.state == LOADING:
+        return [name for name in job.members if name not in job.loaded]
+    if job.state != RUNNING:
+        return []
+    return list(job.members) if job.group is None else job.group.missing_workers()
+
+
 def _missing_text(job: Job) -> str:
     if job.state == PLANNING:
         return "the planner gave no answer"
-    if job.state == LOADING:
-        missing = [name for name in job.members if name not in job.loaded]
-        return f"the job is still not loaded on {', '.join(missing)}"
     if job.state == COLLECTING:
         return f"the submitter has not confirmed the weights of step {job.step}"
-    missing = list(job.members) if job.group is None else job.group.missing_workers()
-    return f"step {job.step + 1} is not complete on {', '.join(missing)}"
+    missing = ", ".join(late_workers(job))
+    if job.state == LOADING:
+        return f"the job is still not loaded on {missing}"
+    return f"step {job.step + 1} is not complete on {missing}"

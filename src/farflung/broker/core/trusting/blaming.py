@@ -13,6 +13,7 @@ from farflung.broker.core import facts
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.recovering import recovery
 from farflung.broker.core.training import job_queue
+from farflung.broker.core.training.overdue import late_workers
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
 from farflung.text import and_more
@@ -37,6 +38,20 @@ def on_failure(turn: Transition, job: Job, worker: str, reason: str, why: str) -
     else:
         blame(turn, job, worker, reason)
         recovery.go_on_without(turn, turn.state.jobs[job.job], why)
+
+
+def on_overdue(turn: Transition, job: Job, why: str) -> None:
+    """A deadline is over. If one member alone keeps all others waiting, go on without it if others can.
+
+    Where several are late, some may only wait for others; and a job that regroups has not loaded anew.
+    """
+    late = late_workers(job)
+    is_one = len(late) == 1 < len(job.members) and not job.keeps
+    if is_one and len(job.blamed) + 1 < MOST_BLAMED and _can_do_without(turn.state, job, late[0]):
+        blame(turn, job, late[0], why)
+        recovery.go_on_without(turn, turn.state.jobs[job.job], why)
+    else:
+        recovery.give_up(turn, job, why)
 
 
 def blame(turn: Transition, job: Job, worker: str, reason: str) -> None:

@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ from benchmarks.gpu.runner import runner
 
 from farflung.heap import keep_freed_memory
 
-SECTIONS: dict[str, Callable[[torch.device], Any]] = {
+Row = dict[str, Any]
+SECTIONS: dict[str, Callable[[torch.device], Iterable[Row]]] = {
     "rates": rates,
     "codecs": codecs,
     "runner": runner,
@@ -64,24 +65,23 @@ def main(arguments: list[str] | None = None) -> int:
     failed = False
     for name in options.sections:
         began = time.perf_counter()
-        try:
-            found = SECTIONS[name](device)
-        except Exception as error:
-            failed, found = True, {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        report[name] = {"seconds": round(time.perf_counter() - began, 1), "found": found}
+        found: list[Row] = []
         if not options.json:
-            show(name, report[name])
+            print(name, flush=True)
+        try:
+            for row in SECTIONS[name](device):
+                found.append(row)
+                if not options.json:
+                    print("  " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        except Exception as error:
+            failed = True
+            found.append({"error": f"{type(error).__name__}: {error}".splitlines()[0]})
+            if not options.json:
+                print(f"  error {found[-1]['error']}")
+        report[name] = {"seconds": round(time.perf_counter() - began, 1), "found": found}
     if options.json:
         print(json.dumps(report, indent=1))
     return int(failed)
-
-
-def show(name: str, section: dict[str, Any]) -> None:
-    """Print one section."""
-    print(f"{name} ({section['seconds']} s)")
-    rows = section["found"] if isinstance(section["found"], list) else [section["found"]]
-    for row in rows:
-        print("  " + "  ".join(f"{key} {value}" for key, value in row.items()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+from collections.abc import Iterator
 
 import torch
 from benchmarks.gpu.clock import wait_for
@@ -16,13 +18,14 @@ STEPS = 3
 WINDOW = 1
 
 
-def memory(device: torch.device) -> list[dict[str, object]]:
+def memory(device: torch.device) -> Iterator[dict[str, object]]:
     """GB told and at the peak of some steps, in the allocator's count of tensors and of what it reserves."""
     if device.type != "cuda":
-        return []
+        return
     cases: list[tuple[Size, Precision]] = [(SIZES[1], "float32"), (GPT2, "bfloat16")]
     kinds = (False, False), (False, True), (True, False)
-    return [row(*case, device, *kind) for case in cases for kind in kinds]
+    for case, kind in itertools.product(cases, kinds):
+        yield row(*case, device, *kind)
 
 
 def row(

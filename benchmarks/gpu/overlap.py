@@ -169,10 +169,11 @@ def pair(given: Work, device: torch.device, overlaps: bool) -> Iterator[Pair]:
         made.close()
 
 
-def overlap(device: torch.device) -> list[dict[str, object]]:
+def overlap(device: torch.device) -> Iterator[dict[str, object]]:
     """Milliseconds of a step of two workers with and without overlap; a CPU has no streams, so never with."""
     sizes = runner.SIZES if device.type != "cpu" else runner.SIZES[: runner.ON_CPU]
-    return [row(size, device) for size in sizes]
+    for size in sizes:
+        yield row(size, device)
 
 
 def row(size: Size, device: torch.device) -> dict[str, object]:

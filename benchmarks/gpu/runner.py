@@ -8,13 +8,12 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from benchmarks.gpu.clock import wait_for
-from benchmarks.gpu.rates import rates
 from examples.gpt import GPT, Config
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from farflung.planner import plan_graph
 from farflung.runtime.optimizers.declared import AdamW
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.torch_backend.backend import TorchBackend
+from farflung.runtime.torch_backend.profiling.rates import measure_rates
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -52,13 +52,15 @@ ON_CPU = 1
 """So many of the sizes on a CPU."""
 
 
-def runner(device: torch.device) -> list[dict[str, object]]:
+def runner(device: torch.device) -> Iterator[dict[str, object]]:
     """Milliseconds of a step (forward, backward, AdamW), and ours over the loop's."""
-    if device.type == "cpu":
-        return [row(size, device, "float32") for size in SIZES[:ON_CPU]]
-    most = rates(device)["bfloat16_tflops"]
-    cases: list[tuple[Size, Precision]] = [(GPT2, "bfloat16"), (SIZES[0], "float32")]
-    return [row(size, device, precision, most) for size, precision in cases]
+    cases: list[tuple[Size, Precision]] = [(size, "float32") for size in SIZES[:ON_CPU]]
+    most = 0.0
+    if device.type != "cpu":
+        most = measure_rates(device).bfloat16_tflops or 0.0
+        cases = [(GPT2, "bfloat16"), *cases]
+    for size, precision in cases:
+        yield row(size, device, precision, most)
 
 
 def row(
@@ -130,14 +132,14 @@ def model(size: Size) -> nn.Module:
     return GPT(config).train()
 
 
-def batches(size: Size) -> Batches:
+def batches(size: Size, count: int = MICROBATCHES) -> Batches:
     """The microbatches of a step, on the host."""
     generator = torch.Generator().manual_seed(1)
     names = ("input_ids", "labels") if size.symbols > 256 else ("tokens", "targets")
     shape = (size.samples, size.sequence)
     return [
         {name: torch.randint(0, size.symbols, shape, generator=generator) for name in names}
-        for _ in range(MICROBATCHES)
+        for _ in range(count)
     ]
 
 
@@ -182,10 +184,15 @@ def ours(
 
 
 def loop(
-    module: nn.Module, size: Size, device: torch.device, precision: Precision, compiles: bool = False
+    module: nn.Module,
+    size: Size,
+    device: torch.device,
+    precision: Precision,
+    compiles: bool = False,
+    microbatches: int = MICROBATCHES,
 ) -> Callable[[], object]:
     """A step as its author would write it: the norm of the gradients and the loss are read, too."""
-    module, given = copy.deepcopy(module).to(device), batches(size)
+    module, given = copy.deepcopy(module).to(device), batches(size, microbatches)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=device.type == "cuda")
     called = torch.compile(module) if compiles else module
 
@@ -198,7 +205,7 @@ def loop(
             on_device = {name: tensor.to(device) for name, tensor in batch.items()}
             with casting():
                 made = called(**on_device)
-            loss = (made if isinstance(made, Tensor) else made.loss) / MICROBATCHES
+            loss = (made if isinstance(made, Tensor) else made.loss) / microbatches
             loss.backward()
             losses.append(loss.detach())
         norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])

@@ -45,12 +45,13 @@ class Run:
         optimizer: Optimizer = STEADY,
         codec: str = "",
         deterministic: bool = False,
+        samples: int = 2,
     ) -> None:
-        self.case = case(name)
-        module, graph = captured(self.case, 2)
+        self.case, self._samples = case(name), samples
+        module, graph = captured(self.case, samples)
         codecs = codebook_of([codec]) if codec else ()
         training = Training(
-            100, MICROBATCHES, 2, optimizer, seed=5, codecs=codecs, deterministic=deterministic
+            100, MICROBATCHES, samples, optimizer, seed=5, codecs=codecs, deterministic=deterministic
         )
         job = planned(graph, training, workers)
         plan = msgspec.structs.replace(job.plan, codecs=everywhere(job.plan, codec)) if codec else job.plan
@@ -62,7 +63,7 @@ class Run:
     def step(self, batches: list[Batch] | None = None) -> dict[str, Tensor]:
         """Run a step, on its own microbatches if none are given; returns its gradients, on the CPU."""
         unit = len(self.losses)
-        batches = batches or microbatches(self.case, 2, MICROBATCHES, unit)
+        batches = batches or microbatches(self.case, self._samples, MICROBATCHES, unit)
         shares = self.pipeline.run(unit, batches)
         self.losses.append(sum(share.loss for share in shares))
         self.squares.append(sum(sum(share.squares.values()) for share in shares))
@@ -90,14 +91,24 @@ def compare(
     optimizer: Optimizer = STEADY,
     codec: str = "",
     deterministic: bool = False,
+    samples: int = 2,
 ) -> Difference:
     """Train on the device and on the CPU; with `mixed`, every other worker computes on the CPU.
 
     A GPU needs the `deterministic` mode for full float32.
     """
     there, here = TorchBackend(device), TorchBackend()
-    ours = Run(name, [there, here] if mixed else [there], workers, recompute, optimizer, codec, deterministic)
-    theirs = Run(name, [here], workers, recompute, optimizer, codec, deterministic)
+    ours = Run(
+        name,
+        [there, here] if mixed else [there],
+        workers,
+        recompute,
+        optimizer,
+        codec,
+        deterministic,
+        samples,
+    )
+    theirs = Run(name, [here], workers, recompute, optimizer, codec, deterministic, samples)
     gradients: list[float] = []
     for _ in range(steps):
         found, expected = ours.step(), theirs.step()

@@ -49,7 +49,7 @@ def mode_notes(
     else:
         how = "the fastest kernels, and TF32 if they have it: bits may differ from run to run"
     if compiled:
-        how = f"compiled, which takes some minutes at first; {how}"
+        how = f"compiled, so they load longer; {how}"
     return [printable(f"{and_more(gpus, NAMED)}: {how} (Job's `deterministic` says which)")]
 
 

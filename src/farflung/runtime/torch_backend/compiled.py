@@ -218,10 +218,15 @@ class _Builder:
             bounds = [bound for _, low, high in noted for bound in (low, high)]
             return [*(made[value].detach() for value in program.results), *bounds, *found]
 
-        made: fx.GraphModule = make_fx(joint, select_decomp_table(), tracing_mode="fake")(
-            [*state, *values], list(tangents)
-        )
-        return made
+        given = [*state, *values], list(tangents)
+        made = make_fx(joint, select_decomp_table(), tracing_mode="fake")(*given)
+        functional = torch.func.functionalize(made, remove="mutations")
+
+        def again(primals: list[Tensor], tangents: list[Tensor]) -> object:
+            return functional(primals, tangents)
+
+        without_mutations: fx.GraphModule = make_fx(again, tracing_mode="fake")(*given)
+        return without_mutations  # the partitioner takes no op in place
 
     def _cut(self, forward: Function, backward: fx.GraphModule, held: list[Tensor]) -> _Parts:
         """Compile the backward pass in two; `held` are what forward saved and the gradients of the ends."""

@@ -21,7 +21,7 @@ from farflung.runtime.state import Snapshot, StateKey, require_restorable, train
 from farflung.runtime.torch_backend.codegen import Program, source_name
 from farflung.runtime.torch_backend.crossing import Arriving, here
 from farflung.runtime.torch_backend.device import ON_HOST, Place, on_the_host, tightest
-from farflung.runtime.torch_backend.optimizers.update import Update, square_sum
+from farflung.runtime.torch_backend.optimizers.update import Update, squares_of
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, like, outgoing, sendable
@@ -224,7 +224,7 @@ class TorchSegment:
         gradients = self.gradients()
         trained = [e for e in self._entries if e.trainable and e.name in self._owned]
         found = [entry.value for entry in trained if entry.name in gradients]
-        sums = self._read([square_sum(gradient) for gradient in gradients.values()])
+        sums = self._read(squares_of(list(gradients.values())))
         return {entry.value: 0.0 for entry in trained} | dict(zip(found, sums, strict=True))
 
     def take_loss(self) -> float:

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from farflung.codec import Encoded, Part
 from farflung.codec.encoding.floats import MOST_FLOAT16, PIECE, Floats
 from farflung.codec.encoding.noise import Windows
+from farflung.runtime.torch_backend import pinned
 from farflung.runtime.torch_backend.tensors import flat
 
 
@@ -28,7 +29,7 @@ class Written(NamedTuple):
     def to_host(self) -> Encoded | None:
         """The parts, after one copy from the device; None if there is a number that cannot be encoded."""
         whole = torch.cat([flat(part).view(torch.uint8) for part in (self.finite, *self.parts)])
-        copied = whole.cpu().numpy()
+        copied = fetched(whole).numpy()
         if not copied[0]:
             return None
         parts, start = [], 1
@@ -41,7 +42,25 @@ class Written(NamedTuple):
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """A copy on the device of an array that may be read-only; uint16 becomes int16."""
     signed = array.view(np.int16) if array.dtype == np.uint16 else array
-    return torch.from_numpy(signed.copy()).to(device)
+    if device.type != "cuda" or not signed.nbytes:
+        return torch.from_numpy(signed.copy()).to(device)
+    copied = pinned.pinned_memory(signed.nbytes)
+    np.copyto(copied.numpy().view(signed.dtype), signed.reshape(-1))
+    dtype = torch.from_numpy(np.empty(0, signed.dtype)).dtype
+    return copied.to(device, non_blocking=True).view(dtype).view(signed.shape)
+
+
+def fetched(whole: Tensor) -> Tensor:
+    """A copy of flat bytes in the host's memory, once it is there: from CUDA in pinned memory, which copies
+    at several times the rate, and which torch keeps for the next ones once a payload is sent.
+    """
+    if whole.device.type != "cuda":
+        return whole.cpu()
+    copied = pinned.pinned_memory(len(whole)).copy_(whole, non_blocking=True)
+    there = torch.cuda.Event(blocking=True)
+    there.record(torch.cuda.current_stream(whole.device))
+    there.synchronize()
+    return copied
 
 
 def to_host(elements: Tensor) -> Floats:

@@ -118,7 +118,16 @@ def _restored(recipe: Recipe, parameter: Tensor, slots: Slots) -> Kept:
 
 def square_sums(gradients: Iterable[Tensor]) -> list[float]:
     """Each tensor's sum of squares in float64, added in row-major order however the tensor lies in memory."""
-    return read([square_sum(gradient) for gradient in gradients])
+    return read(squares_of(list(gradients)))
+
+
+def squares_of(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The sums of squares, still on the gradients' device, where one kernel makes many."""
+    if gradients and gradients[0].device.type == "cuda":
+        rows = [gradient.contiguous() for gradient in gradients]
+        norms = torch._foreach_norm(rows, 2, dtype=torch.float64)
+        return list(torch._foreach_mul(norms, norms))
+    return [square_sum(gradient) for gradient in gradients]
 
 
 def square_sum(gradient: Tensor) -> Tensor:

@@ -126,7 +126,12 @@ def test_a_short_evaluation_is_told_in_two_lines(capsys: pytest.CaptureFixture[s
         observer.working(Unit(0, False, 0, 8), done)
     observer.validated(0, 1.5, {})
     said = capsys.readouterr().err.splitlines()
-    assert said == ["validating after 0 steps", "validation loss after 0 steps: 1.5000"]
+    assert said == ["validating after 0 steps on 8 microbatches", "validation loss after 0 steps: 1.5000"]
+
+
+def test_an_evaluation_without_codecs_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainObserver(3, Clock()).working(Unit(1, False, 0, 1, plain=True), 0)
+    assert capsys.readouterr().err == "validating after 0 steps on 1 microbatch, with all links dense\n"
 
 
 def test_a_clock_shows_on_a_terminal_that_the_broker_still_plans(
@@ -292,4 +297,4 @@ def test_a_step_that_python_decides_is_not_predicted(capsys: pytest.CaptureFixtu
 def test_a_plan_without_a_prediction_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
     PlainObserver(1).planned(Planned("job-1", 1, plan, [[]], {}))
-    assert "no measurements of these workers yet: using a topology-independent cut" in capsys.readouterr().err
+    assert "are not measured yet: each has about the same share of the work" in capsys.readouterr().err

@@ -28,6 +28,10 @@ class Few(Vectors):
         ({"validate_every": 2}, "validate_every=2 has no effect without Job(validation=)"),
         ({"validation": Few(), "validation_batches": 2, "validate_every": 2}, ""),
         ({"validation": Few(), "validation_batches": None}, ""),
+        (
+            {"validation": Vectors()},
+            "an evaluation takes 8 of 100 batches of validation (validation_batches=None: all)",
+        ),
         ({}, ""),
     ],
 )

@@ -94,7 +94,10 @@ def plan(
     if workers < 0:
         raise PlanError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
     if fleet == (topology is not None):
-        raise PlanError("nothing to plan for: give either --topology FILE (or a testbed's name) or --fleet")
+        raise PlanError(
+            "nothing to plan for: give either --topology FILE (or a testbed's name, such as four-homes),"
+            " or --fleet for the workers of a broker"
+        )
     if picture is not None:
         check_picture(picture)
     codecs = parse_codecs(codec, sum_codec)

@@ -98,8 +98,8 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
     """The predicted step time and bottleneck, in a few lines."""
     if prediction is None:
         return [
-            "no measurements of these workers yet: using a topology-independent cut, without a predicted"
-            " step time"
+            "these workers and their links are not measured yet: each has about the same share of the work,"
+            " and no step time is predicted"
         ]
     step = f"{format_seconds(prediction.step_seconds)} a step, limited by {prediction.bottleneck}"
     if prediction.brief:

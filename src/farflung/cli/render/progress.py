@@ -168,7 +168,9 @@ class PlainObserver(Observer):
         if microbatches == 0:
             self._unit.begin()
             if not unit.train:
-                note(f"validating after {unit.step} steps")
+                how = ", with all links dense" if unit.plain else ""
+                size = count_of(unit.microbatches, "microbatch", "microbatches")
+                note(f"validating after {unit.step} steps on {size}{how}")
         elif self._unit.is_over():
             what = f"step {unit.step + 1}/{self._steps}" if unit.train else "validating"
             note(f"{what}: {microbatches} of {unit.microbatches} microbatches")

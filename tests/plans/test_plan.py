@@ -22,6 +22,12 @@ def test_a_plan_lists_workers_segments_and_neighbours() -> None:
     assert plan.neighbours("a") == {"b"} and plan.neighbours("b") == {"a"}
 
 
+def test_a_plan_prints_as_one_line_that_no_worker_s_name_can_break() -> None:
+    plan = Plan([placement(0, "a"), placement(1, "b\n\x1b[2J")], [edge(FEEDER, 0), edge(0, 1)], 1, 1)
+    assert str(plan).startswith("segment 0 on a (50%), 1 on b") and str(plan).endswith("(50%); 1 microbatch")
+    assert str(plan).isprintable()
+
+
 @pytest.mark.parametrize("pair", [(0, 3), (0, FEEDER), (3, 0), (-2, 0)])
 def test_an_edge_joins_existing_segments(pair: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"goes from segment .* there is no such segment"):

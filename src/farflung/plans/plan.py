@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from farflung.plans.codec_pair import DENSE, CodecName, CodecPairName
 from farflung.plans.pipelines import Pipeline, Sum, dealt
+from farflung.text import count_of, printable
 
 FP32_BYTES = 4
 FEEDER = -1  # the feeder's segment number: a pseudo-segment that produces every model input
@@ -232,6 +233,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def recomputing(self) -> set[int]:
         """Numbers of the segments that recompute activations instead of storing them."""
         return {p.segment for p in self.placements if p.recompute}
+
+    def __str__(self) -> str:
+        """One line: each segment's worker, with its share of a replica's FLOPs, and the microbatches."""
+        total = sum(p.flops for p in self.placements) / max(1, len(self.pipelines)) or 1
+        parts = [f"{p.segment} on {' and '.join(p.workers)} ({p.flops / total:.0%})" for p in self.placements]
+        return printable(
+            f"segment {', '.join(parts)}; {count_of(self.microbatches, 'microbatch', 'microbatches')}"
+        )
 
     def workers(self) -> list[str]:
         """Every worker of the plan, in order of its first segment."""

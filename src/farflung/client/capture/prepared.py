@@ -249,7 +249,7 @@ def _on_validation(job: Job) -> Iterator[str]:
             f"validation has {count_of(len(job.held_out), 'item')}, so an evaluation takes {found} of {size}:"
             f" fewer than validation_batches={asked}"
         )
-    elif asked == Job.validation_batches and (whole := len(job.held_out) // size) > asked:
+    elif asked and asked == Job.validation_batches and (whole := len(job.held_out) // size) > asked:
         yield f"an evaluation takes {asked} of {whole} batches of validation (validation_batches=None: all)"
 
 

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from farflung.text import count_of, format_seconds, printable
+
 
 class LinkRow(msgspec.Struct, frozen=True):
     """What one worker sent to another, in a step or in a run.
@@ -151,3 +153,10 @@ class Summary(msgspec.Struct, frozen=True):
     checkpoint_step: int | None = None
     metrics: dict[str, float] = {}
     best: Best | None = None
+
+    def __str__(self) -> str:
+        """One line: the state, the steps, how long they took, and the losses."""
+        words = f"{self.state} after {count_of(self.steps, 'step')} in {format_seconds(self.seconds)}"
+        if self.validation_loss is not None and self.initial_validation_loss is not None:
+            words += f", validation loss {self.initial_validation_loss:.4f} -> {self.validation_loss:.4f}"
+        return printable(f"{words}: {self.reason}" if self.reason else words)

@@ -139,6 +139,6 @@ def test_steps_that_ended_while_the_submitter_was_away_are_counted(tmp_path: Pat
 
 def test_an_attempt_on_the_plan_of_before_says_nothing_of_predictions() -> None:
     first = msgspec.structs.replace(samples(Planned)[0], attempt=1, prediction=None)
-    assert any("no measurements" in line for line in planned_lines(first))
+    assert any("not measured yet" in line for line in planned_lines(first))
     again = msgspec.structs.replace(first, attempt=2)
-    assert not any("no measurements" in line for line in planned_lines(again))
+    assert not any("not measured yet" in line for line in planned_lines(again))

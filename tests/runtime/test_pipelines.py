@@ -12,6 +12,7 @@ from benchmarks.zoo.side_by_side import captured, microbatches, planned
 
 from farflung.errors import CodecError
 from farflung.opdag.capture.capture import LossModule
+from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob
 from farflung.plans import Plan, dealt
 from farflung.plans.codec_pair import codebook_of
@@ -19,8 +20,11 @@ from farflung.runtime.coding import Coding
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer
+from farflung.runtime.parcel import Parcel
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import named_state, received
+from farflung.runtime.torch_backend import tensors
+from farflung.runtime.torch_backend.codecs import TensorCarrier
 from farflung.runtime.training import Training
 
 torch.set_num_threads(1)
@@ -86,16 +90,21 @@ def test_pipelines_train_as_one_process_that_adds_in_the_same_order(
             assert torch.equal(held[key], trained[at % count][key])
 
 
-def coded_job(codec: str) -> tuple[InProcessPipeline, Case, Training]:
+def coded_plan(graph: Graph, codec: str) -> tuple[PlannedJob, Training]:
     """A GPT in two pipelines at two sites, with `codec` on the sums between them."""
-    subject = case("gpt-tied")
-    module, graph = captured(subject, SAMPLES)
     training = Training(12, 4, SAMPLES, AdamW(lr=3e-3), seed=3, clip=0.5)
     training = training.with_codecs(codebook_of([codec]))
     one = planned(graph, training, 2)
     plan = msgspec.structs.replace(replicated(one.plan, [2, 2]), sum_codec=codec)
     where = {worker: worker[-1] for worker in plan.workers()}
-    job = PlannedJob(plan, one.segments).unfolded(SAMPLES, where)
+    return PlannedJob(plan, one.segments).unfolded(SAMPLES, where), training
+
+
+def coded_job(codec: str) -> tuple[InProcessPipeline, Case, Training]:
+    """It with new weights, to be trained."""
+    subject = case("gpt-tied")
+    module, graph = captured(subject, SAMPLES)
+    job, training = coded_plan(graph, codec)
     segments = received(job.programs, SAMPLES)
     state = named_state(copy.deepcopy(module), graph)
     return InProcessPipeline(graph, job.plan, segments, state, training), subject, training
@@ -140,6 +149,36 @@ def test_a_step_that_runs_again_leaves_the_same_residuals() -> None:
     assert train(*undisturbed) == train(*disturbed, stumbles=5)
     for mine, theirs in zip(weights(undisturbed[0]), weights(disturbed[0]), strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_sums_of_tensors_on_a_device_have_the_bits_of_those_in_memory() -> None:
+    """A device's sums are coded on the host: two steps, so that the second has residuals."""
+    job, training = coded_plan(captured(case("gpt-tied"), SAMPLES)[1], "int8")
+    one = max(job.plan.sums, key=lambda each: each.bytes)
+    head = next(each for each in one.heads if each != one.owner)
+    coders: dict[int, list[Coding]] = {}
+    for segment in (head, one.owner):
+        mine = [s for s in job.segments if job.plan.worker_of(s.number) == job.plan.worker_of(segment)]
+        arguments = (job.plan.worker_of(segment), job.plan, training, mine, 0)
+        device = TensorCarrier(torch.device("cpu"))
+        coders[segment] = [Coding(*arguments), Coding(*arguments, device)]
+    shape = job.segments[head].values[one.value].shape_at(SAMPLES)
+    for unit in range(2):
+        up = torch.randn(shape, generator=torch.Generator().manual_seed(unit))
+        for source, target in ((head, one.owner), (one.owner, head), (one.owner, one.owner)):
+            parcel = Parcel(unit, 0, source, target, one.value, source == head, None)
+            on_host, on_device = coders[source]
+            sent = on_host.encode(parcel._replace(payload=tensors.memory(up)))
+            again = on_device.encode(parcel._replace(payload=up))
+            assert sent.payload is not None and again.payload is not None
+            assert len(sent.payload.data) < one.bytes / 3.5
+            assert bytes(sent.payload.data) == bytes(again.payload.data)
+            on_host, on_device = coders[target]
+            read = on_host.decode(sent, tensors.allocate).payload
+            tensor = on_device.decode(again, tensors.allocate).payload
+            assert bytes(read) == bytes(tensors.memory(tensor))
+        for each in (coding for both in coders.values() for coding in both):
+            each.decided(unit)
 
 
 def test_a_codec_of_sums_must_be_in_the_codebook_and_fit_sums() -> None:

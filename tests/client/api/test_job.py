@@ -160,6 +160,24 @@ def test_a_codec_that_there_is_not_is_refused(codec: object) -> None:
         make(codec=codec)
 
 
+@pytest.mark.parametrize("codec", ["dense", "int8", "topk1-bf16", "auto"])
+def test_the_codec_of_sums(codec: str) -> None:
+    assert make(sum_codec=codec).sum_codec == codec
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [
+        ("int9", "there is no codec 'int9'"),
+        ("axes30-dithered", "cannot use codec axes30-dithered, because what is read of it depends"),
+        (8, "sum_codec must be a text such as 'int8'"),
+    ],
+)
+def test_a_codec_that_sums_cannot_use_is_refused(codec: object, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        make(sum_codec=codec)
+
+
 @pytest.mark.parametrize("gap", [-0.1, 1.5, math.nan, "1", True])
 def test_a_loss_gap_that_is_no_share_is_refused(gap: object) -> None:
     with pytest.raises(JobError, match="max_loss_gap must be between 0 and 1"):

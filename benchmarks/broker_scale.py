@@ -30,7 +30,6 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.arguments import positive
-from farflung.broker.address_file import read_address
 
 from farflung.broker.security.authority import create_token
 from farflung.client.run.broker_client import ask_status
@@ -39,6 +38,7 @@ from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Register, Registered, ToWorker, decode, encode
 from farflung.protocol.worker import Device
 from farflung.transport.link.link import Link
+from farflung.transport.net.address_file import read_address
 from farflung.transport.security.enrolment import enrol
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.tokens import Token

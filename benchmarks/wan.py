@@ -4,8 +4,8 @@ Every system trains the same model on the same data with the same batch, optimiz
 worker in a network namespace of its own; sides alternate. Seconds of a step are measured here. Steps to the
 target were counted without a network (`python -m benchmarks.race.count`), on five seeds, and belong to a
 system if its first losses here are those that were counted. `--quick` races once and stays under twenty
-minutes; `--full` also trains farflung to the target in the lab, as a proof. Needs root and /dev/net/tun;
-`--testbed loopback` needs neither.
+minutes; with `--keep FOLDER` a race that was interrupted goes on with the next leg; `--full` also trains
+farflung to the target in the lab, as a proof. Needs root and /dev/net/tun; `--testbed loopback` needs neither.
 
 Opponents (`--peers`): `gpipe`, `1f1b`, `interleaved`, `zero-bubble` and `zero-bubble-v`, each also with
 boundaries in `-bf16` or `-int8`, and with other microbatches (`1f1b-int8@16`); `ddp` and `ddp-powersgd`;
@@ -38,6 +38,7 @@ from benchmarks.race.counting.counts import FILE, Counted, What, counted, kept_r
 from benchmarks.race.counting.store import Run
 from benchmarks.race.course import COURSE, Course
 from benchmarks.race.ground import LOOPBACK, Ground, LabGround, LoopbackGround, congestion_control
+from benchmarks.race.kept import keep_leg, kept_leg, key_of
 from benchmarks.race.leg import Leg
 from benchmarks.race.result import AUTO, Proof, Result, proof, result
 from benchmarks.race.schedules import PIPELINES, parts_of
@@ -212,7 +213,12 @@ def _folder_name(number: int, system: str) -> str:
 
 
 def _leg(system: str, place: Ground, course: Course, runs: Path, warmup: int) -> Leg:
+    key = key_of(system, place, course_of(system, course), warmup)
+    if (kept := kept_leg(runs, key)) is not None:
+        tell(f"{place.name}: {system} took {kept.median_seconds:.2f} s a step in the race that goes on here")
+        return kept
     leg = race(system, place, course_of(system, course), runs, warmup)
+    keep_leg(runs, key, leg)
     seconds = ", ".join(f"{each:.2f}" for each in leg.seconds)
     late = f"; VOID, {leg.late_p99_ms:.1f} ms late" if leg.void else ""
     tell(f"{place.name}: {system} took {seconds} s a step{late}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+WIDTH = 160
+"""Columns of the table where it goes to a file."""
 
 
 def table(result: Result) -> Table:
@@ -102,7 +106,7 @@ def first_at_target(result: Result) -> str | None:
 
 def show(result: Result) -> None:
     """Print both to standard error, where they do not mix with JSON."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
     console.print(table(result))
     for line in lines(result):
         console.print(line, highlight=False)

@@ -5,7 +5,7 @@ worker in a network namespace of its own; sides alternate. Seconds of a step are
 target were counted without a network (`python -m benchmarks.race.count`), on five seeds, and belong to a
 system if its first losses here are those that were counted. `--quick` races once and stays under twenty
 minutes; with `--keep FOLDER` a race that was interrupted goes on with the next leg; `--full` also trains
-farflung to the target in the lab, as a proof. Needs root and /dev/net/tun; `--testbed loopback` needs neither.
+farflung to the target in the lab, as a proof. Needs root and /dev/net/tun, except for `--testbed loopback`.
 
 Opponents (`--peers`): `gpipe`, `1f1b`, `interleaved`, `zero-bubble` and `zero-bubble-v`, each also with
 boundaries in `-bf16` or `-int8`, and with other microbatches (`1f1b-int8@16`); `ddp` and `ddp-powersgd`;
@@ -64,7 +64,7 @@ from farflung.plans import Plan, Topology
 from farflung.plans.testbeds.catalogue import find_topology
 
 LOOPBACK_NODES = 4
-PEERS = "gpipe,1f1b,zero-bubble,1f1b-bf16,1f1b-int8,alone"
+PEERS = "gpipe,1f1b,zero-bubble,gpipe-bf16,gpipe-int8,alone"
 CODECS = ("auto",)
 
 

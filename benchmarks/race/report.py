@@ -91,6 +91,16 @@ def lines(result: Result) -> Iterator[str]:
             f"whole run in the lab, {proof.system}: {proof.steps} steps in {proof.seconds:.0f} s,"
             f" first losses {'as' if proof.same_losses else 'NOT as'} counted"
         )
+    devices = sorted({device for system in result.systems.values() for device in system.counted_on})
+    if devices:
+        yield f"steps were counted on {', '.join(devices)}, without a network"
+    earlier = [
+        name
+        for name, system in result.systems.items()
+        if system.same_losses and not system.counted_by_this_code
+    ]
+    if earlier:
+        yield f"counted by other code, whose first losses are these: {', '.join(earlier)}"
     missing = [name for name, system in result.systems.items() if not system.counted]
     if missing:
         yield f"not counted: {', '.join(missing)} (python -m benchmarks.race.count)"

@@ -14,12 +14,12 @@ from benchmarks.race import count
 from benchmarks.race.counting import store
 from benchmarks.race.counting.boundary import Kind, arrives, leaves
 from benchmarks.race.counting.corpus import built_in, by_counts, by_zstd, read_text, write_text
-from benchmarks.race.counting.counts import What, what_of
+from benchmarks.race.counting.counts import What, kept_runs, what_of
 from benchmarks.race.counting.counts import counted as counted_runs
 from benchmarks.race.counting.curve import SMOOTHED, crossing, interval
-from benchmarks.race.counting.entrant import entrant
+from benchmarks.race.counting.entrant import entrant, trained
 from benchmarks.race.counting.training import held_out, train
-from benchmarks.race.course import Course
+from benchmarks.race.course import COURSE, Course
 from benchmarks.race.numerics import coded_reference
 from benchmarks.race.numerics import train as train_eagerly
 
@@ -217,6 +217,15 @@ def test_a_seed_without_the_target_leaves_no_steps() -> None:
     found = counted_runs([line("dense"), never], What(), never.course, "text")
     assert found is not None and found.steps == [pytest.approx(40), None] and found.reached == []
     assert counted_runs([line("dense", 1)], What(), never.course, "text") is None  # seeds begin with 0
+
+
+def test_the_runs_that_are_kept_can_be_read_and_are_whole_seeds() -> None:
+    runs = kept_runs()
+    for run in runs:
+        assert trained(run.course, 0) == trained(COURSE, 0) and run.evaluations[0][0] == 0, run.system
+        assert crossing(run.evaluations, COURSE.target) is not None or run.end != "target", run.system
+    dense = counted_runs(runs, What(), COURSE, runs[0].text)
+    assert dense is not None and len(dense.steps) >= 5 and len(dense.reached) == len(dense.steps)
 
 
 def test_a_run_of_other_code_counts_once_it_was_checked(tmp_path: Path) -> None:

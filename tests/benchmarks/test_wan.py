@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from benchmarks.race import kept
 from benchmarks.race.bounds import Bound, naive_bound, schedule_bound
 from benchmarks.race.chart import loss_chart
 from benchmarks.race.counting.corpus import built_in
@@ -16,7 +17,7 @@ from benchmarks.race.counting.counts import Counted
 from benchmarks.race.counting.entrant import entrant
 from benchmarks.race.counting.training import train as counted
 from benchmarks.race.course import Course
-from benchmarks.race.ground import LoopbackGround
+from benchmarks.race.ground import Ground, LoopbackGround
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, agrees, coded_reference, train
 from benchmarks.race.report import first_at_target, lines, steps_words
@@ -181,6 +182,13 @@ def test_a_race_without_pipelines_has_no_speedup() -> None:
     assert found.speedup_samples_per_second is None
 
 
+def test_counts_of_other_code_are_never_used_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f"counted by other code, whose first losses are these: {FARFLUNG}, {AUTO}, gpipe"
+    assert said in list(lines(raced({}, gpipe=8.0)))
+    monkeypatch.setattr("benchmarks.race.result.code_digest", lambda: KNOWN.code[0])
+    assert not any("other code" in line for line in lines(raced({}, gpipe=8.0)))
+
+
 def test_losses_agree_if_the_first_ones_do() -> None:
     assert agrees([1.0, 2.0, 9.0], [1.0, 2.0]) and agrees([1.0], [1.0, 2.0])
     assert not agrees([1.0, 2.1], [1.0, 2.0]) and not agrees([], [1.0])
@@ -260,3 +268,34 @@ def test_bad_input_is_one_line(
 
 def leg(system: str, losses: list[float], seconds: list[float], bytes_per_step: float = 1000.0) -> Leg:
     return Leg(system, losses, seconds, bytes_per_step, 0.5, 0.1, False)
+
+
+def test_an_interrupted_race_goes_on_with_its_next_leg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raced = []
+
+    def once(system: str, place: Ground, course: Course, folder: Path, warmup: int) -> Leg:
+        if system in raced:
+            raise RuntimeError("the machine went away")
+        raced.append(system)
+        folder.mkdir(parents=True)
+        return leg(system, [3.0], [1.0, 2.0])
+
+    monkeypatch.setattr(wan, "race", once)
+    place = LoopbackGround(2)
+    first = wan._leg(FARFLUNG, place, TINY, tmp_path / "0", 1)
+    assert wan._leg(FARFLUNG, place, TINY, tmp_path / "0", 1) == first
+    assert "goes on" in capsys.readouterr().err
+    for course, warmup in ((msgspec.structs.replace(TINY, steps=9), 1), (TINY, 2)):
+        with pytest.raises(RuntimeError, match="went away"):  # another leg is never taken for this one
+            wan._leg(FARFLUNG, place, course, tmp_path / "0", warmup)
+    assert not (tmp_path / "0").exists()
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "half.log").touch()
+    wan._leg("gpipe", place, TINY, tmp_path / "1", 1)
+    assert not (tmp_path / "1" / "half.log").exists()  # what an interrupted leg had left
+    monkeypatch.setattr(kept, "code_digest", lambda: "other code")
+    raced.clear()
+    wan._leg("gpipe", place, TINY, tmp_path / "1", 1)
+    assert raced == ["gpipe"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 from benchmarks.race.counting.curve import crossing, smoothed
-from benchmarks.race.counting.entrant import STOCK
+from benchmarks.race.counting.entrant import STOCK, trained
 from benchmarks.race.counting.store import Run, read
 from benchmarks.race.course import Course
 
@@ -64,11 +64,11 @@ def what_of(plan: Plan) -> What:
 
 def counted(runs: Iterable[Run], what: What, course: Course, text: str) -> Counted | None:
     """The runs of one system; None if there are none. Of two runs of a seed the later one counts."""
-    course = _counted_as(course)
+    meant = trained(course, 0)
     by_seed = {
         run.seed: run
         for run in runs
-        if run.text == text and _counted_as(run.course) == course and _what(run) == what
+        if run.text == text and trained(run.course, 0) == meant and _what(run) == what
     }
     found = [by_seed[seed] for seed in range(len(by_seed)) if seed in by_seed]
     if not found or found[0].seed:
@@ -87,11 +87,6 @@ def counted(runs: Iterable[Run], what: What, course: Course, text: str) -> Count
 def kept_runs(path: Path = FILE) -> list[Run]:
     """The runs of a file."""
     return [line for line in read(path) if isinstance(line, Run)]
-
-
-def _counted_as(course: Course) -> Course:
-    """A course without what changes no step: the seed, and how microbatches and links are called."""
-    return msgspec.structs.replace(course, seed=0, codec=DENSE, replicas=1)
 
 
 def _what(run: Run) -> What:

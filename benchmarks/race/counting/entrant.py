@@ -62,11 +62,21 @@ class Entrant:
         numbers: object = (self.stages, self.rounding)
         if self.planned is not None:
             numbers = (numbers_of(self.planned.plan), CODEC_FORMAT)
-        return _digest((msgspec.structs.replace(course, seed=seed, codec="dense"), text, numbers))
+        return _digest((trained(course, seed), text, numbers))
 
     def links(self) -> list[tuple[int, int, str]]:
         """(source, target, codec pair) of the coded links between segments."""
         return [] if self.planned is None else numbers_of(self.planned.plan).links
+
+
+def trained(course: Course, seed: int) -> dict[str, object]:
+    """What of a course changes a number of a run without replicas, as far as it is not the default.
+
+    So a field that a course gets later changes no key of what was counted before.
+    """
+    given = msgspec.structs.replace(course, seed=seed, codec="dense", replicas=1, sum_codec="dense")
+    usual = msgspec.to_builtins(Course())
+    return {name: value for name, value in msgspec.to_builtins(given).items() if value != usual[name]}
 
 
 def of_plan(plan: Plan, course: Course, corpus: Corpus) -> Entrant:

@@ -81,8 +81,8 @@ def lines(result: Result) -> Iterator[str]:
         for name, speedup in found.items():
             low, high = speedup.interval
             yield (
-                f"to the target, {name}: {speedup.times:.2f} x ({low:.2f}-{high:.2f}) the {kind}"
-                f" ({speedup.opponent})"
+                f"to the target, {name} over {kind} ({speedup.opponent}): {speedup.times:.2f} x"
+                f" ({low:.2f}-{high:.2f})"
             )
     if (winner := first_at_target(result)) is not None and not winner.startswith(FARFLUNG):
         yield f"{winner} is at the target first: nothing is gained by distributing this training so"

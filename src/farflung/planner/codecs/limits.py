@@ -17,7 +17,7 @@ MOST_BOUNDARIES = 3
 """Stage boundaries of the chains on which the rungs' losses were measured (`codec/losses.json`)."""
 MOST_NOISE = 0.1
 """Largest relative error of gradients that cross more boundaries: over seven a GPT learned with 0.09 at each
-as it does without codecs, and with 0.17 it stopped learning (docs/measurements/race.md, "With codecs")."""
+as it does without codecs, and with 0.17 it stopped learning (docs/measurements/race.md)."""
 
 
 @dataclass(frozen=True)

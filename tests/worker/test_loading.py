@@ -111,6 +111,16 @@ def doubled(**changes: object) -> Load:
     return Load("job-1", 1, plan, training, programs, {}, "desk")
 
 
+def test_what_arrives_for_sums_is_counted_beside_compiled_segments() -> None:
+    job, needs = doubled(), Needs(*(10.0,) * 10)
+    alone = int(needs.footprint(job.plan.window, False).bytes)
+    arriving = job.plan.sum_bytes({1})
+    assert arriving > 0
+    require_compiled_to_fit("b", job, {}, {1: needs}, alone + arriving)
+    with pytest.raises(GraphError, match=f"compiled, the segments need {alone + arriving} bytes"):
+        require_compiled_to_fit("b", job, {}, {1: needs}, alone + arriving - 1)
+
+
 def test_a_worker_of_a_pipeline_runs_its_own_segments() -> None:
     job = doubled()
     loaded = load_segments("b", job, StateReceiver(job, [1], 10**9, fresh), 10**9, TorchBackend())

@@ -118,7 +118,8 @@ def require_compiled_to_fit(
         together = together.beside(each.footprint(load.plan.window, again[number]))
     programs = [runner.segment for runner in runners.values()]
     coding = coding_bytes(worker, load.plan, load.training, programs)
-    _require_memory("compiled, the segments need", int(together.bytes) + coding, memory_bytes)
+    sums = load.plan.sum_bytes(set(load.plan.segments_of(worker)))
+    _require_memory("compiled, the segments need", int(together.bytes) + coding + sums, memory_bytes)
 
 
 def _require_memory(who: str, needed: int, memory_bytes: int) -> None:

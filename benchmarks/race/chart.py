@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Point = tuple[float, float]
+STROKES = ("-", "-.", ":")
+"""Of lines whose colour is another's, too."""
 
 
 @style()
@@ -27,8 +29,9 @@ def loss_chart(title: str, lines: Mapping[str, Sequence[Point]], target: float) 
     figure = new_figure(640, 340)
     axes = figure.add_axes((0.085, 0.13, 0.89, 0.76))
     for number, (name, line) in enumerate(lines.items()):
-        colour = COLOURS[1:][number % (len(COLOURS) - 1)]
-        axes.plot(*zip(*line, strict=True), color=colour, lw=1.8, label=plain_text(name))
+        turn, at = divmod(number, len(COLOURS) - 1)
+        stroke = STROKES[turn % len(STROKES)]
+        axes.plot(*zip(*line, strict=True), color=COLOURS[1:][at], ls=stroke, lw=1.8, label=plain_text(name))
     axes.axhline(target, color=PALE, ls="--", lw=1, label=f"target {target:.3g}")
     axes.set_title(plain_text(title), loc="left")
     axes.set(xlabel="seconds of training", ylabel="validation loss", xlim=(0, None))

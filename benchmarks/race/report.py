@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.race.chart import loss_chart
 from benchmarks.race.result import Result, System
-from benchmarks.race.systems import FARFLUNG
+from benchmarks.race.systems import ALONE, FARFLUNG
 from rich.console import Console
 from rich.table import Table
 
@@ -85,7 +85,8 @@ def lines(result: Result) -> Iterator[str]:
                 f" ({low:.2f}-{high:.2f})"
             )
     if (winner := first_at_target(result)) is not None and not winner.startswith(FARFLUNG):
-        yield f"{winner} is at the target first: nothing is gained by distributing this training so"
+        useless = ": nothing is gained by distributing this training" if winner == ALONE else ""
+        yield f"{winner} is at the target first{useless}"
     for proof in result.proofs:
         yield (
             f"whole run in the lab, {proof.system}: {proof.steps} steps in {proof.seconds:.0f} s,"

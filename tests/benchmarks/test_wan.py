@@ -143,6 +143,8 @@ def test_where_one_machine_alone_is_first_the_report_says_so() -> None:
     assert first_at_target(found) == "alone"
     assert any("nothing is gained by distributing" in line for line in lines(found))
     assert not any("nothing is gained" in line for line in lines(raced({}, gpipe=8.0, alone=5.0)))
+    others = list(lines(raced({}, gpipe_int8=0.9, alone=5.0)))
+    assert "gpipe-int8 is at the target first" in others
 
 
 def test_a_system_that_does_not_reach_the_target_has_no_number() -> None:

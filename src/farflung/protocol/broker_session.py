@@ -14,12 +14,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from farflung.errors import AnotherAuthority, FarflungError, ProtocolError
+from farflung.errors import AnotherAuthority, ConnectionFailed, FarflungError, ProtocolError
 from farflung.protocol.messages import Attach, Attached, Message, Renew, decode, encode
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial_any
 from farflung.transport.failures import why_given_up
 from farflung.transport.link.session import Session
 from farflung.transport.net.redial import redial
+from farflung.transport.security.enrolment import renew_ended
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
@@ -241,6 +242,24 @@ class Renewal:
         except FarflungError as error:
             log.warning("the renewed certificate was refused: %s", error)
             return
+        self._use()
+
+    async def renew_ended(self) -> bool:
+        """Renew a certificate that has ended; False if the broker does not answer.
+
+        Raises
+        ------
+        IdentityError
+            The broker refuses: no broker would ever admit this holder again.
+        """
+        try:
+            self.identity = await renew_ended(self.identity)
+        except ConnectionFailed:
+            return False
+        self._use()
+        return True
+
+    def _use(self) -> None:
         for context in self._contexts:
             self.identity.present_in(context)
         log.info("the certificate was renewed")

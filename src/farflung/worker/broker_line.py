@@ -67,7 +67,7 @@ class BrokerLine:
         refusal counts, because the process that had it may just have died (after a reboot, say). Raises
         AnotherAuthority if this is not the broker of this identity; but once connected to the right broker,
         the worker waits for it, even if another one answers meanwhile. Raises IdentityError if it must
-        connect anew and its certificate has ended, because no broker renewed it.
+        connect anew, its certificate has ended and the broker does not renew it.
         """
         self._timeouts = timeouts
         pauses, asked_again, was_there, said = Pauses(), False, False, ""
@@ -77,7 +77,8 @@ class BrokerLine:
             except ConnectionFailed as error:
                 if isinstance(error, AnotherAuthority) and not was_there:
                     raise
-                self._renewal.identity.require_valid()  # or no broker would ever admit this worker again
+                if self._renewal.identity.has_ended and await self._renewal.renew_ended():
+                    continue
                 if str(error) != said:
                     said = str(error)
                     log.warning("%s; trying again", said)

@@ -17,6 +17,8 @@ from farflung.broker.storage.store import Store
 from farflung.errors import IdentityError
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import (
+    LIFETIME_SECONDS,
+    RENEWABLE_SECONDS,
     certificate_from_pem,
     fingerprint,
     new_key,
@@ -27,6 +29,7 @@ from farflung.transport.security.certificates import (
 from farflung.transport.security.join_messages import (
     AskAuthority,
     AskCertificate,
+    AskRenewal,
     Refuse,
     TellAuthority,
     TellCertificate,
@@ -358,3 +361,60 @@ def _forged(key: ec.EllipticCurvePrivateKey) -> bytes:
     place = forged.index(own)
     forged[place : place + len(own)] = victim
     return x509.load_der_x509_csr(bytes(forged)).public_bytes(serialization.Encoding.PEM)
+
+
+def joined(authority: Authority, id: str = "lab-1") -> ec.EllipticCurvePrivateKey:
+    """The key of a holder that has just joined."""
+    key = new_key()
+    authority.enrol(asking(authority.create_token("worker"), id, key))
+    return key
+
+
+def renewing(key: ec.EllipticCurvePrivateKey, id: str = "lab-1", role: TokenRole = "worker") -> AskRenewal:
+    return AskRenewal(id, role, signing_request(key, id, role))
+
+
+def told(authority: Authority, asked: AskRenewal) -> TellCertificate | str:
+    answer = join_messages.decode_answer(authority.answer(join_messages.encode(asked), "192.0.2.1:9"))
+    assert isinstance(answer, TellCertificate | Refuse)
+    return answer if isinstance(answer, TellCertificate) else answer.reason
+
+
+def test_a_certificate_that_has_ended_is_renewed_by_its_key_for_a_while(
+    authority: Authority, clock: Clock
+) -> None:
+    """A machine that was off for longer than a certificate lasts needed a token and a new folder."""
+    key = joined(authority)
+    clock.now += LIFETIME_SECONDS + RENEWABLE_SECONDS - 60
+    answer = told(authority, renewing(key))
+    assert isinstance(answer, TellCertificate)
+    fresh = certificate_from_pem(answer.certificate)
+    assert read_holder(fresh) == ("lab-1", "worker")
+    assert fresh.not_valid_after_utc.timestamp() == pytest.approx(clock.now + LIFETIME_SECONDS, abs=1)
+    clock.now += LIFETIME_SECONDS + RENEWABLE_SECONDS + 60
+    reason = told(authority, renewing(key))
+    assert isinstance(reason, str) and "ended more than 30 days ago: join again with a token" in reason
+
+
+def test_only_its_own_key_renews_a_certificate_that_has_ended(authority: Authority, clock: Clock) -> None:
+    key = joined(authority)
+    clock.now += LIFETIME_SECONDS + 60
+    for asked, words in (
+        (renewing(new_key()), "the id 'lab-1' is taken by another key"),
+        (renewing(key, "lab-2"), "lab-2 never joined this broker as worker"),
+        (renewing(key, role="submitter"), "belongs to a worker"),
+        (AskRenewal("lab-1", "worker", signing_request(key, "lab-2", "worker")), "found one for lab-2"),
+        (AskRenewal("lab-1", "worker", b"nonsense"), "certificate request"),
+    ):
+        reason = told(authority, asked)
+        assert isinstance(reason, str) and words in reason
+
+
+def test_a_removed_member_cannot_renew_a_certificate_that_has_ended(tmp_path: Path, clock: Clock) -> None:
+    with Store(tmp_path) as store:
+        authority = Authority.open(tmp_path, store, clock, refusal=lambda id: f"{id} was removed")
+        key = new_key()
+        certificate = authority._issue(("lab-1", "worker"), key.public_key(), b"d" * 32)
+        assert read_holder(certificate_from_pem(certificate)) == ("lab-1", "worker")
+        clock.now += LIFETIME_SECONDS + 60
+        assert told(authority, renewing(key)) == "lab-1 was removed"

@@ -21,11 +21,12 @@ from farflung.broker.storage.contract import BrokerStore, Holder, TokenRecord
 from farflung.broker.storage.opening import open_store
 from farflung.errors import FarflungError, IdentityError
 from farflung.files import write_atomically
-from farflung.text import format_seconds, with_article
+from farflung.text import duration_words, format_seconds, with_article
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import (
     BACKDATE_SECONDS,
     LIFETIME_SECONDS,
+    RENEWABLE_SECONDS,
     certificate_from_pem,
     certificate_to_pem,
     fingerprint,
@@ -193,6 +194,10 @@ class Authority:
                 certificate = self.enrol(asked)
                 _log.info("%s joined as %s from %s", asked.id, asked.role, remote)
                 return join_messages.encode(join_messages.TellCertificate(certificate, self.clock()))
+            if isinstance(asked, join_messages.AskRenewal):
+                certificate = self.renew_ended(check_id(asked.id), asked.role, asked.request)
+                _log.info("%s renewed its ended certificate from %s", asked.id, remote)
+                return join_messages.encode(join_messages.TellCertificate(certificate, self.clock()))
             own = certificate_to_pem(self.certificate)
             return join_messages.encode(join_messages.TellAuthority(own, self.clock()))
         except FarflungError as error:
@@ -248,6 +253,27 @@ class Authority:
     def _check_refusal(self, id: str) -> None:
         if refusal := self.refusal(id):
             raise IdentityError(refusal)
+
+    def renew_ended(self, id: str, role: Role, request: bytes) -> bytes:
+        """A new certificate (PEM) for a holder whose own has ended, and whose key signed the request.
+
+        Without the key the certificate is of no use, so it does no harm if a request is repeated.
+
+        Raises
+        ------
+        IdentityError
+            As `renew`; or the certificate ended too long ago.
+        """
+        known = self.store.holder(id)  # cheaply, before a signature is checked or others have to wait
+        if known is None:
+            raise IdentityError(f"{id} never joined this broker as {role}: join with a token")
+        ended = certificate_from_pem(known.certificate).not_valid_after_utc.timestamp()
+        if self.clock() > ended + RENEWABLE_SECONDS:
+            raise IdentityError(
+                f"the certificate of {id} ended more than {duration_words(RENEWABLE_SECONDS)} ago: join again"
+                f" with a token (farflung token create --role {role}) and another --folder or --name"
+            )
+        return self.renew(id, role, request)
 
     def seal(self, generation: int) -> bytes:
         """What shows to any broker with this authority that one of them had this generation."""

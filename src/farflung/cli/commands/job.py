@@ -121,7 +121,7 @@ async def _identity(job: str, broker: str | None, token: str | None, folder: Pat
     operator = folder_of("operator", folder)
     is_operator = (operator / "identity.json").exists() or has_authority(folder_of("broker", None))
     if folder is not None:
-        is_operator = has_authority(folder) or Identity.load(folder).role == "operator"
+        is_operator = has_authority(folder) or Identity.load(folder, ended_too=True).role == "operator"
     if (submitter / "identity.json").exists() and not is_operator:
         return await obtain_identity(submitter, "submitter", broker, None)
     return await operator_identity(broker, None, operator, command)

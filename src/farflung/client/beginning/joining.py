@@ -52,7 +52,7 @@ async def obtain_identity(
 
     broker = None if broker is None else ",".join(parse_addresses(broker))
     if token is None:
-        kept = Identity.load(folder)
+        kept = Identity.load(folder, ended_too=True)
         if role not in (kept.role, "viewer"):  # any role may view
             found, needed = with_article(kept.role), with_article(role)
             raise IdentityError(
@@ -144,9 +144,14 @@ def _at(identity: Identity, broker: str | None) -> Identity:
 
 
 async def _fresh(identity: Identity, tell: ProgressCallback) -> Identity:
-    """The identity, with its certificate renewed if half of its lifetime is over and the broker answers."""
+    """The identity, with its certificate renewed if half of its lifetime is over and the broker answers.
+
+    One that has ended must be renewed: IdentityError says what to do if that fails.
+    """
     if not identity.needs_renewal(time.time()):
         return identity
+    if identity.has_ended:
+        return await _renewed_at_last(identity, tell)
     from farflung.client.run.broker_client import renew
 
     try:
@@ -154,6 +159,19 @@ async def _fresh(identity: Identity, tell: ProgressCallback) -> Identity:
     except FarflungError as error:
         tell(f"the certificate of {identity.id} could not be renewed: {error}")
         return identity
+
+
+async def _renewed_at_last(identity: Identity, tell: ProgressCallback) -> Identity:
+    from farflung.transport.security.enrolment import renew_ended
+
+    try:
+        fresh = await renew_ended(identity)
+    except FarflungError as error:
+        tell(f"the ended certificate of {identity.id} could not be renewed: {error}")
+        identity.require_valid()
+        raise
+    tell(f"the certificate of {identity.id} had ended, and was renewed")
+    return fresh
 
 
 def _say_joined(broker: str, identity: Identity, folder: Path, tell: ProgressCallback) -> None:

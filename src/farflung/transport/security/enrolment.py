@@ -29,11 +29,13 @@ from farflung.transport.security.join_messages import (
     Answer,
     AskAuthority,
     AskCertificate,
+    AskRenewal,
+    Request,
     TellAuthority,
     TellCertificate,
 )
 from farflung.transport.security.names import check_id, default_id
-from farflung.transport.security.tokens import Token, TokenRole
+from farflung.transport.security.tokens import Token, TokenRole, token_role
 from farflung.transport.timeouts import Timeouts
 
 
@@ -84,6 +86,31 @@ async def enrol(
     return Enrolment(identity, ahead)
 
 
+async def renew_ended(identity: Identity) -> Identity:
+    """Renew an identity whose certificate has ended at its broker, and store it in its folder.
+
+    Raises
+    ------
+    IdentityError
+        The broker refuses: it has removed the holder, or the certificate ended too long ago.
+    ConnectionFailed
+        The broker cannot be reached, or does not hold a certificate for its name.
+    """
+    request = await asyncio.to_thread(identity.renewal_request)
+    asked = AskRenewal(identity.id, token_role(identity.role), request)
+    authority, failures = await asyncio.to_thread(identity.authority), []
+    for address in identity.broker_addresses:
+        try:
+            answer = await _exchange(address, asked, authority)
+        except ConnectionFailed as error:
+            failures.append(str(error))
+            continue
+        if not isinstance(answer, TellCertificate):
+            raise _unexpected(address, answer)
+        return await asyncio.to_thread(identity.renewed, answer.certificate)
+    raise ConnectionFailed("; ".join(failures))
+
+
 async def _reach_authority(addresses: Sequence[str], token: Token) -> tuple[str, bytes]:
     """The first address at which a broker answers, and its authority's certificate (PEM)."""
     failures = []
@@ -122,7 +149,7 @@ def _check_clock(ahead_seconds: float) -> None:
     )
 
 
-async def _exchange(address: str, request: AskAuthority | AskCertificate, authority: bytes | None) -> Answer:
+async def _exchange(address: str, request: Request, authority: bytes | None) -> Answer:
     """Send one request to a broker, verified against `authority` (PEM) if that is known."""
     context = client_context(authority) if authority else unverified_context()
     server_hostname = BROKER_NAME if authority else None

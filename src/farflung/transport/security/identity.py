@@ -59,21 +59,23 @@ class Identity:
     certificate: x509.Certificate
 
     @classmethod
-    def load(cls, folder: Path) -> Identity:
+    def load(cls, folder: Path, ended_too: bool = False) -> Identity:
         """Read an identity folder and check that its parts belong together.
 
         Raises
         ------
         IdentityError
             There is no identity, a part is missing or does not match, others may read the key, or the
-            certificate has expired; the message says what to do.
+            certificate has expired, unless such ones are wanted, too (`ended_too`); the message says what to
+            do.
         """
         record = _read_record(folder)
         key = read_key(folder)
         certificate = _read_certificate(folder)
         identity = cls(folder, check_id(record.id), record.role, record.broker, certificate)
         _check_parts(identity, key, _read(folder, AUTHORITY_FILE))
-        identity.require_valid()
+        if not ended_too:
+            identity.require_valid()
         return identity
 
     @classmethod
@@ -103,9 +105,18 @@ class Identity:
         """When the certificate expires, in Unix seconds."""
         return self.certificate.not_valid_after_utc.timestamp()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the certificate has expired."""
+        return time.time() >= self.expires_at
+
+    def authority(self) -> bytes:
+        """The certificate (PEM) of the authority that issued it."""
+        return _read(self.folder, AUTHORITY_FILE)
+
     def require_valid(self) -> None:
         """IdentityError if the certificate has expired; the message says what to do."""
-        if time.time() >= self.expires_at:
+        if self.has_ended:
             raise IdentityError(
                 f"the certificate of {self.id} expired at "
                 f"{self.certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: run farflung token create"

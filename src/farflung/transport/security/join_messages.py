@@ -1,4 +1,4 @@
-"""The two requests that a broker accepts without a certificate, and its answers, as msgpack structs."""
+"""The three requests that a broker accepts without a certificate, and its answers, as msgpack structs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ class AskCertificate(_JoinMessage, frozen=True):
     request: Pem
 
 
+class AskRenewal(_JoinMessage, frozen=True):
+    """Renew a certificate that has ended: `request` (PEM) is a known holder's, signed by its known key."""
+
+    id: Annotated[str, Meta(max_length=MAXIMUM_ID_LENGTH)]
+    role: TokenRole
+    request: Pem
+
+
 class TellAuthority(_JoinMessage, frozen=True):
     """The authority's certificate (PEM), and the broker's clock in Unix seconds."""
 
@@ -54,7 +62,7 @@ class Refuse(_JoinMessage, frozen=True):
     reason: Annotated[str, Meta(max_length=1000)]
 
 
-Request = AskAuthority | AskCertificate
+Request = AskAuthority | AskCertificate | AskRenewal
 Answer = TellAuthority | TellCertificate | Refuse
 Decoded = TypeVar("Decoded", Request, Answer)
 

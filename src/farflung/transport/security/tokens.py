@@ -71,6 +71,14 @@ class Token:
         return secret_digest(self.secret)
 
 
+def token_role(role: str) -> TokenRole:
+    """The role as one that tokens grant; IdentityError if none does."""
+    for one in TOKEN_ROLES:
+        if one == role:
+            return one
+    raise IdentityError(f"no token lets anyone join as {role}")
+
+
 def secret_digest(secret: bytes) -> bytes:
     """SHA-256 of a token's secret, by which the broker stores and finds it."""
     return hashlib.sha256(secret).digest()

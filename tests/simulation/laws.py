@@ -10,6 +10,7 @@ from tests.simulation import standby_laws
 from tests.simulation.log_laws import SETTLED_SECONDS, LogLaws
 from tests.simulation.model import chain_of
 from tests.simulation.parcels import Chain
+from tests.simulation.trust_laws import needs_others
 from tests.simulation.world import World
 
 from farflung.broker.core import events
@@ -159,10 +160,10 @@ class Laws:
         self._require(waited <= event.replace_seconds, f"{job.job} waits for {job.awaited} without need")
 
     def _require_turn(self, begun: str, state: State) -> None:
-        """A job begins only if those before it have begun, or wait for their submitters or other ops."""
+        """A job begins only if those before it have begun, or wait for submitters or for others to join."""
         ahead = list(state.jobs)[: list(state.jobs).index(begun)]
         queued = [job for job in map(state.jobs.get, ahead) if job and job.state == QUEUED]
-        passed = [job for job in queued if not (job.unable or job.held)]
+        passed = [job for job in queued if not (job.unable or job.held or needs_others(state, job))]
         self._require(not passed, f"{begun} begins before {[job.job for job in passed]}")
 
     def _require_need(self, fact: JobRolledBack, event: events.Event, after: State) -> None:

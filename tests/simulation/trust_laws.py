@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from farflung.broker.core import facts
+from farflung.broker.core.records import Job, State
 from farflung.broker.core.trusting.records import MOST_SUSPICIONS
 
 
@@ -49,3 +50,18 @@ class TrustLaws:
         shunned = {worker for worker in used if self.suspected[worker] >= MOST_SUSPICIONS}
         shunned |= self.removed | {worker for blamed, worker in self._blamed if blamed == job}
         return f"{fact} uses {used & shunned}" if used & shunned else ""
+
+
+def needs_others(state: State, job: Job) -> bool:
+    """Whether a job that has lost no workers asks for more than are there and may run it."""
+    able = [
+        name
+        for name, worker in state.workers.items()
+        if worker.connected
+        and worker.leaving is None
+        and worker.emulated == job.training.emulated
+        and not state.is_suspended(name)
+        and name not in job.blamed
+        and (not job.on or name in job.on)
+    ]
+    return job.waits_since is None and len(able) < (len(job.on) or job.asked or max(1, job.wishes.replicas))

@@ -439,12 +439,17 @@ def test_a_job_whose_ops_no_worker_has_lets_the_jobs_behind_it_go() -> None:
     assert "waiting for job-1" in str(story.submit(1, submitter="eve").commands)
 
 
-def test_a_job_that_lacks_more_than_ops_keeps_its_place() -> None:
-    """It waits for workers of any kind, of which a job behind it would take the next."""
+def test_a_job_that_lacks_more_than_ops_is_next_once_enough_are_there() -> None:
+    """Until then others need not wait for it; after that they do, so it is not kept waiting for ever."""
     story = Scenario("a", "b", "c")
     story.submit(3)
     story.feed(events.PlanLacks(story.now, "job-1", 1, {"b": LACKS}))
     story.leave("c")
+    story.submit(1, submitter="bo")
+    story.planned("job-2")
+    assert story.state.jobs["job-2"].members == ("a",)
+    story.join("c")
+    story.join("d")  # with a, which is busy, these are enough
     assert "waiting for job-1" in str(story.submit(1, submitter="bo").commands)
 
 

@@ -80,7 +80,9 @@ def _start(turn: Transition, job: Job, blocked: Job | None) -> Job | None:
     for_ops = _waits_for_ops_alone(turn, job, needs)
     words = _waiting(turn.state, job, needs, usable, lacking)
     waits = _wait(turn, job, words, for_ops, needs - len(usable))
-    return None if for_ops else waits
+    # A new job that needs others to join must not block those behind it: it might ask for a thousand.
+    is_beyond = job.waits_since is None and len(within_reach(turn.state, job)) < needs
+    return None if for_ops or is_beyond else waits
 
 
 def held_words(job: Job) -> str:
@@ -109,6 +111,13 @@ def usable_for(state: State, job: Job) -> list[str]:
     if job.on:
         return [name for name in job.on if name in idle]
     return least_suspected(state, idle, needed(job), job.recovery.unfit)
+
+
+def within_reach(state: State, job: Job) -> set[str]:
+    """The workers that are there, idle or busy, and may run the job."""
+    names = state.same_kind_as(job) - job.unable.keys() - job.blamed.keys()
+    staying = {name for name in names if state.workers[name].leaving is None and not state.is_suspended(name)}
+    return staying & set(job.on) if job.on else staying
 
 
 def has_suspected_in_reserve(state: State, job: Job) -> bool:

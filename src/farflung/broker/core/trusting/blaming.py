@@ -72,7 +72,4 @@ def settle(turn: Transition) -> None:
 
 def _can_do_without(state: State, job: Job, worker: str) -> bool:
     """Whether enough other workers are there, idle or not, that could run the job."""
-    names = state.same_kind_as(job) - job.unable.keys() - job.blamed.keys() - {worker}
-    able = [name for name in names if not state.is_suspended(name) and state.workers[name].leaving is None]
-    able = [name for name in able if not job.on or name in job.on]
-    return len(able) >= job_queue.needed(job)
+    return len(job_queue.within_reach(state, job) - {worker}) >= job_queue.needed(job)

@@ -35,7 +35,7 @@ def processes(device: torch.device) -> Iterator[dict[str, object]]:
             case: dict[str, object] = {"workers": workers, "compiled": compiles}
             try:
                 mine = step_seconds(workers, device, compiles)
-            except RuntimeError as error:
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
                 yield case | {"error": str(error)}
                 continue
             yield case | {

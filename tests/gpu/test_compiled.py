@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 import torch
 from benchmarks.zoo import case
 from benchmarks.zoo.devices import STEADY, Run
 from benchmarks.zoo.side_by_side import microbatches
+from torch._functorch import partitioners
 
+from farflung.runtime.footprint import needs_of
+from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.parity.steps import gradient_difference, parameter_difference
 from farflung.runtime.torch_backend.backend import TorchBackend
-from farflung.runtime.torch_backend.compiled import CompiledPass, Uncompiled
+from farflung.runtime.torch_backend.compiled import CompiledPass, Uncompiled, compiled_needs
 from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.segment import TorchSegment
 
@@ -33,9 +37,8 @@ def compiled(run: Run) -> Run:
 
 def _compile(segment: TorchSegment) -> None:
     given = segment.segment.without_metrics()
-    inner = segment._pass
-    made = CompiledPass(given, 2, segment._entries, segment._state, segment._place, inner)
-    segment._pass = RecomputingPass(made) if isinstance(inner, RecomputingPass) else made
+    made = CompiledPass(given, 2, segment._entries, segment._state, segment._place)
+    segment._pass = RecomputingPass(made) if isinstance(segment._pass, RecomputingPass) else made
 
 
 @pytest.mark.parametrize(
@@ -70,20 +73,48 @@ def test_dropout_draws_again_what_it_drew_for_a_microbatch() -> None:
     assert one.losses[1] != one.losses[0]  # another step draws others, beside what it learned
 
 
-def test_a_microbatch_whose_gradients_do_not_all_arrive_runs_uncompiled() -> None:
-    ours, theirs = (Run("chain", [TorchBackend()], 2) for _ in range(2))
+def test_a_gradient_that_does_not_come_counts_as_zeros() -> None:
+    """Segment 0 of long-skip sends two values, of which only one gets a gradient."""
+    ours, theirs = (Run("long-skip", [TorchBackend()], 2) for _ in range(2))
     compiled(ours)
-    batch = microbatches(case("chain"), 2, 1, 0)[0]
+    batch, found = microbatches(case("long-skip"), 2, 1, 0)[0], []
     for run in (ours, theirs):
         first = run.pipeline.runners()[0]
         unit = first._training.units().at(0)
         assert unit is not None
         names = {entry.value: entry.name for entry in first.segment.inputs if entry.kind == "input"}
-        first.forward(unit, 0, {value: batch[name] for value, name in names.items()})
-        first.backward(unit, 0, {}, lambda value, gradient: None)
+        sent = first.forward(unit, 0, {value: batch[name] for value, name in names.items()})
+        answered = [value for value in sent if value in first.segment.differentiable]
+        assert len(answered) == 2
+        first.backward(
+            unit, 0, {answered[0]: torch.ones_like(sent[answered[0]])}, lambda value, gradient: None
+        )
         first.accumulate(unit, 0)
-    (mine,), (other,) = ([run.pipeline.runners()[0].gradients()] for run in (ours, theirs))
-    assert mine.keys() == other.keys()
+        found.append(first.gradients())
+    mine, other = found
+    assert other and other.keys() <= mine.keys()
+    assert gradient_difference({name: mine[name] for name in other}, other)[0] < 1e-5
+    assert not any(tensor.any() for name, tensor in mine.items() if name not in other)
+
+
+def test_graphs_that_are_cut_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = partitioners.min_cut_rematerialization_partition
+
+    def turned(*given: Any, **named: Any) -> Any:
+        forward, backward = whole(*given, **named)
+        (output,) = (node for node in forward.graph.nodes if node.op == "output")
+        output.args = (tuple(reversed(output.args[0])),)
+        return forward, backward
+
+    monkeypatch.setattr(partitioners, "min_cut_rematerialization_partition", turned)
+    with pytest.raises(Uncompiled, match="another way"):
+        compiled(Run("chain", [TorchBackend()], 1))
+
+
+def test_a_compiled_segment_says_that_it_needs_more() -> None:
+    (segment,) = Run("chain", [TorchBackend()], 1).pipeline.runners()
+    known = needs_of(segment.segment, 2, memory_of_updates(STEADY))
+    assert compiled_needs(segment.segment, segment._training).running == pytest.approx(1.15 * known.running)
 
 
 def test_what_the_compiler_does_not_take_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

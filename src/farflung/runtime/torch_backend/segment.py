@@ -27,6 +27,7 @@ from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, like, outgoing, sendable
 from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
+from farflung.workload.footprint import Needs
 
 log = logging.getLogger(__name__)
 
@@ -107,22 +108,24 @@ class TorchSegment:
             return constant_tensor(self.segment.constants[name], self._place.device)
         return state[name].detach().requires_grad_(trainable)
 
-    def compile(self) -> None:
+    def compile(self) -> Needs[float] | None:
         """Let torch's compiler make the step's kernels, if the job is `compiled` and this is no CPU.
 
-        A segment that it cannot make them for runs as it is, and the log says why.
+        Returns the memory needed then. A segment that it cannot make them for runs as it is, and the log says
+        why.
         """
         if not self._training.compiled or self._place.is_host:
-            return
-        from farflung.runtime.torch_backend.compiled import CompiledPass, Uncompiled
+            return None
+        from farflung.runtime.torch_backend.compiled import CompiledPass, Uncompiled, compiled_needs
 
         segment, batch = self.segment.without_metrics(), self._training.microbatch_size
         try:
-            made = CompiledPass(segment, batch, self._entries, self._state, self._place, self._pass)
+            made = CompiledPass(segment, batch, self._entries, self._state, self._place)
         except Uncompiled as why:
             log.warning("segment %d is not compiled: %s", segment.number, why)
-            return
+            return None
         self._pass = RecomputingPass(made) if isinstance(self._pass, RecomputingPass) else made
+        return compiled_needs(self.segment, self._training)
 
     def close(self) -> None:
         """Do nothing: there is no background work."""

@@ -70,7 +70,7 @@ def test_a_worker_that_refuses_every_load_fails_none_of_five_jobs(tmp_path: Path
         assert found["a-saboteur"].suspicions == 1 and not found["a-saboteur"].suspended
         assert "I would rather not" in found["a-saboteur"].suspected
         changed = await ask_to_allow(olga, "a-saboteur")
-        assert isinstance(changed, MemberChanged) and "forgotten is" in changed.words
+        assert isinstance(changed, MemberChanged) and "this is forgotten: it" in changed.words
         shown = await status(service, folder)
         assert shown.backup_pool == ["a-saboteur", "lab-1", "lab-2"]
         working.cancel()

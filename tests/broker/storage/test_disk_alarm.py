@@ -26,7 +26,7 @@ def test_a_disk_is_low_below_a_limit(
     free: int, is_low: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, free))
-    assert ("nearly full (134 MB are free" in alarm(tmp_path)) is is_low
+    assert ("nearly full (only 134 MB are free, kept for jobs that run)" in alarm(tmp_path)) is is_low
     assert bool(alarm(tmp_path)) is is_low
 
 

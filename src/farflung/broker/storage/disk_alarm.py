@@ -18,6 +18,6 @@ def alarm(folder: Path) -> str:
     if free >= LOW_BYTES:
         return ""
     return (
-        f"the broker's disk is nearly full ({free / 1e6:,.0f} MB are free, of which jobs that run need the"
-        " rest): ask its owner to make room"
+        f"the broker's disk is nearly full (only {free / 1e6:,.0f} MB are free, kept for jobs that run):"
+        " ask its owner to make room"
     )

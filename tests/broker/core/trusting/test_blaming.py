@@ -105,7 +105,7 @@ def test_after_three_suspicions_a_worker_gets_no_jobs_until_an_operator_allows_i
     assert story.state.backup_pool() == ["b"] and story.state.jobs["job-4"].state == "queued"
     outcome = allow(story, "a")
     found = answer(outcome)
-    assert isinstance(found, MemberChanged) and "forgotten is that it made an attempt" in found.words
+    assert isinstance(found, MemberChanged) and "this is forgotten: it made an attempt" in found.words
     assert story.state.jobs["job-4"].state == "planning" and not story.state.suspicions
     assert is_whole(story)
 

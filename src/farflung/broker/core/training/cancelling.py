@@ -28,7 +28,7 @@ def cancel(turn: Transition, event: CancelAsked) -> None:
     reason = one_line(_reason(event))
     if event.at_once or job.held:  # what a submitter that is away has is all that it gets
         jobs.end(turn, job, CANCELLED, reason)
-    else:
+    elif job.state != COLLECTING:  # else its weights are on their way, and only the sender hears an answer
         jobs.cancel(turn, job, Cancel(job.job, reason[:500], collect=True))
     turn.do(Reply(JobCancelled(job.job, _what_follows(turn.state.jobs[job.job]))))
 
@@ -42,5 +42,5 @@ def _what_follows(job: Job) -> str:
     """What becomes of a job that was cancelled, in words."""
     if job.over:
         return ""
-    ends = "its weights" if job.state == COLLECTING else "what its workers hold"
-    return f"{ends} come to its submitter first"
+    ends = "its weights come" if job.state == COLLECTING else "what its workers hold comes"
+    return f"{ends} to its submitter first"

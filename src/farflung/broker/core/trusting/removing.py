@@ -68,7 +68,7 @@ def allow(turn: Transition, event: AllowAsked) -> None:
     turn.emit(facts.MemberAllowed(turn.now, name, event.operator))
     if known is None:
         words, role = (
-            f"forgotten is that it {suspicion.words}" if suspicion else "jobs use it again",
+            f"this is forgotten: it {suspicion.words}" if suspicion else "jobs use it again",
             "worker",
         )
     else:

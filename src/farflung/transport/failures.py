@@ -95,7 +95,7 @@ def why_unreachable(error: BaseException, address: str, seconds: float) -> str:
     if isinstance(error, socket.gaierror):
         return f"{address}: cannot resolve the name ({_words(error)}): check the spelling"
     if isinstance(error, ConnectionRefusedError):
-        return f"{address} refused the connection: check the port, and that the program is running"
+        return f"{address} refused the connection: check the port, and that a broker or worker runs there"
     if isinstance(error, ssl.SSLError):
         return f"{address}: {why_tls(error)}"
     if isinstance(error, TimeoutError):

@@ -63,6 +63,7 @@ def test_it_is_saved_and_drawn_and_given_as_json(tmp_path: Path, capsys: pytest.
         (["lan", "--refresh"], "--refresh measures a live fleet: add --fleet"),
         (["nowhere.json"], "neither a file nor a testbed: the testbeds are four-homes"),
         (["nowhere"], "neither a file nor a testbed"),
+        (["four-home"], "neither a file nor a testbed: did you mean four-homes? the testbeds are"),
         (["lan", "--picture", "lan.gif"], "must end in .svg, .png or .pdf, found 'lan.gif'"),
         (
             ["--fleet", "--folder", "/nonexistent"],

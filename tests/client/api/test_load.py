@@ -166,3 +166,9 @@ def test_a_file_without_a_job_function_is_refused(write: Writer) -> None:
     assert refusal(write("def job():\n    return {}\n")).endswith("must return a farflung.Job, found a dict")
     assert refusal(write("def job():\n    pass\n")).endswith("must return a farflung.Job, found None")
     assert "missing 1 required positional argument" in refusal(write("def job(steps):\n    pass\n"))
+
+
+def test_a_misspelt_field_of_the_job_is_named_with_the_right_one(write: Writer) -> None:
+    path = write(GOOD.replace("steps=5", "step=5"))
+    assert refusal(path) == f"{path}:8: Job has no field 'step': did you mean steps?"
+    assert refusal(write(GOOD.replace("steps=5", "steps=5, nonsense=1"))).endswith("has no field 'nonsense'")

@@ -45,7 +45,8 @@ def report_run(
         if resume is not None:
             note(resume_note(resume))
         if summary.state == "cancelled":  # the user asked for it, so it is not an error
-            note(f"{summary.reason} after {count_of(summary.steps, 'step')}")
+            who, colon, why = summary.reason.partition(": ")  # such as an operator's reason
+            note(f"{who} after {count_of(summary.steps, 'step')}{colon}{why}")
             raise typer.Exit(INTERRUPTED)
         print_error(summary.reason, as_json=False)
         raise typer.Exit(FAILED)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
+from difflib import get_close_matches
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -119,6 +121,9 @@ def _call_job(module: ModuleType, path: Path) -> Job:
     return job
 
 
+_UNKNOWN_FIELD = re.compile(r"Job\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+
+
 def _blame(error: BaseException, path: Path) -> JobError:
     """A one-line error that says what went wrong in the user's code, and where."""
     if isinstance(error, SyntaxError):
@@ -127,6 +132,10 @@ def _blame(error: BaseException, path: Path) -> JobError:
     if isinstance(error, FarflungError):
         return JobError(f"{where}: {error}")
     said = str(error).strip().splitlines()
+    if isinstance(error, TypeError) and said and (unknown := _UNKNOWN_FIELD.fullmatch(said[0])):
+        close = get_close_matches(unknown[1], [one.name for one in fields(Job)], 1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        return JobError(f"{where}: Job has no field {unknown[1][:60]!r}{hint}")
     message = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
     return JobError(f"{where}: the job file raised {message}")
 

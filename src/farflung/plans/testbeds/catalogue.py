@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from farflung.errors import TopologyError
@@ -32,8 +33,11 @@ def find_topology(name_or_path: str) -> Topology:
     if name_or_path in TESTBEDS:
         return load_testbed(name_or_path)
     if not name_or_path or not Path(name_or_path).exists():
+        close = get_close_matches(name_or_path[:100], TESTBEDS, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
         raise TopologyError(
-            f"{name_or_path[:100]!r} is neither a file nor a testbed: the testbeds are {', '.join(TESTBEDS)}"
+            f"{name_or_path[:100]!r} is neither a file nor a testbed: {hint}the testbeds are"
+            f" {', '.join(TESTBEDS)}"
         )
     return read_topology(Path(name_or_path))
 

@@ -32,6 +32,10 @@ class JobError(FarflungError):
     """The job file or the `Job` it returned cannot be used."""
 
 
+class DataError(JobError):
+    """A microbatch that the submitter sent cannot be used."""
+
+
 class PlanError(FarflungError):
     """No plan exists for this model on these workers."""
 
@@ -91,6 +95,14 @@ class AnotherAuthority(ConnectionFailed):
 
 class CodecError(FarflungError):
     """A tensor cannot be written as asked, or bytes that came cannot be read as the tensor they should be."""
+
+
+class PayloadError(CodecError):
+    """A parcel cannot be read as the tensor it should be; `sender` is a worker, or None for the submitter."""
+
+    def __init__(self, message: str, sender: str | None) -> None:
+        super().__init__(message)
+        self.sender = sender
 
 
 class DeviceHeld(FarflungError):

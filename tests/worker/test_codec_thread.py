@@ -169,7 +169,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 @contextmanager
 def first_worker(
     rung: str,
-) -> Iterator[tuple[ComputeThread, Outcomes, Callable[[int], None]]]:
+) -> Iterator[tuple[ComputeThread, Outcomes, Callable[..., None]]]:
     """The compute thread of the first of two workers, which has begun; and what feeds it a microbatch."""
     graph = captured(case("gpt"), SAMPLES)[1]
     job = placed(graph, [len(graph.nodes) // 2], workers(2), MICROBATCHES, SAMPLES)
@@ -192,10 +192,10 @@ def first_worker(
     batches = microbatches(case("gpt"), SAMPLES, MICROBATCHES, 0)
     names = {entry.value: entry.name for entry in graph.inputs_of("input")}
 
-    def feed(microbatch: int) -> None:
+    def feed(microbatch: int, factor: int = 1) -> None:
         for edge in plan.edges:
             if edge.source == FEEDER and edge.target == 0:
-                data = tensors.memory(batches[microbatch][names[edge.value]].contiguous())
+                data = tensors.memory((batches[microbatch][names[edge.value]] * factor).contiguous())
                 fed = Parcel(0, microbatch, FEEDER, 0, edge.value, False, Coded(0, data))
                 thread.receive(ATTEMPT, fed)
 
@@ -255,5 +255,14 @@ def test_an_undecodable_parcel_ends_the_attempt_in_one_line() -> None:
         thread.receive(ATTEMPT, damaged)
         eventually(lambda: any(isinstance(one, ComputeFailed) for one in outcomes))
     (failed,) = [one for one in outcomes if isinstance(one, ComputeFailed)]
+    assert failed.sender == "worker-1"  # of segment 1: it may be at fault, not the one that reads it
     assert "cannot be decoded" in failed.reason and "\n" not in failed.reason
     assert not any(isinstance(one, UnitFinished) for one in outcomes)
+
+
+def test_an_index_out_of_range_is_the_fault_of_who_sent_the_data() -> None:
+    with first_worker("int8") as (_, outcomes, feed):
+        feed(0, factor=10**6)
+        eventually(lambda: any(isinstance(one, ComputeFailed) for one in outcomes))
+    (failed,) = [one for one in outcomes if isinstance(one, ComputeFailed)]
+    assert failed.sender == "desk" and "the data has a token or class" in failed.reason

@@ -132,8 +132,8 @@ def test_a_worker_without_the_state_refuses_and_is_idle() -> None:
 
 
 def test_a_worker_whose_segment_failed_says_so_in_the_next_attempt_too() -> None:
-    _, done = run(*ONE_UNIT, ComputeFailed(KEY, "out of memory"), go_on())
-    assert done[-1] == Tell(Broken(JOB, 6, "out of memory"))
+    _, done = run(*ONE_UNIT, ComputeFailed(KEY, "out of memory", "w-9"), go_on())
+    assert done[-1] == Tell(Broken(JOB, 6, "out of memory", sender="w-9"))
 
 
 def test_a_report_is_sent_again_until_its_unit_is_decided() -> None:

@@ -439,12 +439,16 @@ class SendState(Message, frozen=True):
 
 
 class Broken(Message, frozen=True):
-    """The worker cannot go on with the job: it lost the link to `peer`, or (without one) a segment failed."""
+    """The worker cannot go on with the job: it lost the link to `peer`, or (without one) a segment failed.
+
+    If it failed on data or a payload that cannot be used, `sender` sent it: the submitter, or another worker.
+    """
 
     job: Id
     attempt: Count
     reason: Text
     peer: Id | None = None
+    sender: Id | None = None
 
 
 class Stop(Message, frozen=True):

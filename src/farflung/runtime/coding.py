@@ -16,7 +16,7 @@ from farflung.codec import Context, Mask, Recipe, Reference
 from farflung.codec.catalogue import KEYS, recipe
 from farflung.codec.state.reference import sent_keys
 from farflung.codec.state.running_mean import Keys
-from farflung.errors import CodecError
+from farflung.errors import CodecError, PayloadError
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, LinkCodec, Plan
@@ -133,7 +133,8 @@ class Coding:
                 self._remember(parcel, coder.decode(coded.data, array, context))
                 self._note_keys(parcel, name, coded.data, form)
         except CodecError as error:
-            raise CodecError(f"{self._book.describe(parcel)} cannot be decoded: {error}") from error
+            why = f"{self._book.describe(parcel)} cannot be decoded: {error}"
+            raise PayloadError(why, self._book.sender(parcel)) from error
         self._book.add_coding_seconds(parcel.source, time.thread_time() - began)
         return Parcel(*parcel[:-1], tensor)
 

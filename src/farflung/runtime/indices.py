@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from farflung.errors import GraphError, JobError
+from farflung.errors import DataError, GraphError
 from farflung.opdag import opset
 from farflung.opdag.graph import Argument, Graph, Node, Ref
 from farflung.opdag.segment import Segment
@@ -61,11 +61,11 @@ def require_in_range(expected: IndexRange, least: int, greatest: int, microbatch
 
     Raises
     ------
-    JobError
+    DataError
         One of them is out of range.
     """
     if words := out_of_range(expected, least, greatest):
-        raise JobError(f"microbatch {microbatch + 1} contains {words}")
+        raise DataError(f"microbatch {microbatch + 1} contains {words}")
 
 
 def out_of_range(expected: IndexRange, least: int, greatest: int) -> str:

@@ -155,8 +155,12 @@ class LinkBook:
     def describe(self, parcel: AnyParcel) -> str:
         """Describe a parcel and its sender, for messages."""
         kind = "the gradient of value" if parcel.gradient else "value"
-        peer = self._workers.get(parcel.source, "the submitter")
+        peer = self.sender(parcel) or "the submitter"
         return f"{kind} {parcel.value} of microbatch {parcel.microbatch} from {peer}"
+
+    def sender(self, parcel: AnyParcel) -> str | None:
+        """The worker that a parcel comes from; None if the submitter sent it."""
+        return self._workers.get(parcel.source)
 
 
 class PlainLinks:

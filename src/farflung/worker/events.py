@@ -128,10 +128,11 @@ class UnitReplayed:
 
 @dataclass(frozen=True)
 class ComputeFailed:
-    """A segment raised an error."""
+    """A segment raised an error, on what `sender` sent if that is given: the submitter, or another worker."""
 
     attempt: Attempt
     reason: str
+    sender: str | None = None
 
 
 Event = (

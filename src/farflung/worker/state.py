@@ -82,10 +82,11 @@ class State:
 
     `ready` is what was reported about unit `unit`; it is kept until the broker has decided that unit.
     `broken` is what was reported when the attempt ended here. `failure` says why a segment failed, which
-    costs the state. `standbys` maps members to idle workers that hold their copies, before the load's
-    holders. A worker in the phase "standby" is such an idle one: it has a load, but no part in its plan.
-    Without a broker the worker is `away`. `generation` and `seal` are those of the newest broker that
-    admitted it. A worker that is `leaving` ends once the broker has released it.
+    costs the state, and `failed_on` who sent what it failed on, if known. `standbys` maps members to idle
+    workers that hold their copies, before the load's holders. A worker in the phase "standby" is
+    such an idle one: it has a load, but no part in its plan. Without a broker the worker is `away`.
+    `generation` and `seal` are those of the newest broker that admitted it. A worker that is
+    `leaving` ends once the broker has released it.
     """
 
     worker: str
@@ -99,6 +100,7 @@ class State:
     ready: UnitReady | None = None
     warned: bool = False
     failure: str = ""
+    failed_on: str | None = None
     unprotected: str = ""
     needs_bytes: int = 0
     broken: Broken | None = None
@@ -202,7 +204,7 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
         return replace(state, unit=event.unit + 1), [AdvanceReplay()]
     if isinstance(event, UnitFinished):
         return _unit_finished(state, event)
-    return _break(replace(state, failure=event.reason), event.reason)
+    return _break(replace(state, failure=event.reason, failed_on=event.sender), event.reason)
 
 
 def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
@@ -319,7 +321,9 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
         return state, []
     if state.failure and load is not None:
         held = msgspec.structs.replace(load, attempt=message.attempt)  # so that its `Stop` is heard
-        return replace(state, load=held), [Tell(Broken(message.job, message.attempt, state.failure))]
+        return replace(state, load=held), [
+            Tell(Broken(message.job, message.attempt, state.failure, sender=state.failed_on))
+        ]
     if load is None or load.job != message.job or not state.verified or state.unit != message.unit:
         problem = f"it does not hold the state with which unit {message.unit} begins"
         refused = Tell(Refused(message.job, message.attempt, problem))
@@ -432,7 +436,7 @@ def _break(state: State, reason: str, peer: str | None = None) -> tuple[State, l
     assert state.load is not None
     if state.phase not in ("loading", "running", "collecting"):
         return state, []
-    broken = Broken(state.load.job, state.load.attempt, reason, peer)
+    broken = Broken(state.load.job, state.load.attempt, reason, peer, None if peer else state.failed_on)
     note = Note(f"job {state.load.job}: {reason}; waiting for the broker's decision")
     return replace(state, phase="broken", broken=broken), [Tell(broken), note]
 

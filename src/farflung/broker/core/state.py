@@ -319,7 +319,7 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
             if job.awaited and message.peer:
                 return  # that is known: links are made anew once all are back
             if not message.peer:  # a segment failed
-                blaming.on_failure(turn, job, event.worker, message.reason, why)
+                blaming.on_segment_failure(turn, job, event.worker, message, why)
             elif message.peer == job.submitter:
                 recovery.link_lost(turn, job, why)
             else:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from farflung.errors import DeviceFailed, FarflungError
+from farflung.errors import DataError, DeviceFailed, FarflungError, PayloadError
 from farflung.heap import give_freed_memory_back
 from farflung.plans import LinkCodec
 from farflung.protocol.messages import Load, Measured
@@ -237,14 +237,22 @@ class ComputeThread(threading.Thread):
 
     def _fail(self, error: Exception) -> None:
         """End the attempt after an error, and the thread only if its device has failed."""
-        attempt = self._attempt
+        attempt, sender = self._attempt, self._sender_of(error)
         if not isinstance(error, DeviceFailed):
             error = self._end_job() or error
         if isinstance(error, DeviceFailed):
             self.failure = error
             return
         text = str(error) if isinstance(error, FarflungError) else f"{type(error).__name__}: {error}"
-        self._emit(ComputeFailed(attempt, text.strip().splitlines()[0][:500] if text.strip() else "error"))
+        reason = text.strip().splitlines()[0][:500] if text.strip() else "error"
+        self._emit(ComputeFailed(attempt, reason, sender))
+
+    def _sender_of(self, error: Exception) -> str | None:
+        """Who sent what the error is about; None if nobody did, so that this worker may be at fault."""
+        if self._job is None or not isinstance(error, (DataError, PayloadError)):
+            return None
+        by = error.sender if isinstance(error, PayloadError) else None
+        return by or self._job.submitter
 
     def _end_job(self) -> DeviceFailed | None:
         """Drop the job after an error; returns how the device fails at that, if it does."""

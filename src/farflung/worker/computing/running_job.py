@@ -99,6 +99,11 @@ class RunningJob(Generic[Array]):
             self._links = PlainLinks(book, self._receive, self._written)
         self._timer = backend.timer()
 
+    @property
+    def submitter(self) -> str:
+        """Who submitted the job, and sends its data."""
+        return self._load.submitter
+
     @staticmethod
     def _peers_of(load: Load) -> dict[int, str]:
         """The peer of each segment, and of the feeder."""

@@ -22,8 +22,8 @@ def refuse(story: Scenario, worker: str, reason: str = "no", job: str = "job-1")
     return story.feed(events.WorkerMessage(story.now, worker, message))
 
 
-def fail(story: Scenario, worker: str, reason: str = "out of memory") -> Outcome:
-    message = Broken("job-1", job_of(story).attempt, reason)
+def fail(story: Scenario, worker: str, reason: str = "out of memory", sender: str | None = None) -> Outcome:
+    message = Broken("job-1", job_of(story).attempt, reason, sender=sender)
     return story.feed(events.WorkerMessage(story.now, worker, message))
 
 
@@ -199,6 +199,36 @@ def test_data_that_fail_everywhere_end_the_job_and_no_worker_is_suspected() -> N
     fail(story, job_of(story).members[0], "index 9 is out of bounds")
     assert "index 9 is out of bounds; so did a before" in why_ended(story)
     assert not story.state.suspicions and is_whole(story)
+
+
+def test_a_worker_that_fails_on_what_the_submitter_sent_is_not_suspected() -> None:
+    """Data that are read anew may be good ones the second time: an honest worker was suspected then."""
+    story = Scenario("a", "b", "c")
+    story.running(2)
+    fail(story, "a", "index 9 is out of bounds", job_of(story).submitter)
+    begin(story)
+    assert job_of(story).members == ("b", "c") and is_whole(story)
+    story.all_ready(0)
+    assert job_of(story).next_unit == 1 and not story.state.suspicions and is_whole(story)
+
+
+def test_a_parcel_that_cannot_be_decoded_is_blamed_on_the_worker_that_sent_it() -> None:
+    """Its receiver was suspected."""
+    story = Scenario("a", "b", "c")
+    story.running(2)
+    fail(story, "b", "value 3 of microbatch 0 from a cannot be decoded", "a")
+    assert set(job_of(story).blamed) == {"a"}
+    begin(story)
+    assert job_of(story).members == ("b", "c")
+    story.all_ready(0)
+    assert set(story.state.suspicions) == {"a"} and is_whole(story)
+
+
+def test_a_sender_that_has_no_part_in_the_job_is_not_blamed() -> None:
+    story = Scenario("a", "b", "c")
+    story.running(2)
+    fail(story, "b", "it lies", "c")
+    assert set(job_of(story).blamed) == {"b"}
 
 
 def test_a_job_with_copies_goes_on_from_them_without_the_worker_that_failed() -> None:

@@ -28,7 +28,8 @@ def member_allowed(fact: facts.MemberAllowed, state: State) -> State:
 
 def worker_blamed(fact: facts.WorkerBlamed, state: State) -> State:
     job = state.jobs[fact.job]
-    return state.with_job(replace(job, blamed={**job.blamed, fact.worker: Blame(fact.reason, fact.unit)}))
+    blame = Blame(fact.reason, fact.unit, fact.excused)
+    return state.with_job(replace(job, blamed={**job.blamed, fact.worker: blame}))
 
 
 def worker_suspected(fact: facts.WorkerSuspected, state: State) -> State:

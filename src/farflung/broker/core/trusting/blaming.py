@@ -5,6 +5,9 @@ model or its data. So the job goes on without the worker where others can take i
 unit at which it failed, the worker was at fault, and is *suspected*: jobs use others first, and after some
 suspicions not this one at all, until an operator allows it (dask counts suspicions of tasks in the same way).
 If others fail alike, the job ends.
+
+A worker that says it failed on what the submitter sent is not suspected, and one that says it failed on what
+another worker sent has that one blamed in its place. The broker cannot check either.
 """
 
 from __future__ import annotations
@@ -16,16 +19,25 @@ from farflung.broker.core.training import job_queue
 from farflung.broker.core.training.overdue import late_workers
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
+from farflung.protocol.messages import Broken
 from farflung.text import and_more
 
 MOST_BLAMED = 3
 """A job ends when so many workers in a row made it fail: it is to blame then, or the fleet is hopeless."""
 
 
-def on_failure(turn: Transition, job: Job, worker: str, reason: str, why: str) -> None:
+def on_segment_failure(turn: Transition, job: Job, worker: str, message: Broken, why: str) -> None:
+    """A segment failed on a worker, maybe on what another one sent: go on without who is at fault."""
+    if message.sender in job.members:
+        on_failure(turn, job, message.sender, message.reason, why)
+    else:
+        on_failure(turn, job, worker, message.reason, why, excused=message.sender == job.submitter)
+
+
+def on_failure(turn: Transition, job: Job, worker: str, reason: str, why: str, excused: bool = False) -> None:
     """A worker made the attempt fail: go on without it, or end the job if that would not help.
 
-    `reason` is what the worker says, `why` the whole sentence.
+    `reason` is what the worker says, `why` the whole sentence. If `excused`, it will not be suspected.
     """
     reason, others = one_line(reason), [name for name in job.blamed if name != worker]
     alike = [name for name in others if job.blamed[name].reason == reason]
@@ -36,7 +48,7 @@ def on_failure(turn: Transition, job: Job, worker: str, reason: str, why: str) -
     elif not _can_do_without(turn.state, job, worker):
         recovery.fail(turn, job, why)
     else:
-        blame(turn, job, worker, reason)
+        blame(turn, job, worker, reason, excused)
         recovery.go_on_without(turn, turn.state.jobs[job.job], why)
 
 
@@ -54,9 +66,9 @@ def on_overdue(turn: Transition, job: Job, why: str) -> None:
         recovery.give_up(turn, job, why)
 
 
-def blame(turn: Transition, job: Job, worker: str, reason: str) -> None:
+def blame(turn: Transition, job: Job, worker: str, reason: str, excused: bool = False) -> None:
     """Note that a worker made the job's attempt fail: the job uses it no more."""
-    turn.emit(facts.WorkerBlamed(turn.now, job.job, worker, job.next_unit, one_line(reason)))
+    turn.emit(facts.WorkerBlamed(turn.now, job.job, worker, job.next_unit, one_line(reason), excused))
 
 
 def settle(turn: Transition) -> None:
@@ -66,7 +78,7 @@ def settle(turn: Transition) -> None:
             continue
         job = turn.state.jobs[fact.job]
         for worker, one in sorted(job.blamed.items()):
-            if fact.unit >= one.unit and worker not in job.members:
+            if fact.unit >= one.unit and worker not in job.members and not one.excused:
                 turn.emit(facts.WorkerSuspected(turn.now, job.job, worker, one.reason))
 
 

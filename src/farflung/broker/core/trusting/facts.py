@@ -22,12 +22,16 @@ class MemberAllowed(Decision, frozen=True):
 
 
 class WorkerBlamed(Decision, frozen=True):
-    """A worker made the job's attempt fail at `unit`: the job goes on without it."""
+    """A worker made the job's attempt fail at `unit`: the job goes on without it.
+
+    It is `excused` if it failed on what the submitter sent.
+    """
 
     job: str
     worker: str
     unit: int
     reason: str
+    excused: bool = False
 
 
 class WorkerSuspected(Decision, frozen=True):

@@ -36,11 +36,13 @@ class Removal:
 class Blame:
     """That a worker made an attempt of a job fail at `unit`, as it said for this reason.
 
-    Whether the worker or the job is at fault is known once the job gets past that unit without it, or not.
+    Whether the worker or the job is at fault is known once the job gets past that unit without it, or not. If
+    it is `excused`, what the submitter sent is at fault, as the worker said: it will not be suspected.
     """
 
     reason: str
     unit: int
+    excused: bool = False
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,7 @@ class BrokerService:
         self._verifier = AddressVerifier(lambda: self._identity.client_context(), timeouts, self._on_verified)
         self._listener: Listener | None = None
         self._allowances = Allowances()
+        self._is_disk_asked = False
 
     @property
     def address(self) -> str:
@@ -287,6 +288,10 @@ class BrokerService:
     def on_control_begins(self, link: Link, total: int) -> None:
         """Refuse a message that is too large for its sender."""
         self._allowances.begin(link, link.peer, total, time.monotonic())
+
+    def on_control_head(self, link: Link, head: bytes, total: int) -> None:
+        """Refuse a message that is too large for its kind, before the rest of it arrives."""
+        self._allowances.check_kind(head, total)
 
     def on_control_ends(self, link: Link) -> None:
         """Note that a message is complete."""
@@ -425,7 +430,9 @@ class BrokerService:
             )
             self._dispatcher.put(Arrival(None, tick))
             self._drop_overdue()
-            await self._watch_disk()
+            if not self._is_disk_asked:  # one that does not answer must not stop the ticks
+                self._is_disk_asked = True
+                self._dispatcher.spawn(self._watch_disk())
             self._verifier.update(self._dispatcher.state.workers)
             self._surveys.update()
 
@@ -433,11 +440,9 @@ class BrokerService:
         """Take no new jobs while the disk of the store is nearly full."""
         if not isinstance(self._store, Store):
             return  # a database has an owner of its own
-        alarm, before = (
-            await asyncio.to_thread(disk_alarm.alarm, self._authority.folder),
-            self._dispatcher.alarm,
-        )
-        self._dispatcher.alarm = alarm
+        alarm = await asyncio.to_thread(disk_alarm.alarm, self._authority.folder)
+        self._is_disk_asked = False
+        before, self._dispatcher.alarm = self._dispatcher.alarm, alarm
         if bool(alarm) != bool(before):
             _log.warning("%s", alarm or "the broker's disk has room again: it takes new jobs")
 

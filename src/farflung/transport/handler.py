@@ -34,11 +34,18 @@ class Handler(Protocol):
         """The link is over, for `reason`. Called exactly once; incomplete messages never complete."""
 
 
+HEAD_BYTES = 64
+"""So many bytes of a control message are shown to a guard before the rest arrives."""
+
+
 class ControlGuard(Protocol):
     """Follows the control messages that arrive over links, for who admits them."""
 
     def on_control_begins(self, link: Link, total: int) -> None:
         """A control message of `total` bytes begins; ProtocolError refuses it and ends the link."""
+
+    def on_control_head(self, link: Link, head: bytes, total: int) -> None:
+        """Its first `HEAD_BYTES`, or all of a shorter one, are here; ProtocolError ends the link."""
 
     def on_control_ends(self, link: Link) -> None:
         """It is complete."""

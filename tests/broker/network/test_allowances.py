@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from farflung.broker.network.allowances import (
     Allowances,
     Bucket,
     Rate,
+    kind_of,
 )
 from farflung.broker.service import BrokerService
 from farflung.errors import ConnectionFailed, ProtocolError
@@ -26,6 +28,7 @@ from farflung.protocol import messages
 from farflung.protocol.messages import Ask, Denied, Registered, Renew, Status, Submit
 from farflung.protocol.probing import AskTopology, FleetTopology
 from farflung.transport.endpoint import dial
+from farflung.transport.handler import HEAD_BYTES
 from farflung.transport.security.peer import Peer
 from farflung.transport.wire.frames import Control, Hello, encode
 
@@ -133,9 +136,9 @@ async def answers(service: BrokerService, folder: Path) -> None:
     await worker.link.close("seen")
 
 
-def piece_of(total: int, size: int) -> tuple[bytes, bytes]:
+def piece_of(total: int, size: int, kind: str = "Submit") -> tuple[bytes, bytes]:
     """The beginning of a control message, as it stands on the wire."""
-    return encode(Control(0, total), size), bytes(size)
+    return encode(Control(0, total), size), msgspec.msgpack.encode({"type": kind}).ljust(size, b"\0")
 
 
 def test_a_viewers_large_message_is_refused_when_it_begins(tmp_path: Path) -> None:
@@ -149,6 +152,38 @@ def test_a_viewers_large_message_is_refused_when_it_begins(tmp_path: Path) -> No
             await answers(service, tmp_path / "hub")
 
     run(work())
+
+
+@pytest.mark.parametrize(("kind", "most"), [("Renew", "1,048,576"), ("Links", "4,194,304")])
+def test_a_message_too_large_for_its_kind_is_refused_when_it_begins(
+    kind: str, most: str, tmp_path: Path
+) -> None:
+    """A submitter could send 64 MB of any kind, which the broker received and decoded."""
+
+    async def work() -> None:
+        async with broker(tmp_path / "hub") as service:
+            ana = await Member.dial(service, await identity(service, tmp_path / "hub", "ana", "submitter"))
+            ana.link._transport.write(*piece_of(64 * MB, 1000, kind))
+            assert f"a {kind} may have {most} bytes, found one of 67,108,864" in await ana.lost()
+            await answers(service, tmp_path / "hub")
+
+    run(work())
+
+
+def test_a_message_begins_with_its_kind() -> None:
+    for message in (Submit("gpt", b"", training(), 1), Renew(b"pem"), Ask(), messages.Links("job-1", [])):
+        assert kind_of(messages.encode(message)[:HEAD_BYTES]) == type(message).__name__
+    many = msgspec.msgpack.encode({"type": "Submit"} | {f"f{number}": 0 for number in range(20)})
+    assert kind_of(many[:HEAD_BYTES]) == "Submit"
+    counted, large = Allowances(), msgspec.msgpack.encode({"graph": b"", "type": "Submit"})
+    counted.check_kind(large, MB)
+    with pytest.raises(ProtocolError, match="a message without a kind may have 1,048,576 bytes"):
+        counted.check_kind(large, MB + 1)
+
+
+@given(st.binary(max_size=HEAD_BYTES))
+def test_any_bytes_have_a_kind_or_none(head: bytes) -> None:
+    assert len(kind_of(head)) < 32
 
 
 def test_a_submitter_may_begin_one_large_message_and_must_finish_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from farflung.broker.core.state import Outcome
 from farflung.broker.storage import disk_alarm
 from farflung.broker.storage.disk_alarm import LOW_BYTES, alarm
 from farflung.protocol.messages import Accepted, Denied, Submit
+from farflung.transport.timeouts import Timeouts
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -72,5 +74,31 @@ def test_a_real_broker_denies_a_job_while_its_disk_is_low(
                 await asyncio.sleep(0.05)
             ana.say(Submit("gpt", b"graph", training(), 2))
             assert "waiting for 2 more workers" in (await ana.hear(Accepted)).state
+
+    asyncio.run(work())
+
+
+def test_a_disk_that_does_not_answer_does_not_stop_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers, ticks = list[Path](), threading.Event(), list[int]()
+
+    def hang(folder: Path) -> str:
+        asked.append(folder)
+        answers.wait(60)
+        return ""
+
+    async def work() -> None:
+        monkeypatch.setattr(disk_alarm, "alarm", hang)
+        async with asyncio.timeout(60), broker(tmp_path / "hub", Timeouts(2.0)) as service:
+            monkeypatch.setattr(service._surveys, "update", lambda: ticks.append(1))
+            try:
+                while len(ticks) < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                assert len(asked) == 1
+            finally:
+                answers.set()
+            while len(asked) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
     asyncio.run(work())

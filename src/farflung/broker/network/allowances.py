@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.fields import Message
+from farflung.text import printable
 from farflung.transport.security.names import Role
 from farflung.transport.security.peer import Peer
 from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
@@ -48,6 +49,8 @@ OF_KIND: dict[type[Message], int] = {
 
 USUAL_BYTES = MB
 
+_MOST = {kind.__name__: most for kind, most in OF_KIND.items()}
+
 
 @dataclass(frozen=True)
 class Rate:
@@ -72,6 +75,19 @@ SURVEYS = Rate(1 / 60, 3)
 SLOWEST_BYTES_PER_SECOND = 1e5
 LEAST_SECONDS = 30.0
 """A message must be complete after so long, and as long as it takes at the slowest rate."""
+
+
+def kind_of(head: bytes) -> str:
+    """The kind of the message that begins with `head`; empty if it does not begin with its kind.
+
+    A message is a msgpack map whose first key is "type", as `protocol.messages.encode` writes it.
+    """
+    key, wide_maps = b"\xa4type", {0xDE: 3, 0xDF: 5}  # maps of more than 15 fields begin with more bytes
+    at = wide_maps.get(head[0], 1) if head else 0
+    end = at + len(key)
+    if head[at:end] != key or len(head) == end or head[end] >> 5 != 0b101:  # a string of up to 31 bytes
+        return ""
+    return head[end + 1 : end + 1 + (head[end] & 0x1F)].decode("ascii", "replace")
 
 
 class Bucket:
@@ -124,6 +140,14 @@ class Allowances:
             raise ProtocolError(f"{peer} has {unfinished:,} bytes of unfinished messages: send one by one")
         deadline = now + LEAST_SECONDS + total / SLOWEST_BYTES_PER_SECOND
         self._unfinished[link] = _Unfinished(peer, total, deadline)
+
+    def check_kind(self, head: bytes, total: int) -> None:
+        """A message of `total` bytes begins with `head`; ProtocolError if it is too large for its kind."""
+        kind = kind_of(head)
+        most = _MOST.get(kind, USUAL_BYTES)
+        if total > most:
+            name = printable(kind) or "message without a kind"
+            raise ProtocolError(f"a {name} may have {most:,} bytes, found one of {total:,}")
 
     def end(self, link: Hashable) -> None:
         """The message on the link is complete, or never will be."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from farflung.errors import ProtocolError
-from farflung.transport.handler import Handler
+from farflung.transport.handler import HEAD_BYTES, Handler
 from farflung.transport.link.outbox import WINDOW_BYTES
 from farflung.transport.link.ranges import ByteRanges, Part, Parts
 from farflung.transport.link.rate_estimator import MINIMUM_CHUNK_BYTES
@@ -130,8 +130,12 @@ class Inbox:
         return memoryview(self._pieces[-1])
 
     def end_control(self, size: int) -> None:
-        """The piece is complete."""
+        """The piece is complete; ProtocolError if the guard or the handler refuses the message."""
+        before, head = self._control_received, min(HEAD_BYTES, self._control_total)
         self._control_received += size
+        if self._link.guard is not None and before < head <= self._control_received:
+            shown = b"".join(piece[:head] for piece in self._pieces)[:head]
+            self._link.guard.on_control_head(self._link, shown, self._control_total)
         if self._control_received == self._control_total:
             message = b"".join(self._pieces)
             self._pieces, self._control_received = [], 0

@@ -6,12 +6,16 @@ from the bytes and FLOPs of the plan, at rates below those of any useful device 
 
 from __future__ import annotations
 
+from collections import Counter
+
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, RUNNING, Job
 
 DROPPED_AFTER = 10.0
 BYTES_PER_SECOND = 1e5
 FLOPS_PER_SECOND = 1e9
 TRAIN_FLOPS_PER_FORWARD = 3
+COMPILE_SECONDS_PER_NODE = 1.2
+"""What a worker allows itself for compiling (`worker/computing/task_deadlines.py`)."""
 
 
 def overdue(job: Job, now: float, patience_seconds: float) -> str:
@@ -37,7 +41,17 @@ def _expected_seconds(job: Job) -> float:
         return copy + _unit_seconds(job)
     is_whole = job.checkpoint_end if job.state == COLLECTING else job.step > 0
     again = len(job.history.units) * _unit_seconds(job) if job.state == LOADING and job.replayers else 0.0
-    return copy + again + (whole if is_whole else weights)
+    return copy + again + _compile_seconds(job) + (whole if is_whole else weights)
+
+
+def _compile_seconds(job: Job) -> float:
+    """How long the worker with most nodes may compile while the job loads."""
+    if job.state != LOADING or job.plan is None or not job.training.compiled:
+        return 0.0
+    nodes = Counter[str]()
+    for part in job.plan.placements:
+        nodes.update(dict.fromkeys(part.workers, part.nodes))
+    return COMPILE_SECONDS_PER_NODE * max(nodes.values(), default=0)
 
 
 def _unit_seconds(job: Job) -> float:

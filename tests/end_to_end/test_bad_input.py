@@ -300,12 +300,12 @@ def test_an_expired_certificate_is_named_with_its_cure(hub: Hub) -> None:
 
 
 def _expire(authority: Path, holder: Path) -> None:
-    """Give a holder the certificate that its broker would have given it a month ago."""
+    """Give a holder the certificate that its broker would have given it months ago, too old to renew."""
     from farflung.transport.security.identity import CERTIFICATE_FILE, Identity
 
     identity = Identity.load(holder)
     with Store(authority, sole=False) as store:
-        months_ago = Authority.open(authority, store, clock=lambda: identity.expires_at - 40 * 86400)
+        months_ago = Authority.open(authority, store, clock=lambda: identity.expires_at - 100 * 86400)
         old = months_ago.renew(identity.id, identity.role, identity.renewal_request())
     write_atomically(holder / CERTIFICATE_FILE, old)
 

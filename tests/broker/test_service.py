@@ -5,6 +5,7 @@ import logging
 import math
 import sqlite3
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -220,7 +221,7 @@ def test_two_that_could_not_link_up_twice_are_planned_apart_until_one_registers_
         made = plan_over(sorted(names)[: command.count])
         programs = [SegmentProgram(part.segment, b"program", {"weight": 4}) for part in made.placements]
         owned = [[f"weight-{part.segment}"] for part in made.placements]
-        return PlanMade(1000.0, command.job, command.attempt, PlanResult(made, programs, owned, None))
+        return PlanMade(time.time(), command.job, command.attempt, PlanResult(made, programs, owned, None))
 
     monkeypatch.setattr("farflung.broker.dispatcher.plan", plan)
 

@@ -212,7 +212,7 @@ def test_a_topology_that_cannot_be_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plan", "tower.py"], "--topology FILE (or a testbed's name) or --fleet"),
+        (["plan", "tower.py"], "--topology FILE (or a testbed's name, such as four-homes), or --fleet"),
         (["plan", "tower.py", "--topology", "fleet.json", "--fleet"], "give either --topology FILE"),
         (["plan", "tower.py", "--topology", "atlantis"], "neither a file nor a testbed"),
         (["plan", "nothing.py", "--topology", "fleet.json"], "expected a job file"),

@@ -110,5 +110,5 @@ def races_of_two_workers() -> tuple[list[dict[str, object]], list[str]]:
     Watched.detector = Detector()
     tiny = runner.Size("tiny", 16, 2, 2, 8, 2)
     with patch.object(overlap, "STEPS", 1), patch.object(runner, "SIZES", [tiny]):
-        found = overlap.overlap(torch.device(NAME))
+        found = list(overlap.overlap(torch.device(NAME)))
     return found, Watched.detector.races

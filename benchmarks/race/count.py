@@ -244,7 +244,8 @@ def _prepare(device: str) -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     use_mode(torch.device(device), deterministic=False)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if device != "cpu":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 def tell(line: str) -> None:

@@ -1,6 +1,6 @@
 """From which URLs a worker fetches base weights.
 
-A job names the URLs, and whoever submits it may be a stranger. So a worker never reads its own files for a
+A job names the URLs, and its submitter may be a stranger. So a worker never reads its own files for a
 job, and never reaches into its own network, unless its owner names a prefix that says so.
 """
 

@@ -39,7 +39,7 @@ def _reason(event: CancelAsked) -> str:
 
 
 def _what_follows(job: Job) -> str:
-    """What becomes of a job that was cancelled, in words."""
+    """What a cancelled job still does, in words."""
     if job.over:
         return ""
     ends = "its weights come" if job.state == COLLECTING else "what its workers hold comes"

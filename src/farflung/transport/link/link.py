@@ -63,7 +63,7 @@ class Link(LinkStats):
     congestion_control : The kernel's name of the congestion control for what this end sends.
     reason : Why the link is over; None while it is open.
     cause : How it ended, which decides whether its session may continue over another link.
-    guard : May refuse control messages by their size. Whoever admits the link may set it.
+    guard : May refuse control messages by their size. The side that admits the link may set it.
     """
 
     def __init__(

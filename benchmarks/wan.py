@@ -12,7 +12,7 @@ boundaries in `-bf16` or `-int8`, and with other microbatches (`1f1b-int8@16`); 
 `alone`, one process on one machine.
 
 With `--adapter RANK` the model is frozen, and only LoRA adapters of that rank are trained, of every block or
-of the last `--adapter-blocks`; nobody has counted their steps, so a race of them is of seconds of a step.
+of the last `--adapter-blocks`; their steps are not counted, so a race of them is of seconds of a step.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _leg(system: str, place: Ground, course: Course, runs: Path, warmup: int) ->
 
 
 def _counted(system: str, entry: Entry, nodes: int, runs: Path) -> Counted | None:
-    """The counted runs of a system, by the plan that it raced with; PowerSGD's steps nobody has counted."""
+    """The counted runs of a system, by the plan that it raced with; PowerSGD has none."""
     base = base_of(system)
     if base == POWERSGD:
         return None

@@ -1,4 +1,4 @@
-"""The same training without a network, for systems whose steps nobody has counted before.
+"""The same training without a network, for systems whose steps are not counted yet.
 
 What a system's losses must be, and its steps to a loss: of one process eagerly, which every dense system must
 reproduce, or with the codecs of a plan. Evaluation is of the plain model, as it would be exported.

@@ -40,7 +40,7 @@ class System(msgspec.Struct, frozen=True):
 
     `steps_by_seed` were counted without a network, None: not at the target. Steps and seconds to the target
     are medians over the seeds, with a 90 % interval by bootstrap over seeds and measured steps; None if one
-    seed does not reach it, if nobody counted (`counted` is false), or if the losses were not those of the
+    seed does not reach it, if it was not counted (`counted` is false), or if the losses were not those of the
     counted run (`same_losses`), which other code may have made. Validation is of the plain model over
     seconds, the mean of all seeds.
     """

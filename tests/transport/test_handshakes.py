@@ -116,6 +116,7 @@ def test_silent_sockets_lock_nobody_out(tmp_path: Path) -> None:
         own = Hello("a", "worker", "data")
         for _ in range(3):
             link = await dial(listener.address, client.client, own, B, Recorder(), Timeouts())
+            assert link.peer.id == "b"
             await link.close("seen")
         for one in sockets:
             one.close()

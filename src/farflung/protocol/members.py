@@ -19,11 +19,11 @@ class AskMembers(Message, frozen=True):
 class MemberStatus(msgspec.Struct, frozen=True):
     """One member as `farflung member list` shows it.
 
-    It is `connected` if it has a session now. `removed` says who has removed it, when and why; empty: nobody
-    has. `token` is the id of the token that it joined with, `valid_until` the end of its newest certificate
-    (seconds since 1970). `jobs` are those that it works on, or has submitted, and that are not over.
-    `suspicions` counts the jobs that it made fail and that others got through; `suspected` says more. One
-    that is `suspended` gets no jobs.
+    It is `connected` if it has a session now. `removed` says who has removed it, when and why; empty if
+    it is not removed. `token` is the id of the token that it joined with, `valid_until` the end of its
+    newest certificate (seconds since 1970). `jobs` are those that it works on, or has submitted, and that
+    are not over. `suspicions` counts the jobs that it made fail and that others got through; `suspected`
+    says more. One that is `suspended` gets no jobs.
     """
 
     member: str

@@ -1,8 +1,8 @@
 """Connections that have not shown yet who they are: how many there may be, and which make room. Pure.
 
 A peer that is honest is through in a few round trips, so the oldest ones make room for new ones: silent
-connections, however many, keep nobody out. Homes behind one router have one address, so an address is only
-limited in what is unfinished.
+connections, however many, do not keep others out. Homes behind one router have one address, so an address is
+only limited in what is unfinished.
 """
 
 from __future__ import annotations

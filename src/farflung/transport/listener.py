@@ -199,7 +199,7 @@ class Listener:
         return link
 
     def _limit_ungreeted(self, link: Link) -> None:
-        """End the oldest connection of a holder that has too many of which nobody knows what they are for."""
+        """End the oldest connection of a holder that has too many whose purpose is not known yet."""
         waiting = [one for one in self._ungreeted.get(link.peer, ()) if one.is_ungreeted]
         if len(waiting) >= MOST_UNGREETED:
             waiting.pop(0).abandon(f"more than {MOST_UNGREETED} connections of {link.peer} sent no hello")

@@ -190,7 +190,8 @@ def test_who_joins_from_another_network_is_measured_anew(tmp_path: Path) -> None
         )
         again.say(Register(DEVICE, "lab", ["192.0.2.7:7001"], "boot-2"))
         await again.hear(Registered)
-        await told_that(asker, lambda now: not now.measured)
+        left = await told_that(asker, lambda now: not now.measured)
+        assert left.measured == [] and left.topology.ids == ["a", "b"]
 
     story(tmp_path, scene)
 

@@ -68,7 +68,7 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def _keep_private(path: Path) -> None:
-    """Let nobody else read the file, also if it is older; SQLite gives its helper files the same mode."""
+    """Let only the owner read the file, also an older one; SQLite gives its helper files the same mode."""
     with suppress(OSError):  # SQLite then says what is wrong
         path.touch(mode=0o600, exist_ok=True)
         if path.stat().st_mode & 0o077:

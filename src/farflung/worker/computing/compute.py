@@ -248,7 +248,7 @@ class ComputeThread(threading.Thread):
         self._emit(ComputeFailed(attempt, reason, sender))
 
     def _sender_of(self, error: Exception) -> str | None:
-        """Who sent what the error is about; None if nobody did, so that this worker may be at fault."""
+        """Who sent what the error is about; None if it came from here, and this worker may be at fault."""
         if self._job is None or not isinstance(error, (DataError, PayloadError)):
             return None
         by = error.sender if isinstance(error, PayloadError) else None

@@ -13,7 +13,7 @@ def member_removed(fact: facts.MemberRemoved, state: State) -> State:
     removal = Removal(fact.member, fact.role, fact.at, fact.operator, fact.reason)
     state = replace(state, removed={**state.removed, fact.member: removal})
     worker = state.workers.get(fact.member)
-    # Nobody reads from its disk any more.
+    # Its copies are not read any more.
     return state if worker is None else state.with_worker(replace(worker, held=()))
 
 

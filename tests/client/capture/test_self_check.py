@@ -284,3 +284,48 @@ def test_a_backward_pass_that_eager_cannot_make_is_one_line() -> None:
         CaptureError, match=r"^the model's own backward pass fails .* derivative for aten::bern"
     ):
         capture_job(job_of(Case("drawn", lambda: Drawn(False), case("chain").batch)))
+
+
+class Doubled(torch.autograd.Function):
+    """Its backward multiplies by whatever it is given."""
+
+    @staticmethod
+    def forward(ctx: SimpleNamespace, x: Tensor, slope: float) -> Tensor:
+        ctx.slope = slope
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: SimpleNamespace, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.slope, None
+
+
+def doubling(slope: float, device: str = "cpu") -> Job:
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = nn.Linear(4, 3, device=device)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = Doubled.apply(self.scores(x), slope)
+            return made.square().mean()
+
+    data = [{"x": torch.ones(4)} for _ in range(4)]
+    return Job(model=Doubling(), data=data, optimizer=SGD(lr=0.1), batch=4, microbatches=2, steps=1)
+
+
+def test_a_custom_function_is_compared_with_the_derivative_of_its_forward() -> None:
+    captured = capture_job(doubling(2.0))
+    assert "Doubled is a custom autograd.Function" in captured.lints[0]
+    assert verdict(captured, "self-check")[0] == "ok"
+    assert check_job(doubling(2.0), 1, 1).ok
+    for compared in (capture_job, check_job):
+        with pytest.raises(CaptureError, match=r"the backward of Doubled \(.* is not the derivative"):
+            compared(doubling(3.0))
+
+
+def test_a_custom_function_that_cannot_be_compared_is_refused() -> None:
+    assert capture_shapes(doubling(2.0, "meta")).custom_functions
+    with pytest.raises(
+        CaptureError, match=r"Doubled .*could not be compared with its backward \(no weights\)"
+    ):
+        capture_job(doubling(2.0, "meta"))

@@ -41,25 +41,6 @@ def test_the_same_tensor_given_twice_stays_two_inputs() -> None:
     require_gradients_of_eager(module, captured)
 
 
-def test_a_custom_function_is_refused() -> None:
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: object, gradient: Tensor) -> Tensor:
-            return gradient * 7
-
-    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
-        return error(Doubled.apply(self.first(x)), y)
-
-    message = text_of(Base(body))
-    assert "Doubled is a custom autograd.Function" in message
-    assert line_of(body, "Doubled.apply") in message
-    assert torch.equal(Doubled.apply(torch.ones(1)), torch.full((1,), 2.0))
-
-
 def test_no_grad_cuts_the_gradient() -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         z = self.first(x)

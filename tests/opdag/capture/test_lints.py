@@ -42,22 +42,6 @@ route = import_module("farflung.opdag.capture.capture")
 normal_form = import_module("farflung.opdag.capture.normalise")
 
 
-class Sevenfold(torch.autograd.Function):
-    """Forward doubles, backward does not."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:
-        return gradient * 7
-
-
-def custom_function(self: Base, x: Tensor, y: Tensor) -> Tensor:
-    return error(Sevenfold.apply(self.first(x)), y)
-
-
 def tensor_hook(self: Base, x: Tensor, y: Tensor) -> Tensor:
     z = self.first(x)
     if z.requires_grad:
@@ -130,7 +114,6 @@ def gradient_inside(self: Base, x: Tensor, y: Tensor) -> Tensor:
 
 
 REFUSED = [
-    ("custom-functions", custom_function, "Sevenfold.apply"),
     ("hooks", tensor_hook, "register_hook"),
     ("gradient-modes", frozen_on_the_way, "requires_grad_(False)"),
     ("gradient-modes", frozen_by_assignment, "requires_grad = False"),
@@ -314,7 +297,6 @@ class Blind(Watch):
 
 
 LIES = [
-    (custom_function, "forbid_custom_functions", as_it_is),
     (assigned_buffer, "forbid_buffer_assignment", as_it_is),
     (tensor_hook, "Watch", Blind),
     (frozen_on_the_way, "Watch", Blind),

@@ -23,6 +23,7 @@ from farflung.data.streams import StreamItems
 from farflung.errors import CaptureError, GraphError, JobError, PlanError, TooFewCuts
 from farflung.opdag.analysis import differentiable_values
 from farflung.opdag.capture import Capture, LossModule, Verdict, capture
+from farflung.opdag.capture.custom_functions import CUSTOM_FUNCTIONS
 from farflung.opdag.capture.lint_results import Outcome, decided
 from farflung.opdag.cost import flops
 from farflung.opdag.graph import Graph
@@ -31,7 +32,7 @@ from farflung.planner import PlannedJob, plan_graph
 from farflung.planner.checks import NOTHING_TO_TRAIN
 from farflung.runtime.indices import CLASS_LOSSES, IGNORED
 from farflung.runtime.optimizers.declared import SGD
-from farflung.runtime.parity.microbatch import SelfCheck, require_own_loss, self_check
+from farflung.runtime.parity.microbatch import SelfCheck, require_derivatives, require_own_loss, self_check
 from farflung.runtime.parity.steps import (
     CheckReport,
     Comparison,
@@ -66,9 +67,13 @@ def check_itself(job: Job, captured: Capture, batch: Mapping[str, Tensor]) -> Ca
     JobError
         Sequences of packed rows see each other, or their loss is not finite.
     """
-    if not job.has_values:
-        return _not_checked(captured, "no weights", unchecked(job))
-    samples, missing = _samples(captured.graph, job.microbatch_size)
+    samples, missing = _samples(captured.graph, job.microbatch_size) if job.has_values else (0, "no weights")
+    if missing and captured.custom_functions:
+        raise CaptureError(
+            f"{captured.custom_functions}, which could not be compared with its backward ({missing}): write"
+            " it with torch ops",
+            CUSTOM_FUNCTIONS,
+        )
     if missing:
         return _not_checked(captured, missing, unchecked(job))
     unknown = require_apart(job)
@@ -133,16 +138,25 @@ def _run(job: Job, captured: Capture, batch: Mapping[str, Tensor], samples: int)
     )
     planned = plan_graph(graph, 1, samples, ["here"])
 
-    def loss_of(module: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        wrapper = LossModule(module, job.loss, job.precision)
-        return lambda given: wrapper(dict(given))
-
+    loss_of = _loss_of(job)
     try:
         programs = received(planned.programs, samples)
     except GraphError as error:
         microbatch = f"a microbatch of {count_of(samples, 'sample')}"
         raise CaptureError(f"the graph cannot run {microbatch}: {error}") from None
+    if captured.custom_functions:
+        require_derivatives(job.model, loss_of, graph, training, batch)
     return self_check(job.model, loss_of, graph, planned.plan, programs, training, batch, captured.draws)
+
+
+def _loss_of(job: Job) -> Callable[[nn.Module], Callable[[Mapping[str, Tensor]], Tensor]]:
+    """A function from the job's module, or a copy of it, to one from a batch to its loss."""
+
+    def of(module: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
+        wrapper = LossModule(module, job.loss, job.precision)
+        return lambda batch: wrapper(dict(batch))
+
+    return of
 
 
 def _samples(graph: Graph, microbatch_size: int) -> tuple[int, str]:
@@ -276,16 +290,14 @@ def _compare(job: Job, captured: Capture, segments: int | None, steps: int) -> C
     )
     planned, segments = _cut(captured.graph, training, segments)
     programs = received(planned.programs, training.microbatch_size)
-
-    def loss_of(module: nn.Module) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        wrapper = LossModule(module, job.loss, job.precision)
-        return lambda batch: wrapper(dict(batch))
-
+    loss_of = _loss_of(job)
     loader = Microbatches(job, captured.graph)
     units = [unit for unit in training.units() if unit.train]
     batches = [[microbatch.tensors for microbatch in loader.load_unit(unit)] for unit in units]
     before = captured.graph if captured.quantization is None else captured.quantization.before
     require_own_loss(job.model, loss_of, before, training, captured.draws, batches[0][0])
+    if captured.custom_functions:
+        require_derivatives(job.model, loss_of, before, training, batches[0][0])
     held = quantized_matrices(job.model, captured.quantization)
     module = dequantized_copy(job.model, held, captured.quantization)
     comparison = Comparison(

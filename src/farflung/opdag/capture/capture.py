@@ -20,6 +20,7 @@ from farflung.errors import CaptureError
 from farflung.opdag import wire
 from farflung.opdag.capture import python_state
 from farflung.opdag.capture.call_recorder import Watch
+from farflung.opdag.capture.custom_functions import CUSTOM_FUNCTIONS, plain_functions
 from farflung.opdag.capture.decompose import functional, is_functional
 from farflung.opdag.capture.draft import Origin
 from farflung.opdag.capture.failures import explain_failure, quiet, with_switch
@@ -28,7 +29,6 @@ from farflung.opdag.capture.lints import (
     check_batch,
     check_masks,
     forbid_buffer_assignment,
-    forbid_custom_functions,
     watch_checkpointing,
 )
 from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule, MetricFunction, require_names
@@ -63,6 +63,12 @@ class Capture:
         remarks = [verdict.words for verdict in self.verdicts if verdict.outcome == "remark"]
         return tuple(remarks if self.quantization is None else [*remarks, *self.quantization.remarks()])
 
+    @property
+    def custom_functions(self) -> str:
+        """Which custom `autograd.Function`s run as the ops of their forward, in words; empty if none does."""
+        found = [verdict.words for verdict in self.verdicts if verdict.lint == CUSTOM_FUNCTIONS]
+        return "; ".join(found)
+
 
 def capture(
     module: nn.Module,
@@ -80,8 +86,8 @@ def capture(
     Raises
     ------
     CaptureError
-        The model has something that a graph cannot hold: data-dependent control flow, a custom
-        `autograd.Function`, an op outside the opset, an input that nothing reads
+        The model has something that a graph cannot hold: data-dependent control flow, an op outside the
+        opset, an input that nothing reads
         (docs/reference/capture-checks.md lists all). The message names the op, the module path and the line.
     """
     remarks = Remarks()
@@ -199,7 +205,7 @@ def _trace(
 ) -> _Traced:
     wrapper = _Observed(module, loss, precision, metrics)
     with (
-        forbid_custom_functions(),
+        plain_functions(remarks),
         forbid_buffer_assignment(),
         watch_checkpointing(remarks),
         unroll_recurrent_layers(),

@@ -12,7 +12,7 @@ Outcome = Literal["ok", "remark", "refused", "not checked"]
 LINTS: dict[str, str] = {
     "state": "parameters and buffers are dense, real numbers, and share memory only by a tie",
     "hooks": "no hook changes gradients",
-    "custom-functions": "no autograd.Function: its backward would be lost",
+    "custom-functions": "no autograd.Function brings a backward of its own",
     "gradient-modes": "no_grad and detach cut the same gradients",
     "control-flow": "nothing but tensors depends on the data",
     "checkpointing": "activation checkpointing is not dropped unseen",

@@ -23,42 +23,6 @@ from farflung.opdag.capture.failures import here, is_of_torch
 from farflung.opdag.capture.lint_results import Remarks
 from farflung.opdag.graph import Graph, Ref
 
-_INSTEAD = {
-    "CondOp": "use torch.where, which computes both sides",
-    "WhileLoopOp": "write a loop of fixed length",
-    "BackwardHookFunction": "remove the backward hook",
-}
-
-
-@contextmanager
-def forbid_custom_functions() -> Iterator[None]:
-    """Refuse `autograd.Function`: export traces through it and silently loses its backward."""
-
-    def refuse(cls: type, *args: object, **kwargs: object) -> Any:
-        if cls.__name__.startswith(
-            "GeneratedBackwardFor_"
-        ):  # it wraps a private op, which is refused by its name
-            return original.__func__(cls, *args, **kwargs)
-        if cls.__module__.startswith("torch."):
-            advice = next((words for name, words in _INSTEAD.items() if cls.__name__.startswith(name)), "")
-            raise CaptureError(
-                f"torch's higher-order op {cls.__name__} cannot be captured ({here()})"
-                + (f": {advice}" if advice else ""),
-                "control-flow",
-            )
-        raise CaptureError(
-            f"{cls.__name__} is a custom autograd.Function, whose backward cannot be captured ({here()}): "
-            "write it with differentiable torch ops",
-            "custom-functions",
-        )
-
-    original = torch.autograd.Function.__dict__["apply"]
-    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
-
 
 @contextmanager
 def forbid_buffer_assignment() -> Iterator[None]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.errors import CaptureError
+from farflung.opdag.capture.custom_functions import compared_functions
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
@@ -127,6 +128,17 @@ def require_own_loss(
     _require_number(_Eager(module, loss_of, graph, training, draws).evaluate(batch))
 
 
+def require_derivatives(
+    module: nn.Module,
+    loss_of: Callable[[nn.Module], Callable[[Batch], Tensor]],
+    graph: Graph,
+    training: Training,
+    batch: Batch,
+) -> None:
+    """Check each custom `autograd.Function` that forward applies (`compared_functions`, which raises)."""
+    _Eager(module, loss_of, graph, training, ()).compare_functions(batch)
+
+
 def _own_state(module: nn.Module, graph: Graph) -> dict[str, Tensor]:
     """The module's own parameters, and copies of its buffers, by the names in the graph."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -188,10 +200,18 @@ class _Eager:
             raise _failed("backward pass", batch, error) from error
         return float(loss.detach())
 
+    def compare_functions(self, batch: Batch) -> None:
+        """Run forward in train mode, and compare the Functions in it; torch's generator stays as it is."""
+        self._module.train()
+        with torch.random.fork_rng(devices=[]), compared_functions():
+            self._loss(batch)
+
     def _loss(self, batch: Batch) -> Tensor:
         try:
             with attending_as(self._graph):
                 return self._loss_of(batch)
+        except CaptureError:
+            raise
         except Exception as error:
             raise _failed("forward", batch, error) from error
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.arguments import positive, whole
 from benchmarks.chaos.fleet import BROKER, ChaosFleet
 from benchmarks.kills.farflung_side import FIRST_STEPS, JOB, LEASE_SECONDS, WORKERS
-from benchmarks.kills.follower import Follower, wait_until
+from benchmarks.kills.follower import EVALUATION, Follower, wait_until
 
 GAP_SECONDS = 3.0
 
@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measured(folder: Path, kills: int, away: float, draw: random.Random) -> list[Return]:
     """Train, and kill the broker so many times."""
-    metrics, happened = Follower(folder / "run" / "metrics.jsonl"), Follower(folder / "run" / "events.jsonl")
+    metrics = Follower(folder / "run" / "metrics.jsonl", EVALUATION)
+    happened = Follower(folder / "run" / "events.jsonl")
     with ChaosFleet(folder / "fleet", WORKERS, LEASE_SECONDS) as fleet:
         says = Follower(folder / "fleet" / "broker.log")
         fleet.train(folder / "run", "--out", str(folder / "run"), "--workers", str(WORKERS), job=JOB)

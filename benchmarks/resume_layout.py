@@ -27,7 +27,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.arguments import several, whole
 from benchmarks.chaos.fleet import SUBMITTER, ChaosFleet
-from benchmarks.kills.follower import wait_until
+from benchmarks.kills.follower import EVALUATION, wait_until
 from benchmarks.race.course import Course
 
 import farflung
@@ -141,7 +141,8 @@ def _ends(fleet: ChaosFleet, run: Path) -> None:
 
 def _steps(run: Path) -> int:
     path = run / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return sum(EVALUATION not in line for line in lines)
 
 
 if __name__ == "__main__":

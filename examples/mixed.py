@@ -41,7 +41,8 @@ def losses(backends: str, folder: Path) -> list[float]:
     """The loss of every step of a run on local workers with these backends."""
     command = ["train", __file__, "--local", str(WORKERS), "--backends", backends, "--out", str(folder)]
     subprocess.run([sys.executable, "-m", "farflung", *command], check=True)
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
 
 
 def main() -> None:

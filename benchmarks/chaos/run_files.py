@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from benchmarks.kills.follower import Follower
+from benchmarks.kills.follower import EVALUATION, Follower
 
 from farflung.client.output.history import effective_rows
 from farflung.client.output.records import StepRow
@@ -50,7 +50,7 @@ class RunFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._metrics = Follower(folder / "metrics.jsonl")
+        self._metrics = Follower(folder / "metrics.jsonl", EVALUATION)
         self._events = Follower(folder / "events.jsonl")
 
     def close(self) -> None:

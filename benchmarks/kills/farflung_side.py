@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from benchmarks.chaos.fleet import ChaosFleet
 from benchmarks.kills.figures import Round
-from benchmarks.kills.follower import Follower, wait_until
+from benchmarks.kills.follower import EVALUATION, Follower, wait_until
 from benchmarks.kills.run_rows import FARFLUNG, Happened, StepDone, Strike, judge, members
 
 WORKERS, SPARE, LEASE_SECONDS = 3, 1, 10.0  # the lease is the broker's default
@@ -22,7 +22,7 @@ class Run:
     """The rows and events of a run so far."""
 
     def __init__(self, folder: Path) -> None:
-        self._metrics = Follower(folder / "metrics.jsonl")
+        self._metrics = Follower(folder / "metrics.jsonl", EVALUATION)
         self._events = Follower(folder / "events.jsonl")
 
     @property

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOOK_SECONDS = 0.005
+EVALUATION = b'"validation_loss"'
+"""What a row of `metrics.jsonl` has that is about an evaluation rather than a step."""
+
 LONGEST_SECONDS = 120.0
 """No wait of this program lasts longer."""
 
@@ -15,12 +18,14 @@ LONGEST_SECONDS = 120.0
 class Follower(threading.Thread):
     """The whole lines of a file so far, each with the `time.monotonic()` at which it was seen.
 
-    It looks every `LOOK_SECONDS`; the file may come later. The thread ends with `stop()`.
+    Lines with `besides` in them are left out. It looks every `LOOK_SECONDS`; the file may come later. The
+    thread ends with `stop()`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, besides: bytes | None = None) -> None:
         super().__init__(daemon=True)
         self._path = path
+        self._besides = besides
         self._stopped = threading.Event()
         self.lines: list[tuple[float, bytes]] = []
         self.start()
@@ -35,7 +40,10 @@ class Follower(threading.Thread):
                 new, end, _ = file.read().rpartition(b"\n")
             offset += len(new) + len(end)
             now = time.monotonic()
-            self.lines += [(now, line) for line in new.splitlines()]
+            self.lines += [(now, line) for line in new.splitlines() if not self._is_left_out(line)]
+
+    def _is_left_out(self, line: bytes) -> bool:
+        return self._besides is not None and self._besides in line
 
     def stop(self) -> None:
         """Look no more."""

@@ -31,9 +31,8 @@ def read(run: Path) -> Curves:
             found.losses[row.step] = row.loss
         if row.seconds is not None:
             found.seconds[row.step] = row.seconds
-    # Only jobs with metrics have a row for each evaluation; all have an event.
     for entry in _entries(run / "metrics.jsonl"):
-        if "metrics" in entry:
+        if entry.get("metrics"):
             found.metrics[entry["step"]] = entry["metrics"]
     for entry in _entries(run / "events.jsonl"):
         if entry["event"] == "validated":

@@ -51,7 +51,7 @@ class Fleet:
         finally:
             run.close()
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return summary, rows, folder
+        return summary, [row for row in rows if "loss" in row], folder
 
 
 @contextmanager

@@ -288,10 +288,10 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`, each of which must be whole."""
+        """The steps of `metrics.jsonl`, each row of which must be whole."""
         text = (self.folder / "metrics.jsonl").read_text()
         assert not text or text.endswith("\n")
-        return [json.loads(line) for line in text.splitlines()]
+        return [row for line in text.splitlines() if "loss" in (row := json.loads(line))]
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class Run:
 
         def reached() -> bool:
             metrics = self.folder / "metrics.jsonl"
-            return metrics.exists() and metrics.read_bytes().count(b"\n") >= step
+            return metrics.exists() and metrics.read_bytes().count(b'"loss":') >= step
 
         ended = self.command.process.poll
         eventually(f"step {step}: {self.command.err}", lambda: reached() or ended() is not None)

@@ -31,7 +31,7 @@ class Ask(Message, frozen=True):
     """Ask for the broker's status. Answered by `Status`; any role may ask."""
 
 
-class WorkerStatus(msgspec.Struct, frozen=True):
+class WorkerStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """One worker as `farflung status` shows it.
 
     Its `state` is joining while its links are measured, then ready, standby if it holds copies of a job's
@@ -73,7 +73,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
         return not self.connected
 
 
-class JobStatus(msgspec.Struct, frozen=True):
+class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """One job as `farflung status` shows it; an emulated one has no loss.
 
     `links` is the traffic between workers since the job began or the broker was started, `codecs` the codecs

@@ -163,6 +163,18 @@ def test_a_search_says_how_many_plans_it_has_looked_at(monkeypatch: pytest.Monke
     assert len(heard(600.0)) == 1
 
 
+def test_the_best_of_a_search_is_not_reported_where_no_step_time_is_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Searched] = []
+    monkeypatch.setattr(process, "write_message", said.append)
+    monkeypatch.setattr(process, "PROGRESS_SECONDS", 0.0)
+    tell = process._Progress(microbatches=8)
+    tell(10.0, 0.009)
+    tell(10.0, 0.007)
+    assert said == [Searched(10.0, 0.009), Searched(20.0, None)]
+
+
 def test_a_planner_that_ends_without_an_answer_fails_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farflung.broker.planning.client.PROGRAM", "this")
     answer = answered(b"", training(), "a")

@@ -5,14 +5,34 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.cli.test_errors import JOB
 
 from farflung.cli.main import run
+from farflung.client.api.interrupts import on_signals
+from farflung.client.api.run import Run
 from farflung.client.output.records import StepRow
 from farflung.client.output.run_folder import RunFolder
+
+
+def test_a_run_says_which_signal_stopped_it() -> None:
+    stops: list[str] = []
+    run: Any = SimpleNamespace(
+        _frontend=SimpleNamespace(warn=lambda _: None),
+        _execution=SimpleNamespace(stopping_words=lambda: "stopping"),
+        stop=stops.append,
+    )
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        with on_signals(numbers, partial(Run.interrupt, run), lambda: stops.append("at once")):
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGINT)
+    assert stops == ["stopped by the user", "at once", "stopped by SIGTERM", "at once"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

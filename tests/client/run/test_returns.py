@@ -318,6 +318,22 @@ def test_the_broker_of_a_local_fleet_is_not_awaited(played: Callable[..., None])
     played(scenario, closed=True)
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_stop_before_the_first_step_collects_no_weights(played: Callable[..., None], steps: int) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.begins()
+        for unit in range(steps):
+            scene.done(unit)
+        await scene.eventually(lambda: len(scene.rows) == steps)
+        scene.submitter.stop("stopped by the user")
+        assert (await scene.broker.hears(Cancel)).collect is bool(steps)
+        scene.broker.say(Ended("job-1", "cancelled", "stopped by the user"))
+        summary = await scene.running
+        assert (summary.state, summary.steps, summary.weights_step) == ("cancelled", steps, None)
+
+    played(scenario)
+
+
 def test_a_stop_is_said_again_to_a_broker_that_was_away(played: Callable[..., None]) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.begins()

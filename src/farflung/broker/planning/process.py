@@ -58,7 +58,7 @@ from farflung.runtime.optimizers.memory import memory_of_updates
 from farflung.runtime.state import trained_shapes
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate
-from farflung.simulator.simulation import brief_notes
+from farflung.simulator.simulation import BRIEF_SECONDS, brief_notes
 from farflung.text import count_of
 from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
@@ -74,10 +74,14 @@ MOST_MEMORY_BYTES = 4 * 1024**3
 
 
 class _Progress:
-    """Reports the progress of a search to the broker (a `planner.assignment.Watch`)."""
+    """Reports the progress of a search to the broker (a `planner.assignment.Watch`).
 
-    def __init__(self) -> None:
+    Steps too brief to be predicted are not reported as the best: none is predicted for the plan either.
+    """
+
+    def __init__(self, microbatches: int) -> None:
         self._plans, self._best = 0.0, float("inf")
+        self._brief = BRIEF_SECONDS * microbatches
         self._next_report = time.monotonic() + PROGRESS_SECONDS
 
     def __call__(self, plans: float, step_seconds: float) -> None:
@@ -85,14 +89,15 @@ class _Progress:
         self._best = min(self._best, step_seconds)
         if time.monotonic() >= self._next_report:
             self._next_report = time.monotonic() + PROGRESS_SECONDS
-            write_message(Searched(self._plans, self._best if self._best < float("inf") else None))
+            is_known = self._brief <= self._best < float("inf")
+            write_message(Searched(self._plans, self._best if is_known else None))
 
 
 def main() -> None:
     """Answer one question."""
     limit_memory()
     question = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Question)
-    write_message(answer(question, _Progress()))
+    write_message(answer(question, _Progress(question.training.microbatches)))
 
 
 def write_message(message: Searched | Answer) -> None:

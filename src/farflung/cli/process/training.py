@@ -117,7 +117,7 @@ def follow(run: Run, fleet: Fleet, is_local: bool) -> Summary:
     return run.summary
 
 
-def _say_it_is_over() -> None:
+def _say_it_is_over(_: signal.Signals) -> None:
     note("the run is over; stopping its workers (press Ctrl-C again to leave without waiting for them)")
 
 

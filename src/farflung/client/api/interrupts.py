@@ -11,9 +11,11 @@ from types import FrameType
 
 @contextmanager
 def on_signals(
-    numbers: Collection[signal.Signals], first: Callable[[], object], second: Callable[[], object]
+    numbers: Collection[signal.Signals],
+    first: Callable[[signal.Signals], object],
+    second: Callable[[], object],
 ) -> Iterator[None]:
-    """Call `first` at the first of these signals in this block, and `second` at the next.
+    """Call `first` with the first of these signals in this block, and `second` at the next.
 
     A third one has the effect that it had before the block. Outside the main thread, which alone gets
     signals, the block changes nothing.
@@ -22,13 +24,15 @@ def on_signals(
         yield
         return
     before = {number: signal.getsignal(number) for number in numbers}
-    actions = iter((first, second))
+    came: list[int] = []
 
     def act(number: int, frame: FrameType | None) -> None:
-        action = next(actions)
-        if action is second:
+        came.append(number)
+        if len(came) == 1:
+            first(signal.Signals(number))
+        else:
             release()
-        action()
+            second()
 
     def release() -> None:
         for number, handler in before.items():

@@ -31,6 +31,7 @@ from farflung.plans.phases import codecs_in
 from farflung.plans.wishes import AUTO, MAX_LOSS_GAP
 from farflung.quantization import FORMATS, QuantizedFormat
 from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
+from farflung.runtime.optimizers.of_torch import declared_instead
 from farflung.runtime.training import Training
 from farflung.text import and_more, raised
 
@@ -409,6 +410,11 @@ def _require_weights(weights: object, model: nn.Module) -> None:
 
 def _require_optimizer(optimizer: Any, model: nn.Module) -> None:
     if not is_optimizer(optimizer):
+        if (declared := declared_instead(optimizer)) is not None:
+            raise JobError(
+                f"optimizer is a torch.optim.Optimizer ({type(optimizer).__name__}) over parameters of this"
+                f" process, and each worker builds its own: write optimizer={declared}"
+            )
         raise JobError(
             f"optimizer must be farflung.AdamW(...), SGD, Lion, Adafactor or Muon, found {_kind(optimizer)}:"
             " each worker builds its own from the numbers"

@@ -256,10 +256,10 @@ class Run:
         """Call a function, on any thread, once the run is over."""
         self._over.add_done_callback(lambda _: call())
 
-    def interrupt(self) -> None:
-        """Stop in good order as Ctrl-C does, and say what happens to the weights."""
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Stop in good order as Ctrl-C does, or another signal, and say what happens to the weights."""
         self._frontend.warn(self._execution.stopping_words())
-        self.stop()
+        self.stop(STOPPED if number == signal.SIGINT else f"stopped by {number.name}")
 
     def settled(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds for any end of the run; raises JobError as `wait` does."""

@@ -155,7 +155,7 @@ class Recorder:
             loss = self.metrics.validation_loss_with_codecs
             await self._record("validated with codecs", step=self.metrics.steps, loss=loss)
         else:
-            if self.metrics.has_metrics:
+            if not self._emulated:
                 await asyncio.to_thread(self.folder.add_validation, self.metrics.validation(message.attempt))
             await self._record("validated", step=self.metrics.steps, loss=self.metrics.validation_loss)
 

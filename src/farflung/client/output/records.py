@@ -64,7 +64,7 @@ class StepRow(msgspec.Struct, frozen=True):
 
 
 class ValidationRow(msgspec.Struct, frozen=True):
-    """One evaluation in `metrics.jsonl` of a job with metrics, after `step` steps.
+    """One evaluation in `metrics.jsonl`, after `step` steps; `metrics` are empty without `Job(metrics=)`.
 
     Of a step that the run did again, the row with the higher `attempt` counts. A metric whose value is not
     finite is left out.

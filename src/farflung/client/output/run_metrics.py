@@ -254,7 +254,7 @@ class RunMetrics:
             saved = self.checkpoint_step
             return "" if saved is None else f": the checkpoint of step {saved} stays"
         if not self.steps:
-            return ": no step is done yet, so the collected weights will be the initial ones"
+            return ": no step is done yet, so there are no weights to collect"
         return ": collecting the weights of the last applied step first"
 
     def _go_to(self, unit: int) -> None:

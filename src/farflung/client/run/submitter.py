@@ -190,7 +190,7 @@ class Submitter:
         return summary
 
     def stop(self, reason: str) -> None:
-        """End the job after the weights of the last applied step have been collected."""
+        """End the job after the weights of the last applied step, if there is one, have been collected."""
         self._events.put_nowait(Stop(reason))
 
     def leave(self, reason: str) -> None:
@@ -286,7 +286,8 @@ class Submitter:
         match event:
             case Stop():
                 self._stop_reason = event.reason
-                self._cancel(event.reason)
+                # Until a step is reported, the weights are those that the submitter has.
+                self._cancel(event.reason, collect=self.recorder.metrics.steps > 0)
             case TaskFailed():
                 return self._task_failed(event)
             case Leave():
@@ -424,9 +425,9 @@ class Submitter:
         self._say_return(self._job)
         return None
 
-    def _cancel(self, reason: str) -> None:
+    def _cancel(self, reason: str, collect: bool = True) -> None:
         if self._job:
-            self._connection.send(Cancel(self._job, reason[:REASON_LENGTH], collect=True))
+            self._connection.send(Cancel(self._job, reason[:REASON_LENGTH], collect))
 
     async def _close(self, outcome: Outcome | None) -> None:
         """End the job at the broker if it has not ended and is not left to it, then close every session."""

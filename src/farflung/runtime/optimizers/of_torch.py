@@ -1,0 +1,46 @@
+"""What to declare where a user gives one of torch's own optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Optimizer
+
+_ALIKE: Mapping[str, type[Optimizer]] = {"AdamW": AdamW, "Adam": AdamW, "SGD": SGD, "Adafactor": Adafactor}
+_ANY = "farflung.AdamW(lr=...), SGD, Lion, Adafactor or Muon"
+
+
+def declared_instead(optimizer: object) -> str | None:
+    """The declaration with the numbers of one of torch's optimizers; None if it is none of those.
+
+    Where there is no equal one, it is the list of all kinds. That is so for weight decay of Adam, which is
+    not AdamW's, and for options such as `amsgrad` that no declared optimizer has.
+    """
+    numbers, groups = getattr(optimizer, "defaults", None), getattr(optimizer, "param_groups", ())
+    if not isinstance(numbers, dict) or not groups:
+        return None
+    name = type(optimizer).__name__
+    kind = _ALIKE.get(name) if type(optimizer).__module__.startswith("torch.") else None
+    changes = any(numbers.get(option) for option in ("amsgrad", "maximize", "differentiable"))
+    if kind is None or changes or (name == "Adam" and numbers.get("weight_decay")):
+        return _ANY
+    given = [f"{field}={_shown(value)}" for field, value in _changed(kind, numbers)]
+    if len(groups) > 1:
+        given.append("groups=(farflung.Group(...), ...)")
+    return f"farflung.{kind.__name__}({', '.join(given)})"
+
+
+def _changed(kind: type[Optimizer], numbers: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """The rate, and what differs from the declared optimizer's own defaults."""
+    usual = kind(lr=1.0)
+    for field in kind.__struct_fields__:
+        if field == "lr" or (field in numbers and numbers[field] != getattr(usual, field)):
+            yield field, numbers[field]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    return f"{float(value):g}"  # type: ignore[arg-type]  # torch also takes a tensor for the rate

@@ -6,6 +6,7 @@ are recorded, so that the error can name the line and the fix.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from farflung.errors import CaptureError
+from farflung.opdag.capture.assertions import is_asserted
 from farflung.opdag.capture.failures import DECIDE, here
 from farflung.opdag.capture.python_state import Attributes
 from farflung.opdag.capture.symbols import is_of_data
@@ -54,6 +56,7 @@ _ASKS = {
         "use torch.gather or torch.index_select, for a slice torch.where(torch.arange(n) < k, x, 0)",
     ),
 }
+_ASKED_BY_ASSERT = ("item", "__bool__", "equal", "allclose")
 _MASK = "keep the size: torch.where(mask, x, 0), or (x * mask).sum() / mask.sum() for a mean"
 _SLICE = "keep the size, and mask what lies behind: torch.where(torch.arange(x.shape[1]) < k, x, 0)"
 _SIZES = {
@@ -66,13 +69,15 @@ _SIZES = {
 class Watch(TorchFunctionMode):
     """Refuses calls that the graph could not hold.
 
-    `dependent` says where data was last asked for, if it was; `fixed_at` which line fixed a size; `left` what
-    forward left behind in the module's attributes.
+    `dependent` says where data was last asked for, if it was; `asserted` where an `assert` asked for it,
+    which is taken as true; `fixed_at` which line fixed a size; `left` what forward left behind in the
+    module's attributes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.dependent: str | None = None
+        self.asserted: list[str] = []
         self.fixed_at = "unknown place"
         self.left: Attributes = {}
         self._sizes: list[int | torch.SymInt] = []
@@ -100,6 +105,9 @@ class Watch(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = _name(func)
+        if name in _ASKED_BY_ASSERT and is_asserted(sys._getframe(1)):
+            self.asserted.append(here())
+            return True
         if name in _ASKS_FOR_GRADIENT and _is_without_effect(args, kwargs or {}):
             return args[0]
         if name in _REFUSED:

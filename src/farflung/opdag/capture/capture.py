@@ -219,6 +219,8 @@ def _trace(
             if "compiled_fn" in str(error):  # torch fails like this if a buffer that changes has a view
                 require_buffers_apart(module, dict(module.named_buffers()))
             raise explain_failure(error, wrapper.watch.dependent) from error
+    for place in wrapper.watch.asserted:
+        remarks.add("control-flow", f"workers do not check what is asserted of data ({place})")
     names = list(batch)
     normaliser = Normaliser(exported, names, module, wrapper.returned.scalars)
     try:

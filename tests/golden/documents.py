@@ -108,7 +108,8 @@ def _run(folder: Path) -> dict[str, list[str]]:
     rows = [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
     found = {f"{EVENTS}, {row['event']}": row for row in rows}
     found |= {name: json.loads((folder / name).read_text()) for name in (PLAN, SUMMARY)}
-    found[METRICS] = json.loads((folder / METRICS).read_text().splitlines()[0])
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    found[METRICS] = next(row for row in lines if "loss" in row)
     return {name: sorted(key_paths(row)) for name, row in found.items()}
 
 

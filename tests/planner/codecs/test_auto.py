@@ -44,6 +44,18 @@ def test_a_slow_link_gets_the_gentlest_rung_that_hides_it_and_others_none() -> N
     assert found == {("a", "b"): "bf16", ("b", "a"): "bf16", ("b", "c"): "dense", ("c", "b"): "dense"}
 
 
+def test_less_than_a_millisecond_a_step_is_worth_no_codec() -> None:
+    """As on loopback, where estimates of microseconds change from step to step."""
+
+    def found(scale: float) -> set[str]:
+        links = {(0, 1): 20.0 / scale, (1, 0): 20.0 / scale}
+        where = context(links, compute_seconds=0.25 * scale, microbatches=16, workers=2)
+        return set(names(where, choose(where, RUNGS, ANY_LOSS)).values())
+
+    assert found(1.0) == {"int8"}
+    assert found(1e-4) == {"dense"}
+
+
 def test_each_direction_gets_its_own_rung() -> None:
     """Gradients have 8 Mbit/s and need a quarter of their bytes, activations have 24 and need none."""
     where = context({(0, 1): 24.0, (1, 0): 9.0}, compute_seconds=0.35, microbatches=64, workers=2)

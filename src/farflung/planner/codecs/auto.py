@@ -30,6 +30,8 @@ MOST_TIMES = 48
 MOST_TRIALS = 4000
 """How many changes of single links are tried in all, so that the largest plan takes a second."""
 _GAIN = 0.998
+LEAST_SAVING_SECONDS = 1e-3
+"""Codecs that make a step shorter by less are not used: what a task costs in Python varies by more."""
 FREE = 1.02
 """A gentler rung counts as free if it makes a step at most this many times as long."""
 
@@ -75,8 +77,10 @@ def choose(
     """
     search = _Search(context, rungs, limits, ceilings, movable)
     best = search.gentler(search.better(search.best_of(search.fitting())))
-    dense = search.pace((0,) * len(context.links))
-    pace = search.pace(best)
+    all_dense = (0,) * len(context.links)
+    dense, pace = search.pace(all_dense), search.pace(best)
+    if dense.step_seconds - pace.step_seconds < LEAST_SAVING_SECONDS:
+        best, pace = all_dense, dense
     return Choice(
         levels=best,
         reasons=tuple(reason(context, rungs, best, link, pace) for link in range(len(context.links))),

@@ -1,0 +1,33 @@
+"""Each evaluation has a row in `metrics.jsonl`, also of a job without metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.client.output.test_run_metrics import done, job
+
+from farflung.client.output.history import effective_rows
+from farflung.client.output.progress import Observer
+from farflung.client.output.recorder import Recorder
+from farflung.client.output.run_folder import METRICS, RunFolder
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_an_evaluation_has_a_row_beside_those_of_steps(tmp_path: Path, emulated: bool) -> None:
+    """None on emulated devices, which compute no loss."""
+
+    async def trained() -> None:
+        recorder = Recorder(job(), RunFolder.create(tmp_path / "run"), Observer(), emulated)
+        for unit, loss in enumerate((9.0, 8.0, 7.0, 6.0)):
+            await recorder.unit_done(done(unit, loss, 10), 10)
+
+    asyncio.run(trained())
+    rows = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    evaluations = [row for row in rows if "loss" not in row]
+    expected = [] if emulated else [{"step": 0, "validation_loss": 9.0, "metrics": {}, "attempt": 1}]
+    assert evaluations[:1] == expected
+    assert len(evaluations) == (0 if emulated else 2)
+    assert [row.step for row in effective_rows(tmp_path / "run")] == [1, 2]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from farflung.localhost.local import local
     from farflung.opdag.capture import Capture
     from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Muon
+    from farflung.runtime.optimizers.diloco import DiLoCo, Nesterov
     from farflung.runtime.optimizers.schedules import (
         WSD,
         Constant,
@@ -46,6 +47,7 @@ __all__ = [
     "CheckReport",
     "Constant",
     "CosineAnnealingLR",
+    "DiLoCo",
     "EarlyStopping",
     "ExponentialLR",
     "FarflungError",
@@ -57,6 +59,7 @@ __all__ = [
     "Lion",
     "MultiStepLR",
     "Muon",
+    "Nesterov",
     "Observer",
     "OneCycleLR",
     "Run",
@@ -87,6 +90,7 @@ _HOMES = {
     "CheckReport": "farflung.runtime.parity.steps",
     "Constant": "farflung.runtime.optimizers.schedules",
     "CosineAnnealingLR": "farflung.runtime.optimizers.schedules",
+    "DiLoCo": "farflung.runtime.optimizers.diloco",
     "EarlyStopping": "farflung.client.api.monitors",
     "ExponentialLR": "farflung.runtime.optimizers.schedules",
     "FarflungError": "farflung.errors",
@@ -98,6 +102,7 @@ _HOMES = {
     "Lion": "farflung.runtime.optimizers.declared",
     "MultiStepLR": "farflung.runtime.optimizers.schedules",
     "Muon": "farflung.runtime.optimizers.declared",
+    "Nesterov": "farflung.runtime.optimizers.diloco",
     "Observer": "farflung.client.output.progress",
     "OneCycleLR": "farflung.runtime.optimizers.schedules",
     "Run": "farflung.client.api.run",

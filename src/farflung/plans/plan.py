@@ -189,12 +189,18 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The number of the pipeline that has the segment; 0 in a plan of one."""
         return bisect_right([*accumulate(one.segments for one in self.pipelines)], segment)
 
-    def microbatches_of(self, segment: int, microbatches: int) -> Sequence[int]:
-        """Which of a unit's `microbatches` the segment runs, ascending."""
+    def microbatches_of(self, segment: int, microbatches: int, alone: bool = False) -> Sequence[int]:
+        """Which of a unit's `microbatches` the segment runs, ascending; the first pipeline all if `alone`."""
         if not self.pipelines:
             return range(microbatches)
+        if alone:
+            return () if self.pipeline_of(segment) else range(microbatches)
         shares = tuple(one.microbatches for one in self.pipelines)
         return dealt(microbatches, shares)[self.pipeline_of(segment)]
+
+    def share_of(self, pipeline: int) -> float:
+        """How much of each step's microbatches the pipeline runs, of 1."""
+        return self.pipelines[pipeline].microbatches / self.microbatches if self.pipelines else 1.0
 
     def summed(self) -> set[tuple[int, int]]:
         """Each segment and parameter, by value id, whose gradient is one of a sum."""

@@ -413,6 +413,7 @@ class UnitReady(Message, frozen=True):
 class Decide(Message, frozen=True):
     """The unit is decided: a step is applied with gradients times `scale`, an evaluation just ends.
 
+    Pipelines that train apart each have their own of `scales`, in their order.
     `codecs`, if given, replace the plan's codecs from the next unit on; all are in the job's codebook. With
     `keep`, copy the state right after this unit, and send the copy to the submitter while training goes on.
     With `copy`, copy it to this worker's disk and to that of its holder, and say so (`Copied`).
@@ -425,6 +426,7 @@ class Decide(Message, frozen=True):
     codecs: Annotated[tuple[LinkCodec, ...], Meta(max_length=100_000)] | None = None
     keep: bool = False
     copy: bool = False
+    scales: Annotated[tuple[float, ...], Meta(max_length=1_000)] = ()
 
 
 class SendState(Message, frozen=True):

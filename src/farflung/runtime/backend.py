@@ -154,6 +154,18 @@ class SegmentRunner(Protocol[Array]):
     def apply(self, step: int, scale: float) -> None:
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
 
+    def outer_gradients(self, weight: float) -> dict[int, Array]:
+        """How far each owned, trained parameter has come since the last merge, times -`weight`, by value id.
+
+        Contiguous; see `runtime.optimizers.diloco`. Without an entry it was in no step that was applied.
+        """
+
+    def trained_parameters(self) -> dict[int, Array]:
+        """Copies of the owned, trained parameters by value id, contiguous."""
+
+    def merge(self, takes_over: bool) -> None:
+        """Take the outer step with the gradients that were set, or take them over as parameters."""
+
     def drop(self) -> None:
         """Drop gradients, tapes, loss and everything else of a unit that is not applied; it can run again."""
 

@@ -89,9 +89,10 @@ class Coding:
         if tensor is None:
             return Parcel(*parcel[:-1], None)
         number, name = self._book.codec_for(parcel)
-        if (summed := self._book.sum_form(parcel)) is not None:
+        summed = self._book.sum_form(parcel)
+        if summed is not None and not self._unit(parcel).alone:
             return self._encode_sum(parcel, summed, number)
-        if not number or self._unit(parcel).plain:
+        if not number or summed is not None or self._unit(parcel).plain:
             data = self._carrier.memory(tensor)
             self._book.count(parcel, len(data))
             self._sample(parcel, tensor, mask, None)

@@ -75,6 +75,7 @@ class Executor(Generic[Array]):
         first: int = 0,
     ) -> None:
         self._plan = plan
+        self._training = training
         self._segments = dict(sorted(segments.items()))
         self._outlet = outlet
         self._window = UnitWindow(training.units(), first)
@@ -84,6 +85,7 @@ class Executor(Generic[Array]):
         self._outgoing = _edges(plan.edges, lambda edge: edge.source)
         self._owners = {name: s for s in self._segments.values() for name in s.segment.owned}
         self._summed = plan.summed()
+        self._pipeline = plan.pipeline_of(min(self._segments))
 
     def receive(self, parcel: Parcel[Array]) -> None:
         """Take a parcel for one of this worker's segments."""
@@ -145,9 +147,11 @@ class Executor(Generic[Array]):
         self._units.pop(unit, None)
         decided = self._window.get(unit)
         assert decided is not None and unit == self._window.current
-        if decided.train:
-            for segment in self._segments.values():
+        for segment in self._segments.values():
+            if decided.train:
                 segment.apply(decided.step, scale)
+            elif decided.merges:
+                segment.merge(decided.alone)
         self._window.advance()
 
     @property
@@ -176,10 +180,11 @@ class Executor(Generic[Array]):
         state = self._units.get(number)
         if state is None and not self._is_over and (unit := self._window.get(number)) is not None:
             needs = needs_of(self._segments, self._plan.edges, self._plan.recomputing())
-            mine = self._plan.microbatches_of(min(self._segments), unit.microbatches)
+            mine = self._plan.microbatches_of(min(self._segments), unit.microbatches, unit.alone)
             policy = Policy(needs, mine, self._plan.window, unit.train)
-            summed = self._plan.sums if unit.train else ()
-            sums: UnitSums[Array] = UnitSums(summed, self._segments, self._plan.has_coded_sums)
+            summed = self._plan.sums if self._training.has_sums(unit) else ()
+            is_coded = self._plan.has_coded_sums and not unit.alone
+            sums: UnitSums[Array] = UnitSums(summed, self._segments, is_coded)
             state = self._units[number] = _UnitState(unit, policy, sums)
         return state
 
@@ -228,13 +233,28 @@ class Executor(Generic[Array]):
         for segment in self._segments.values():
             segment.share_gradients(self._owners)
         if state.sums.is_done:
+            self._merge_alone(state.unit)
             return
         found = {
             (number, value): gradient
             for number, segment in self._segments.items()
-            for value, gradient in segment.parameter_gradients().items()
+            for value, gradient in self._summand(state.unit, segment).items()
         }
         self._post_sums(state, state.sums.begin(found))
+
+    def _merge_alone(self, unit: Unit) -> None:
+        """Let the only pipeline that is left take its outer step."""
+        for segment in self._segments.values() if unit.merges else ():
+            for value, gradient in self._summand(unit, segment).items():
+                segment.set_parameter_gradient(value, gradient)
+
+    def _summand(self, unit: Unit, segment: SegmentRunner[Array]) -> Mapping[int, Array]:
+        """What a segment gives to the sums of a unit, by value id."""
+        if not unit.merges:
+            return segment.parameter_gradients()
+        if unit.alone:
+            return segment.trained_parameters() if self._pipeline == 0 else {}
+        return segment.outer_gradients(self._plan.share_of(self._pipeline))
 
     def _post_sums(self, state: _UnitState[Array], messages: Sequence[SumMessage[Array]]) -> None:
         """Send messages of the step's sums, and go on with each sum that is known."""
@@ -249,7 +269,7 @@ class Executor(Generic[Array]):
     def _report(self, state: _UnitState[Array]) -> None:
         shares = []
         for number, segment in self._segments.items():
-            squares = segment.square_sums() if state.unit.train else {}
+            squares = {} if state.unit.evaluates else segment.square_sums()
             loss = segment.take_loss()
             finite = all(map(math.isfinite, (loss, *squares.values())))
             shares.append(SegmentShare(number, squares, finite, loss, segment.take_metrics()))

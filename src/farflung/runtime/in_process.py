@@ -60,7 +60,8 @@ class InProcessPipeline:
         first: int = 0,
         device: torch.device = HOST,
     ) -> None:
-        self._plan = plan
+        self.plan = self._plan = plan
+        self._training = training
         self._is_host = device.type == "cpu"
         self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
         copies = [{name: t.detach().clone() for name, t in state.items()} for _ in plan.pipelines[1:]]
@@ -103,8 +104,10 @@ class InProcessPipeline:
         With `plain`, values are passed without codecs.
         """
         self._plain = plain
+        found = self._training.units().at(unit)
+        alone = found is not None and found.alone
         for number, batch in enumerate(microbatches):
-            self._feed(unit, number, batch, len(microbatches))
+            self._feed(unit, number, batch, len(microbatches), alone)
         while any(outlet.shares is None for outlet in self._outlets.values()):
             progressed = [executor.run_next() for executor in self._executors.values()]
             if (
@@ -118,10 +121,14 @@ class InProcessPipeline:
         shares = [s for outlet in self._outlets.values() for s in outlet.shares or ()]
         return sorted(shares, key=lambda share: share.segment)
 
-    def decide(self, unit: int, scale: float) -> None:
-        """Apply the unit's gradients times `scale` everywhere, and switch to the next planned codec pairs."""
+    def decide(self, unit: int, scale: float, scales: Sequence[float] = ()) -> None:
+        """Apply the unit's gradients times `scale` everywhere, and switch to the next planned codec pairs.
+
+        Pipelines that train apart have `scales` of their own.
+        """
         for worker, executor in self._executors.items():
-            executor.decide(unit, scale)
+            pipeline = self._plan.pipeline_of(min(self._plan.segments_of(worker)))
+            executor.decide(unit, scales[pipeline] if scales else scale)
             self._outlets[worker].shares = None
         for coding in self.codings.values():
             coding.decided(unit)
@@ -156,9 +163,9 @@ class InProcessPipeline:
             for sent in coding.take_sent()
         }
 
-    def _feed(self, unit: int, microbatch: int, batch: Mapping[str, Tensor], count: int) -> None:
+    def _feed(self, unit: int, microbatch: int, batch: Mapping[str, Tensor], count: int, alone: bool) -> None:
         for edge in self._plan.edges:
-            if edge.source == FEEDER and microbatch in self._plan.microbatches_of(edge.target, count):
+            if edge.source == FEEDER and microbatch in self._plan.microbatches_of(edge.target, count, alone):
                 tensor = batch[self._names[edge.value]]
                 parcel = Parcel(unit, microbatch, FEEDER, edge.target, edge.value, False, tensor)
                 worker = self._plan.worker_of(edge.target)

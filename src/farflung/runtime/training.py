@@ -15,7 +15,7 @@ from farflung.opdag.graph import Precision
 from farflung.plans.codec_pair import CODEC_FORMAT, Codebook
 from farflung.runtime.monitoring import Monitor
 from farflung.runtime.optimizers.declared import Optimizer
-from farflung.schedule import Units
+from farflung.schedule import Unit, Units
 from farflung.seeds import mix
 
 Whole = Annotated[int, Meta(ge=1, le=10**9)]
@@ -76,13 +76,19 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def units(self) -> Units:
         """Every unit of the job in order."""
+        diloco = self.optimizer.diloco
         return Units(
             self.steps,
             self.microbatches,
             self.validate_every,
             self.validation_microbatches,
             self.validate_twice,
+            None if diloco is None else diloco.rounds,
         )
+
+    def has_sums(self, unit: Unit) -> bool:
+        """Whether pipelines add up in `unit`: gradients in a step, what was learned apart in a merge."""
+        return unit.merges or (unit.train and self.optimizer.diloco is None)
 
 
 def microbatch_seed(seed: int, train: bool, step: int, microbatch: int) -> int:

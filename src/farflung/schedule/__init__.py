@@ -10,7 +10,7 @@ units
 
 from farflung.schedule.feeding import WINDOWS_AHEAD, Feeding
 from farflung.schedule.policy import MOST_WAITING, Needs, Policy, Task, TaskKind, needs_of
-from farflung.schedule.units import Unit, Units, UnitWindow
+from farflung.schedule.units import Rounds, Unit, Units, UnitWindow
 
 __all__ = [
     "MOST_WAITING",
@@ -20,6 +20,7 @@ __all__ = [
     "Policy",
     "Task",
     "TaskKind",
+    "Rounds",
     "Unit",
     "UnitWindow",
     "Units",

@@ -1,7 +1,8 @@
-"""Units of work in the order a job runs them: training steps, with evaluation passes between commits."""
+"""Units of work in the order a job runs them: training steps, with evaluations and merges between commits."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -9,10 +10,14 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """One unit: a training step (`train`), or a forward-only pass over the validation set.
+    """One unit: a training step (`train`), a forward-only pass over the validation set, or a *merge*.
 
     `number` counts all units of a job from 0; `step` is the number of steps applied before this unit. In a
     `plain` pass every link is dense, whatever its codec pair is otherwise.
+
+    In a job whose pipelines train apart, one that `merges` has no microbatches: it brings their parameters
+    together. Those that are `alone` concern the first pipeline only: it runs all microbatches, or the others
+    take over its parameters.
     """
 
     number: int
@@ -20,6 +25,32 @@ class Unit(NamedTuple):
     step: int
     microbatches: int
     plain: bool = False
+    merges: bool = False
+    alone: bool = False
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether it is a pass over the validation set."""
+        return not self.train and not self.merges
+
+
+class Rounds(NamedTuple):
+    """When the pipelines of a job that train apart merge: after each `inner_steps` steps, and after the last.
+
+    In the first `warmup` steps only the first pipeline trains, and then the others take over its parameters.
+    """
+
+    inner_steps: int
+    warmup: int = 0
+
+    def merges_after(self, step: int) -> bool:
+        """Whether there is a merge once `step` steps are applied, if the job goes on."""
+        apart = step - self.warmup
+        return (apart > 0 and apart % self.inner_steps == 0) or (apart == 0 and step > 0)
+
+    def merges_before(self, step: int) -> int:
+        """How many merges there are before that many steps are applied."""
+        return (0 < self.warmup < step) + max(0, step - 1 - self.warmup) // self.inner_steps
 
 
 @dataclass(frozen=True)
@@ -28,7 +59,7 @@ class Units:
 
     With `validation_microbatches` > 0 the model is evaluated before the first step, after the last one and,
     if `validate_every` is given, after each `validate_every` steps. With `validate_twice` each such pass is
-    followed by a plain one.
+    followed by a plain one. With `rounds`, merges come before evaluations of the same step.
     """
 
     steps: int
@@ -36,32 +67,36 @@ class Units:
     validate_every: int | None = None
     validation_microbatches: int = 0
     validate_twice: bool = False
+    rounds: Rounds | None = None
 
     def at(self, number: int) -> Unit | None:
         """Unit `number`, from 0; None if the job has no such unit."""
-        passes, every = self._passes, self._every
-        blocks = -(-self.steps // every)  # of some passes and then at most `every` steps
-        last_passes = self.steps + blocks * passes
-        block, place = divmod(number, passes + every)
-        step = block * every + max(0, place - passes)
-        if number >= last_passes:
-            step, place = self.steps, number - last_passes
-        if number < 0 or (step == self.steps and place >= passes):
+        if number < 0:
             return None
+        step = bisect_right(range(self.steps + 1), number, key=self._first_of) - 1
+        place = number - self._first_of(step) - self._merges(step)
+        if place < 0:
+            assert self.rounds is not None
+            return Unit(number, False, step, 0, merges=True, alone=step == self.rounds.warmup)
+        passes = self._passes_of(step)
         if place < passes:
-            return Unit(number, False, step, self.validation_microbatches, plain=place == 1)
-        return Unit(number, True, step, self.microbatches)
+            apart = self.rounds is not None and step > 0 and not self._merges(step)
+            return Unit(number, False, step, self.validation_microbatches, place == 1, alone=apart)
+        if place > passes or step == self.steps:
+            return None
+        alone = self.rounds is not None and step < self.rounds.warmup
+        return Unit(number, True, step, self.microbatches, alone=alone)
 
     def after(self, step: int, evaluated: bool = True) -> int | None:
         """The number of the unit after `step` steps and their evaluation; None if no such unit is left.
 
         That is the training unit that begins at this step, behind any pass over the validation set; or the
-        first such pass if the weights of this step are not `evaluated` yet.
+        first such pass if the weights of this step are not `evaluated` yet. Both are behind its merge.
         """
         if not 0 <= step < self.steps:
             return None
-        number = step + self._passes * (step // self._every + 1)
-        return number if evaluated or step % self._every else number - self._passes
+        number = self._first_of(step) + self._merges(step)
+        return number + self._passes_of(step) if evaluated else number
 
     def since(self, first: int) -> Iterator[Unit]:
         """The units from number `first` on."""
@@ -73,6 +108,24 @@ class Units:
 
     def __iter__(self) -> Iterator[Unit]:
         return self.since(0)
+
+    def ends_step(self, unit: Unit) -> bool:
+        """Whether it ends a step: it trains or merges, and no merge of the same step is behind it."""
+        return unit.merges or (unit.train and not self._merges(unit.step + 1))
+
+    def _first_of(self, step: int) -> int:
+        """The number of the first unit once `step` steps are applied."""
+        evaluations = -(-step // self._every) if self.validation_microbatches else 0
+        merges = 0 if self.rounds is None else self.rounds.merges_before(step)
+        return step + evaluations * self._passes + merges
+
+    def _passes_of(self, step: int) -> int:
+        """How many evaluations follow once `step` steps are applied."""
+        return self._passes if step == self.steps or step % self._every == 0 else 0
+
+    def _merges(self, step: int) -> int:
+        """How many merges follow once `step` steps are applied: one or none."""
+        return self.rounds is not None and (step == self.steps or self.rounds.merges_after(step))
 
     @property
     def _passes(self) -> int:

@@ -236,13 +236,20 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     if isinstance(message, Begin) and state.phase == "loading":
         return replace(state, phase="running"), [Start(), Note(f"job {message.job}: running")]
     if isinstance(message, Decide) and state.ready is not None and message.unit == state.unit:
-        apply = Apply(message.unit, message.scale, message.codecs)
+        apply = Apply(message.unit, _scale_of(state, message), message.codecs)
         return replace(state, unit=state.unit + 1, ready=None), [apply, *_copied(state, message)]
     if isinstance(message, SendState) and (
         state.phase == "running" or (state.phase == "loading" and state.announced)
     ):
         return replace(state, phase="collecting"), [EndTraining(), GiveState(message.whole)]
     return state, []
+
+
+def _scale_of(state: State, decide: Decide) -> float:
+    """The scale of this worker's gradients: that of its pipeline, if each has its own."""
+    assert state.load is not None
+    at = state.load.plan.pipeline_of(min(state.load.plan.segments_of(state.worker)))
+    return decide.scales[at] if at < len(decide.scales) else decide.scale
 
 
 def _copied(state: State, decide: Decide) -> list[Command]:

@@ -90,7 +90,7 @@ def begin(
 def _microbatches_of(job: Job, worker: str, unit: Unit) -> int:
     """How many of a unit's microbatches a worker has run."""
     assert job.plan is not None
-    return len(job.plan.microbatches_of(min(job.plan.segments_of(worker)), unit.microbatches))
+    return len(job.plan.microbatches_of(min(job.plan.segments_of(worker)), unit.microbatches, unit.alone))
 
 
 def on_unit_decided(turn: Transition, job: Job, group: CommitGroup, verdict: Verdict) -> None:

@@ -204,6 +204,7 @@ class JobRunning(Decision, frozen=True):
 class UnitDecided(Decision, frozen=True):
     """The unit is complete on every worker; a training step is applied with gradients times `scale`.
 
+    Pipelines that train apart each have their own of `scales`.
     If `keep`, a copy of the state after it is under way to the submitter from now on; if `copy`, a version is
     under way to the disks of workers.
     `digests` are those of the shares, by segment. `metrics` are the sums of an evaluation's metrics. If the
@@ -222,6 +223,7 @@ class UnitDecided(Decision, frozen=True):
     digests: dict[int, ShareDigest] = {}
     metrics: dict[int, float] = {}
     stops: bool = False
+    scales: tuple[float, ...] = ()
 
 
 class VersionStable(Decision, frozen=True):

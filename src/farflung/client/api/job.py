@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
+import msgspec
+
 from farflung.client.api.monitors import EarlyStopping, KeepBest, require_monitors
 from farflung.data import Collate, SampleOrder, collate
 from farflung.data.loaders import (
@@ -31,6 +33,7 @@ from farflung.plans.phases import codecs_in
 from farflung.plans.wishes import AUTO, MAX_LOSS_GAP
 from farflung.quantization import FORMATS, QuantizedFormat
 from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
+from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.runtime.optimizers.of_torch import declared_instead
 from farflung.runtime.training import Training
 from farflung.text import and_more, raised
@@ -105,6 +108,10 @@ class Job:
         on the sum as decoded, so they stay equal, but numbers change, unless it is lossless. "auto" lets the
         planner take int8 where steps get shorter. Codecs whose decoding depends on the machine (axes and
         dithered ones) are refused. `farflung train --sum-codec` overrides it.
+    sync
+        `farflung.DiLoCo(...)`: replicas train apart and merge after some steps, instead of adding up
+        gradients in each one. It changes numbers, and sends far fewer bytes; `sum_codec` writes what merges
+        send. None: all replicas take the same steps.
     max_loss_gap
         The largest relative increase of the exported model's held-out loss that "auto" accepts.
     validate_every
@@ -174,6 +181,7 @@ class Job:
     clip: float | None = None
     codec: str = DENSE
     sum_codec: str = DENSE
+    sync: DiLoCo | None = None
     max_loss_gap: float = MAX_LOSS_GAP
     validate_every: int | None = None
     validation_batches: int | None = 8
@@ -206,6 +214,7 @@ class Job:
         _require_clip(self.clip)
         _require_codec(self.codec)
         _require_sum_codec(self.sum_codec)
+        _require_sync(self.sync, self.steps)
         _require_loss_gap(self.max_loss_gap)
         if not isinstance(self.counted, str):
             _require_callable("counted", self.counted)
@@ -339,7 +348,7 @@ class Job:
             steps=self.steps,
             microbatches=self.microbatches,
             microbatch_size=self.microbatch_size,
-            optimizer=self.optimizer,
+            optimizer=msgspec.structs.replace(self.optimizer, diloco=self.sync),
             seed=self.seed,
             clip=self.clip,
             validate_every=self.validate_every,
@@ -458,6 +467,17 @@ def _require_sum_codec(codec: object) -> None:
             sum_recipe(codec)
     except CodecError as error:
         raise JobError(f"sum_codec {codec[:64]!r}: {error}") from None
+
+
+def _require_sync(sync: object, steps: int) -> None:
+    if sync is None:
+        return
+    if not isinstance(sync, DiLoCo):
+        raise JobError(f"sync must be farflung.DiLoCo(...) or None, found {_kind(sync)}")
+    if sync.warmup >= steps:
+        raise JobError(
+            f"sync: {sync.warmup} steps of warm-up leave none of {steps} in which replicas train apart"
+        )
 
 
 def _require_codec(codec: object) -> None:

@@ -96,9 +96,10 @@ def recorded_until(folder: Path, units: Units) -> Recorded:
     counted = [row for row in rows if row.attempt > behind]
     step = counted[-1].step if counted else step
     loss = next((row.loss for row in reversed(rows) if row.step == step), None)
-    unit = 0 if step == 0 else _of_step(units, step) + 1
-    while (following := units.at(unit)) is not None and f"{_kind(units, following)} {step}" in validated:
-        unit += 1
+    unit = following = 0 if step == 0 else _of_step(units, step) + 1
+    while (one := units.at(following)) is not None and (one.merges or _event_of(units, one) in validated):
+        following += 1
+        unit = unit if one.merges else following  # nothing records a merge but what comes after it
     return Recorded(unit, step, loss)
 
 
@@ -109,11 +110,12 @@ def _of_step(units: Units, step: int) -> int:
     return number
 
 
-def _kind(units: Units, unit: Unit) -> str:
-    """The event that records an evaluation; empty for a training step."""
-    if unit.train:
+def _event_of(units: Units, unit: Unit) -> str:
+    """The event that records an evaluation, and its step; empty for another unit."""
+    if not unit.evaluates:
         return ""
-    return _VALIDATED_WITH_CODECS if units.validate_twice and not unit.plain else _VALIDATED
+    kind = _VALIDATED_WITH_CODECS if units.validate_twice and not unit.plain else _VALIDATED
+    return f"{kind} {unit.step}"
 
 
 def _rows(path: Path, kind: type[Row]) -> Iterator[Row]:

@@ -111,8 +111,8 @@ class RunMetrics:
         """Count a decided unit.
 
         `now` is None for a unit that ended while this process was away, `sent_bytes` if it holds no links.
-        A training step returns a row. An evaluation sets `validation_loss`, or `validation_loss_with_codecs`
-        for the one with codecs if a job has both.
+        A training step returns a row; of a merge only bytes are counted. An evaluation sets
+        `validation_loss`, or `validation_loss_with_codecs` for the one with codecs if a job has both.
 
         Raises
         ------
@@ -131,6 +131,8 @@ class RunMetrics:
         self._add(done.links)
         self.monitored = tuple(done.monitored)
         loss = None if self._emulated else done.loss
+        if unit.merges:
+            return None
         if self.is_looped(unit):
             self.validation_loss_with_codecs = loss
             return None
@@ -174,7 +176,7 @@ class RunMetrics:
     @property
     def is_evaluated(self) -> bool:
         """Whether no evaluation of the newest weights is still to come."""
-        return self.current is None or self.current.train
+        return self.current is None or not self.current.evaluates
 
     @property
     def has_metrics(self) -> bool:
@@ -199,7 +201,7 @@ class RunMetrics:
 
     def is_looped(self, unit: Unit) -> bool:
         """Whether the unit evaluates with codecs what the next unit evaluates without."""
-        return self._training.validate_twice and not unit.train and not unit.plain
+        return self._training.validate_twice and unit.evaluates and not unit.plain
 
     @property
     def step_seconds(self) -> float | None:

@@ -116,7 +116,8 @@ class Feeder:
                 self._count(header.unit)
 
     def _runs(self, segment: int, microbatch: Microbatch) -> bool:
-        return microbatch.number in self._plan.microbatches_of(segment, microbatch.unit.microbatches)
+        unit = microbatch.unit
+        return microbatch.number in self._plan.microbatches_of(segment, unit.microbatches, unit.alone)
 
     async def _turn(self, feeding: Feeding) -> None:
         """Wait until the next segment to feed has room."""

@@ -143,6 +143,17 @@ class EmulatedSegment:
     def apply(self, step: int, scale: float) -> None:
         """Do nothing: there is no state."""
 
+    def outer_gradients(self, weight: float) -> dict[int, Payload]:
+        """Bytes as large as each gradient."""
+        return self._gradients
+
+    def trained_parameters(self) -> dict[int, Payload]:
+        """Bytes as large as each parameter."""
+        return self._gradients
+
+    def merge(self, takes_over: bool) -> None:
+        """Do nothing: there is no state."""
+
     def drop(self) -> None:
         """Do nothing: nothing is kept."""
 

@@ -15,7 +15,7 @@ from farflung.runtime.jax_backend.background_compile import BackgroundBuild, Can
 from farflung.runtime.jax_backend.memory import ProgramMemory, program_memory
 from farflung.runtime.jax_backend.rules import NUMBERS, Array, Rule, Slots, numbers_of, update_rule
 from farflung.runtime.optimizers.declared import Optimizer, Recipe, recipe_of
-from farflung.runtime.optimizers.slots import STEP, kept_of, step_count, step_slot
+from farflung.runtime.optimizers.slots import ANCHOR, OUTER_MOMENTUM, STEP, kept_of, step_count, step_slot
 from farflung.runtime.optimizers.slots import Slots as SlotBytes
 
 
@@ -37,6 +37,9 @@ class Stepper:
         self._shapes = list(shapes)
         self._steps = [0] * len(shapes)
         self._slots = [self._arrays(at, {}) for at in range(len(shapes))]
+        self._outer = optimizer.diloco
+        self._anchors: list[Any] = []
+        self._momenta: list[Any] = []
         rules = [update_rule(recipe) for recipe in self._recipes]
         averages = [recipe.declared.ema is not None for recipe in self._recipes]
 
@@ -89,12 +92,49 @@ class Stepper:
         )
         return list(updated)
 
+    def hold_anchors(self, parameters: Sequence[Any]) -> None:
+        """Before the first step of a job that merges, keep its parameters as anchors."""
+        if self._outer is not None and not self._anchors:
+            self._anchors = [jnp.array(parameter) for parameter in parameters]
+            self._momenta = [jnp.zeros_like(anchor) for anchor in self._anchors]
+
+    def outer_gradients(self, parameters: Sequence[Any], weight: float) -> list[Array | None]:
+        """How far each parameter has come since its anchor, times -`weight`; None before any step."""
+        if not self._anchors:
+            return [None for _ in parameters]
+        pairs = zip(self._anchors, parameters, strict=True)
+        return [(anchor - parameter) * jnp.asarray(weight, parameter.dtype) for anchor, parameter in pairs]
+
+    def merge(self, parameters: Sequence[Any], gradients: Sequence[Any | None]) -> list[Any]:
+        """The parameters after DiLoCo's outer step with these outer gradients."""
+        assert self._outer is not None
+        outer = self._outer.outer
+        self.hold_anchors(parameters)
+        found = list(parameters)
+        for at, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            lr, momentum = (jnp.asarray(number, gradient.dtype) for number in (outer.lr, outer.momentum))
+            self._momenta[at] = self._momenta[at] * momentum + gradient
+            self._anchors[at] = self._anchors[at] - lr * (gradient + momentum * self._momenta[at])
+            found[at] = jnp.array(self._anchors[at])  # the next step consumes it
+        return found
+
+    def take_over(self, parameters: Sequence[Any], gradients: Sequence[Any | None]) -> list[Any]:
+        """The parameters and anchors of another pipeline, which came as gradients."""
+        self.hold_anchors(parameters)
+        for at, gradient in enumerate(gradients):
+            if gradient is not None:
+                self._anchors[at] = gradient
+        return [jnp.array(anchor) for anchor in self._anchors]
+
     def slots(self, number: int, live: bool = False) -> dict[str, memoryview]:
         """The slots of the `number`th parameter, copied unless `live`; none if it was never updated."""
         count = self._steps[number]
-        if not count:
+        if not count and not self._anchors:
             return {}
-        arrays = iter(self._slots[number])
+        beside = (self._anchors[number], self._momenta[number]) if self._anchors else ()
+        arrays = iter((*self._slots[number], *beside))
         return {
             slot: step_slot(count) if slot == STEP else sendable(next(arrays), live)
             for slot in kept_of(self._recipes[number].declared, self._shapes[number].shape)
@@ -105,6 +145,13 @@ class Stepper:
         # Slots without a count only tell the first update, which begins them, from later ones.
         self._steps = [step_count(one) if STEP in one else 2 * bool(one) for one in slots]
         self._slots = [self._arrays(at, of_one) for at, of_one in enumerate(slots)]
+        is_merging = self._outer is not None and any(slots)
+        self._anchors, self._momenta = (
+            [_array(one[slot], shape) for one, shape in zip(slots, self._shapes, strict=True)]
+            if is_merging
+            else []
+            for slot in (ANCHOR, OUTER_MOMENTUM)
+        )
 
     def _arrays(self, number: int, slots: SlotBytes) -> tuple[Any, ...]:
         """A parameter's slots other than its count; before its first update they are zeros."""
@@ -112,8 +159,12 @@ class Stepper:
         return tuple(
             np.frombuffer(slots[slot], kind.dtype).reshape(shape) if slots else np.zeros(shape, kind.dtype)
             for slot, shape in kept_of(self._recipes[number].declared, kind.shape).items()
-            if slot != STEP
+            if slot not in (STEP, ANCHOR, OUTER_MOMENTUM)
         )
+
+
+def _array(buffer: memoryview, kind: jax.ShapeDtypeStruct) -> Any:
+    return np.frombuffer(buffer, kind.dtype).reshape(kind.shape)
 
 
 def _weight(recipe: Recipe, count: int) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 
 from farflung.opdag.analysis import given_gradients
 from farflung.opdag.form import Form
-from farflung.opdag.graph import FLOATING
+from farflung.opdag.graph import FLOATING, Input
 from farflung.opdag.segment import Segment
 from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, over, sendable, shape_of
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild
@@ -196,7 +196,7 @@ class JaxSegment:
     def square_sums(self) -> dict[int, float]:
         """The sum of squares of each owned, trained parameter's gradient by value id, in float64."""
         gradients = self.gradients()
-        mine = [self._layout.trainable[at] for at in self._mine]
+        mine = self._trained()
         sums = {e.value: _square_sum(gradients[e.name]) for e in mine if e.name in gradients}
         return {entry.value: 0.0 for entry in mine} | {
             value: float(found) for value, found in jax.device_get(sums).items()
@@ -217,8 +217,10 @@ class JaxSegment:
 
     def apply(self, step: int, scale: float) -> None:
         """Update parameters and buffers with the gradients times `scale`, at the learning rate of `step`."""
+        if self._stepper is not None:
+            self._stepper.hold_anchors([self._arrays[entry.value] for entry in self._trained()])
         if self._stepper is not None and self._summed:
-            entries = [self._layout.trainable[at] for at in self._mine]
+            entries = self._trained()
             updated = self._stepper.step(
                 [self._arrays.pop(entry.value) for entry in entries],
                 [self._sums[at] for at in self._mine],
@@ -230,6 +232,42 @@ class JaxSegment:
         for name, array in self._pending.items():
             self._arrays[self._values[name]] = array
         self.drop()
+
+    def outer_gradients(self, weight: float) -> dict[int, Any]:
+        """How far each owned, trained parameter has come since the last merge, times -`weight`."""
+        if self._stepper is None:
+            return {}
+        entries = self._trained()
+        found = self._stepper.outer_gradients([self._arrays[e.value] for e in entries], weight)
+        return {
+            e.value: jax.block_until_ready(g) for e, g in zip(entries, found, strict=True) if g is not None
+        }
+
+    def trained_parameters(self) -> dict[int, Any]:
+        """The owned, trained parameters by value id, which no step changes in place."""
+        return {
+            e.value: jnp.array(self._arrays[e.value])
+            for e in (self._layout.trainable[at] for at in self._mine)
+        }
+
+    def merge(self, takes_over: bool) -> None:
+        """Take DiLoCo's outer step with the gradients, or take them over as parameters."""
+        if self._stepper is not None and self._summed:
+            entries = self._trained()
+            step = self._stepper.take_over if takes_over else self._stepper.merge
+            updated = step(
+                [self._arrays[entry.value] for entry in entries],
+                [
+                    self._sums[at] if e.name in self._summed else None
+                    for at, e in zip(self._mine, entries, strict=True)
+                ],
+            )
+            self._arrays.update(zip((entry.value for entry in entries), updated, strict=True))
+        self.drop()
+
+    def _trained(self) -> list[Input]:
+        """The owned, trained parameters."""
+        return [self._layout.trainable[at] for at in self._mine]
 
     def drop(self) -> None:
         """Drop gradients, tapes, pending buffers and loss of a unit that is not applied; it can run again."""

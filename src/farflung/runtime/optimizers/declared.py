@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from farflung.runtime.optimizers.bounds import require_number, require_whole
+from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.runtime.optimizers.schedules import Constant, Schedule, require_schedule
 
 MOST_PATTERNS = 256
@@ -48,12 +49,16 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all optimizers have; each adds its own numbers."""
+    """What all optimizers have; each adds its own numbers.
+
+    `diloco` is set by `Job(sync=)`: an anchor and an outer momentum are kept of each parameter then.
+    """
 
     schedule: Schedule = msgspec.field(default_factory=Constant)
     no_decay: Literal["auto"] | Patterns = ()
     groups: tuple[Group, ...] = ()
     ema: float | None = None
+    diloco: DiLoCo | None = None
 
     def _check(self) -> None:
         require_schedule(self.schedule)
@@ -69,9 +74,9 @@ class _Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         msgspec.structs.force_setattr(self, "groups", tuple(self.groups))
 
     @property
-    def _averages(self) -> int:
-        """Averages kept of each trained number."""
-        return 0 if self.ema is None else 1
+    def _beside(self) -> int:
+        """Numbers kept of each trained one beside those of the rule: its average, its anchor and momentum."""
+        return (self.ema is not None) + 2 * (self.diloco is not None)
 
 
 class AdamW(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -116,7 +121,7 @@ class AdamW(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     @property
     def moments(self) -> int:
         """Numbers kept for each trained number, at most."""
-        return 2 + self._averages
+        return 2 + self._beside
 
 
 class SGD(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -146,7 +151,7 @@ class SGD(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     @property
     def moments(self) -> int:
         """Numbers kept for each trained number, at most."""
-        return (1 if self.momentum else 0) + self._averages
+        return (1 if self.momentum else 0) + self._beside
 
 
 class Lion(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -175,7 +180,7 @@ class Lion(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     @property
     def moments(self) -> int:
         """Numbers kept for each trained number, at most."""
-        return 1 + self._averages
+        return 1 + self._beside
 
 
 class Adafactor(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -211,7 +216,7 @@ class Adafactor(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
     @property
     def moments(self) -> int:
         """Numbers kept for each trained number, at most (unless a dimension is 1)."""
-        return 1 + self._averages
+        return 1 + self._beside
 
 
 class Muon(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -272,9 +277,8 @@ class Muon(_Declared, frozen=True, forbid_unknown_fields=True, tag=True):
             )
         make_patterns(self, "excluded")
         self._check()
-        if self.others.ema is None and self.ema is not None:
-            given = msgspec.structs.replace(self.others, ema=self.ema)
-            msgspec.structs.force_setattr(self, "others", given)
+        given = {"diloco": self.diloco} | ({} if self.others.ema is not None else {"ema": self.ema})
+        msgspec.structs.force_setattr(self, "others", msgspec.structs.replace(self.others, **given))
         if self.others.ema != self.ema:
             raise ValueError(
                 f"ema of others is that of Muon, {self.ema}: leave it out, found {self.others.ema}"

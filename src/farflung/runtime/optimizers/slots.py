@@ -6,11 +6,13 @@
 - Adafactor: `step`, and `row_var` and `col_var` of a parameter with two or more dimensions, whose last and
   last but one dimension are 1, or `variance` of another;
 - Muon: `momentum_buffer` of a matrix that it updates, else the slots of its `others`;
-- each of them with `ema`: `ema`, the moving average of the parameter after each of its updates.
+- each of them with `ema`: `ema`, the moving average of the parameter after each of its updates;
+- each of them with `diloco`: `anchor`, the parameter as the last merge left it, and `outer_momentum`.
 
 All others have the parameter's shape, and all but `step` its element type. As bytes, slots are little endian
 and row-major. A parameter that was never updated has no slots, which is not the same as slots of zeros: SGD's
-first buffer is the gradient itself, without dampening.
+first buffer is the gradient itself, without dampening. Only with `diloco` it has them from the first step on,
+also where another pipeline took that step, with a count of 0 and zeros.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Muon, Op
 
 STEP = "step"
 EMA = "ema"
+ANCHOR, OUTER_MOMENTUM = "anchor", "outer_momentum"
 STEP_BYTES = 8
 Shape = tuple[int, ...]
 
@@ -36,8 +39,10 @@ def slot_shapes(optimizer: Optimizer, name: str, shape: Sequence[int]) -> dict[s
 
 
 def kept_of(rule: Optimizer, shape: Sequence[int]) -> dict[str, Shape]:
-    """The shape of each slot of a parameter of `shape` that `rule` itself updates, its average included."""
-    return slots_of(rule, shape) | ({} if rule.ema is None else {EMA: tuple(shape)})
+    """The shape of each slot of a parameter of `shape` that `rule` itself updates, with those beside it."""
+    beside = [] if rule.ema is None else [EMA]
+    beside += [] if rule.diloco is None else [ANCHOR, OUTER_MOMENTUM]
+    return slots_of(rule, shape) | dict.fromkeys(beside, tuple(shape))
 
 
 def slots_of(rule: Optimizer, shape: Sequence[int]) -> dict[str, Shape]:
@@ -81,7 +86,7 @@ def require_slots(
     Raises
     ------
     GraphError
-        A slot is missing, unknown or of another size, or the count of updates is below 1.
+        A slot is missing, unknown or of another size, or the count of updates is below 1, or 0 with `diloco`.
     """
     expected = slot_bytes(optimizer, name, shape, parameter_bytes)
     found = {slot: buffer.nbytes for slot, buffer in slots.items()}
@@ -90,8 +95,11 @@ def require_slots(
             f"the optimizer state of {name[:60]!r} does not fit {update_rule_of(optimizer, name, shape)}:"
             f" expected {_listed(expected)}, found {_listed(found)}"
         )
-    if STEP in slots and (count := step_count(slots)) < 1:
-        raise GraphError(f"the optimizer state of {name[:60]!r} counts {count} updates, expected at least 1")
+    least = 1 if optimizer.diloco is None else 0
+    if STEP in slots and (count := step_count(slots)) < least:
+        raise GraphError(
+            f"the optimizer state of {name[:60]!r} counts {count} updates, expected at least {least}"
+        )
 
 
 def _listed(sizes: Mapping[str, int]) -> str:

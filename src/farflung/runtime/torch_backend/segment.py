@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from farflung.opdag.analysis import sides_of
+from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
 from farflung.runtime.indices import index_ranges
 from farflung.runtime.state import Snapshot, StateKey, require_restorable, trained_names
@@ -270,6 +271,27 @@ class TorchSegment:
             for name, tensor in self._pending.items():
                 self._state[self._index[name]].copy_(tensor)
         self.drop()
+
+    def outer_gradients(self, weight: float) -> dict[int, Tensor]:
+        """How far each owned, trained parameter has come since the last merge, times -`weight`."""
+        found = zip(self._trained, self._update.outer_gradients(weight), strict=True)
+        return {self._entry(name).value: outgoing(g) for name, g in found if g is not None}
+
+    def trained_parameters(self) -> dict[int, Tensor]:
+        """Copies of the owned, trained parameters by value id, contiguous."""
+        copies = {name: self._state[self._index[name]].detach().clone() for name in self._trained}
+        return {self._entry(name).value: outgoing(tensor) for name, tensor in copies.items()}
+
+    def merge(self, takes_over: bool) -> None:
+        """Take DiLoCo's outer step with the gradients, or take them over as parameters."""
+        if takes_over:
+            self._update.take_over()
+        else:
+            self._update.merge()
+        self.drop()
+
+    def _entry(self, name: str) -> Input:
+        return self._entries[self._index[name]]
 
     def _scale(self, gradients: list[Tensor], scale: float) -> None:
         if self._place.is_host:

@@ -77,9 +77,10 @@ class Admission:
         if not is_planned or self._senders[header.source] != peer or header.attempt != self._load.attempt:
             raise ProtocolError(f"{peer} sent value {header.value}, which it does not send in the plan")
         unit = self._units.get(header.unit) if header.unit <= self._units.current + 1 else None
-        if unit is None or not unit.train or header.microbatch:
+        if unit is None or not self._load.training.has_sums(unit) or header.microbatch:
             raise ProtocolError(f"{peer} sent a sum of unit {header.unit}, which is not due")
-        coded = self._sum_codec if one.crosses(header.source, header.target) else DENSE
+        is_codable = one.crosses(header.source, header.target) and not unit.alone
+        coded = self._sum_codec if is_codable else DENSE
         is_coded = header.codec != DENSE and header.codec == coded
         if is_coded and 0 < header.bytes <= self._longest[coded - 1](one.bytes):
             self._record(peer, header)
@@ -120,7 +121,9 @@ class Admission:
         ahead = 2 * self._load.plan.window if header.source == FEEDER else 1
         unit = self._units.get(header.unit) if header.unit <= self._units.current + ahead else None
         end = header.source if header.gradient else header.target
-        if unit is None or header.microbatch not in self._load.plan.microbatches_of(end, unit.microbatches):
+        if unit is None or header.microbatch not in self._load.plan.microbatches_of(
+            end, unit.microbatches, unit.alone
+        ):
             raise ProtocolError(
                 f"{peer} sent microbatch {header.microbatch} of unit {header.unit}, which is not due"
             )

@@ -30,7 +30,9 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
     assert job.unit is not None
     trained = job.unit.train
     # Each member has applied the earlier ones, or it could not have been ready for this unit.
-    decisions = (Decide(job.job, fact.attempt, fact.unit, fact.scale, keep=fact.keep, copy=fact.copy),)
+    decision = Decide(
+        job.job, fact.attempt, fact.unit, fact.scale, keep=fact.keep, copy=fact.copy, scales=fact.scales
+    )
     moved = replace(
         job,
         pace=_next_pace(job, fact.at),
@@ -38,7 +40,7 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
         loss=fact.loss if trained else job.loss,
         unit=None if fact.stops else job.training.units().at(job.unit.number + 1),
         group=None,
-        decisions=decisions,
+        decisions=(decision,),
         copies=job.copies.decided(job.unit, fact.keep),
         results=(*job.results, _result_of(fact))[-MOST_RESULTS:],
         replanning=_measured(job, fact),
@@ -146,7 +148,9 @@ def worker_loaded(fact: facts.WorkerLoaded, state: State) -> State:
 def worker_ready(fact: facts.WorkerReady, state: State) -> State:
     job = state.jobs[fact.job]
     assert job.plan is not None and job.unit is not None
-    group = job.group or CommitGroup.for_plan(job.plan, job.attempt, job.unit, job.trained)
+    group = job.group or CommitGroup.for_plan(
+        job.plan, job.attempt, job.unit, job.trained, not job.training.has_sums(job.unit)
+    )
     group = group.add(fact.worker, fact.ready, fact.at)
     traffic, logged = add_traffic(job.traffic, group, fact.worker), job.logged
     if (since := fact.ready.logged_from) != logged.get(fact.worker):
@@ -162,6 +166,8 @@ def _result_of(fact: facts.UnitDecided) -> Result:
 
 def _next_pace(job: Job, at: float) -> Pace:
     assert job.unit is not None
+    if job.unit.merges:
+        return replace(job.pace, moved_at=at)
     seconds = max(at - job.pace.moved_at, 1e-9)
     slowest = max(job.pace.slowest or 0.0, seconds / job.unit.microbatches)
     speed = job.pace.samples_per_second

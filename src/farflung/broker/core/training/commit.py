@@ -25,7 +25,8 @@ from farflung.text import count_of
 class Verdict:
     """The decision of a complete group.
 
-    `scale` multiplies every gradient of the step. `loss` is the sum of the shares, `gradient_norm` the global
+    `scale` multiplies every gradient of the step; pipelines that train apart each have their own of `scales`,
+    and the norm is the largest of theirs. `loss` is the sum of the shares, `gradient_norm` the global
     norm before clipping (0.0 for an evaluation), and `metrics` are the sums of an evaluation's metrics.
     `trouble` is empty, or says why the step cannot be applied.
     """
@@ -38,13 +39,16 @@ class Verdict:
     links: tuple[LinkTraffic, ...] = ()
     bytes_copied: int = 0
     metrics: Mapping[int, float] = field(default_factory=dict)
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class CommitGroup:
     """The shares of one unit in one attempt received so far, from `ready_messages`.
 
-    The newest of them was added `at` this time (seconds since 1970).
+    The newest of them was added `at` this time (seconds since 1970). Pipelines that train `apart` each have
+    their segments in it, and how many times as large their gradients must become: a pipeline weights each of
+    its microbatches by all of the step's.
     """
 
     attempt: int
@@ -57,14 +61,24 @@ class CommitGroup:
     ready_messages: tuple[tuple[str, UnitReady], ...] = ()
     bytes_copied: int = 0
     at: float = 0.0
+    apart: tuple[tuple[frozenset[int], float], ...] = ()
 
     @classmethod
     def for_plan(
-        cls, plan: Plan, attempt: int, unit: Unit, trained: Sequence[frozenset[int]] = ()
+        cls,
+        plan: Plan,
+        attempt: int,
+        unit: Unit,
+        trained: Sequence[frozenset[int]] = (),
+        is_apart: bool = False,
     ) -> CommitGroup:
-        """A group that waits for every segment of `plan`; `trained` as in `Job`, empty if not known."""
+        """A group that waits for every segment of `plan`; `trained` as in `Job`, empty if not known.
+
+        If it `is_apart`, each pipeline applies its own gradients.
+        """
         owners = {worker: tuple(plan.segments_of(worker)) for worker in plan.workers()}
-        return cls(attempt, unit, owners, {}, tuple(trained))
+        apart = _apart(plan, unit) if is_apart and unit.train else ()
+        return cls(attempt, unit, owners, {}, tuple(trained), apart=apart)
 
     @property
     def complete(self) -> bool:
@@ -124,24 +138,47 @@ class CommitGroup:
         """
         shares = [self.shares[segment] for segment in sorted(self.shares)]
         loss = added_in_order(share.loss for share in shares)
-        if not self.unit.train:
+        if self.unit.evaluates:
             metrics: dict[int, float] = {}
             for share in shares:
                 for value, number in share.metrics.items():
                     metrics[value] = metrics.get(value, 0.0) + number
             return Verdict(1.0, loss, 0.0, self.bytes_sent, "", self.links, self.bytes_copied, metrics)
-        norm = gradient_norm(share.squares for share in shares)
-        finite = all(share.finite for share in shares) and math.isfinite(norm)
-        scale = clip_scale(clip, norm) if finite else 1.0
-        trouble = _drift(shares) if finite and math.isfinite(loss) else _trouble(loss)
-        return Verdict(scale, loss, norm, self.bytes_sent, trouble, self.links, self.bytes_copied)
+        norms = [norm * factor for norm, factor in self._norms(shares)]
+        finite = all(share.finite for share in shares) and all(map(math.isfinite, norms))
+        bounds = clip if self.unit.train and finite else None
+        scales = tuple(clip_scale(bounds, norm) for norm in norms)
+        trouble = _trouble(loss)
+        if finite and math.isfinite(loss):
+            trouble = "" if self.apart else _drift(shares)
+        own = [scale * factor for scale, (_, factor) in zip(scales, self.apart, strict=False)]
+        return Verdict(
+            scales[0],
+            loss,
+            max(norms),
+            self.bytes_sent,
+            trouble,
+            self.links,
+            self.bytes_copied,
+            {},
+            tuple(own),
+        )
+
+    def _norms(self, shares: Sequence[Share]) -> list[tuple[float, float]]:
+        """The norm of the gradients and their factor, of each pipeline that trains apart or of all."""
+        if not self.apart:
+            return [(gradient_norm(share.squares for share in shares), 1.0)]
+        return [
+            (gradient_norm(share.squares for share in shares if share.segment in segments), factor)
+            for segments, factor in self.apart
+        ]
 
     def _check_squares(self, worker: str, shares: Iterable[Share]) -> None:
         for share in shares:
             if any(square < 0 for square in share.squares.values()):
                 raise ProtocolError(f"worker {worker} sent a negative sum of squares")
-            expected = self.trained[share.segment] if self.trained and self.unit.train else frozenset()
-            if share.squares.keys() != expected and (self.trained or not self.unit.train):
+            expected = frozenset() if self.unit.evaluates or not self.trained else self.trained[share.segment]
+            if share.squares.keys() != expected and (self.trained or self.unit.evaluates):
                 raise ProtocolError(
                     f"worker {worker} sent squares of {count_of(len(share.squares), 'parameter')} for segment"
                     f" {share.segment}, expected those of the {len(expected)} that it updates"
@@ -168,6 +205,15 @@ class CommitGroup:
             )
             for link in ready.links
         ]
+
+
+def _apart(plan: Plan, unit: Unit) -> tuple[tuple[frozenset[int], float], ...]:
+    """The segments of each pipeline of a plan that has several, and the factor of its gradients."""
+    found = []
+    for pipeline in range(len(plan.pipelines)):
+        segments = frozenset(p.segment for p in plan.placements if plan.pipeline_of(p.segment) == pipeline)
+        found.append((segments, 1.0 if unit.alone else 1 / plan.share_of(pipeline)))
+    return tuple(found)
 
 
 def add_traffic(

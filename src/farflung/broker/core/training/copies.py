@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from farflung.schedule import Unit
+from farflung.schedule import Unit, Units
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,13 @@ class Copies:
     stable: int = 0
     refused: int = 0
 
-    def takes(self, unit: Unit, is_best: bool = False) -> bool:
-        """Whether the state right after `unit` is to be copied, as it is due or the best one found."""
-        return self.under_way is None and (is_best or (unit.train and self._is_due_after(unit)))
+    def takes(self, units: Units, unit: Unit, is_best: bool = False) -> bool:
+        """Whether the state right after `unit` is to be copied, as it is due or the best one found.
+
+        `units` are the job's.
+        """
+        is_due = units.ends_step(unit) and self._is_due_after(unit)
+        return self.under_way is None and (is_best or is_due)
 
     def decided(self, unit: Unit, keep: bool) -> Copies:
         """The copies once `unit` is decided; `keep` says that its copy is under way."""

@@ -44,7 +44,7 @@ class Monitoring:
         self, training: Training, unit: Unit, loss: float, sums: Mapping[int, float]
     ) -> tuple[Monitored, ...]:
         """What they have found once this unit is decided, with this loss and these sums of its metrics."""
-        if unit.train or not unit.step or (training.validate_twice and not unit.plain):
+        if not unit.evaluates or not unit.step or (training.validate_twice and not unit.plain):
             return self.states
         return after(training.monitors, self.states, unit.step, loss, sums, unit.microbatches)
 

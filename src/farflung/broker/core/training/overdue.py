@@ -56,15 +56,15 @@ def _compile_seconds(job: Job) -> float:
 
 def _unit_seconds(job: Job) -> float:
     assert job.plan is not None
+    summed = sum(2 * one.bytes * (len(one.holders()) - 1) for one in job.plan.sums) / BYTES_PER_SECOND
+    if job.unit is not None and job.unit.merges:
+        return summed
     microbatches = job.training.microbatches if job.unit is None else job.unit.microbatches
     if job.pace.slowest is not None:
         return DROPPED_AFTER * job.pace.slowest * microbatches
     flops = TRAIN_FLOPS_PER_FORWARD * sum(part.flops for part in job.plan.placements)
     bytes_moved = 2 * sum(edge.bytes for edge in job.plan.edges)
-    summed = sum(2 * one.bytes * (len(one.holders()) - 1) for one in job.plan.sums)
-    return (
-        microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND) + summed / BYTES_PER_SECOND
-    )
+    return microbatches * (flops / FLOPS_PER_SECOND + bytes_moved / BYTES_PER_SECOND) + summed
 
 
 def late_workers(job: Job) -> list[str]:

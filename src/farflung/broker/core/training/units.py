@@ -63,7 +63,7 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
     if job.training.keeps_best and (is_best or is_last) and not (is_free and job.copies.under_way is None):
         return  # an earlier copy must be through; see `settle`
     # After the last one the state is sent anyway.
-    keep = not is_last and job.copies.takes(job.unit, is_best) and is_free
+    keep = not is_last and job.copies.takes(job.training.units(), job.unit, is_best) and is_free
     copy = not is_last and (protection.takes_version(turn, job, job.unit) or _is_last_of_its_plan(job))
     turn.emit(
         facts.UnitDecided(
@@ -80,6 +80,7 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             {segment: share.digest for segment, share in sorted(group.shares.items())} if job.holders else {},
             dict(verdict.metrics),
             bool(stopped),
+            verdict.scales,
         )
     )
     tuning.on_unit_decided(turn, job, group, verdict)

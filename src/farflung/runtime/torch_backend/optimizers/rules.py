@@ -26,12 +26,14 @@ class Kept:
     """The updates of a parameter so far, and its other slots; one of its shape is laid out as it is.
 
     Not all rules need the number of updates: after `Update.restore`, 1 may stand for any. `average` is the
-    parameter's moving average, if it has one.
+    parameter's moving average, if it has one; `anchor` and `outer_momentum` are those of DiLoCo.
     """
 
     updates: int = 0
     slots: dict[str, Tensor] = field(default_factory=dict)
     average: Tensor | None = None
+    anchor: Tensor | None = None
+    outer_momentum: Tensor | None = None
 
 
 Step = Callable[[Tensor, Tensor, Kept, float], None]

@@ -7,13 +7,24 @@ Elements are independent, so the bits are equal. `runtime.parity.optimizers` bui
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer, Recipe, recipe_of
-from farflung.runtime.optimizers.slots import EMA, STEP, Slots, kept_of, step_count, step_slot
+from farflung.runtime.optimizers.diloco import DiLoCo
+from farflung.runtime.optimizers.slots import (
+    ANCHOR,
+    EMA,
+    OUTER_MOMENTUM,
+    STEP,
+    Slots,
+    kept_of,
+    slots_of,
+    step_count,
+    step_slot,
+)
 from farflung.runtime.torch_backend.device import read, widest
 from farflung.runtime.torch_backend.optimizers.fused import Due, update
 from farflung.runtime.torch_backend.optimizers.rules import Kept, parts, step_of
@@ -37,6 +48,7 @@ class Update:
 
     def step(self, step: int) -> None:
         """Update the parameters that have a gradient, at the rate of step `step`, counted from 0."""
+        self._hold_anchors()
         groups: dict[Recipe, list[tuple[Tensor, Kept]]] = {}
         for recipe, parameter, kept in zip(self._recipes, self._parameters, self._kept, strict=True):
             if parameter.grad is not None:
@@ -45,6 +57,53 @@ class Update:
             for recipe, due in groups.items():
                 self._update(recipe, due, recipe.rate(step))
             self._average()
+
+    def outer_gradients(self, weight: float) -> list[Tensor | None]:
+        """How far each parameter has come since its anchor, times -`weight`; None before any step."""
+        with torch.no_grad():
+            return [
+                None if kept.anchor is None else (kept.anchor - parameter).mul_(weight)
+                for parameter, kept in zip(self._parameters, self._kept, strict=True)
+            ]
+
+    def merge(self) -> None:
+        """Take DiLoCo's outer step from the anchors, with the gradients as outer gradients.
+
+        The bits are those of `torch.optim.SGD` with Nesterov's momentum.
+        """
+        self._hold_anchors()
+        for declared, parameter, gradient, kept in self._anchored():
+            assert kept.anchor is not None and kept.outer_momentum is not None
+            momentum = kept.outer_momentum.mul_(declared.outer.momentum).add_(gradient)
+            step = gradient.add(momentum, alpha=declared.outer.momentum)
+            parameter.copy_(kept.anchor.add_(step, alpha=-declared.outer.lr))
+
+    def take_over(self) -> None:
+        """Take the gradients, which are another pipeline's parameters, as parameters and anchors."""
+        self._hold_anchors()
+        for _, parameter, gradient, kept in self._anchored():
+            assert kept.anchor is not None
+            parameter.copy_(kept.anchor.copy_(gradient))
+
+    def _anchored(self) -> Iterator[tuple[DiLoCo, Tensor, Tensor, Kept]]:
+        """The parameters that have a gradient, with it and what is kept of them."""
+        with torch.no_grad():
+            for recipe, parameter, kept in zip(self._recipes, self._parameters, self._kept, strict=True):
+                if parameter.grad is not None and recipe.declared.diloco is not None:
+                    yield recipe.declared.diloco, parameter, parameter.grad, kept
+
+    def _hold_anchors(self) -> None:
+        """Before the first step of a job that merges, make anchors, and all slots as zeros."""
+        for recipe, parameter, kept in zip(self._recipes, self._parameters, self._kept, strict=True):
+            if recipe.declared.diloco is None or kept.anchor is not None:
+                continue
+            kept.anchor, kept.outer_momentum = parameter.detach().clone(), torch.zeros_like(parameter)
+            kept.average = None if recipe.declared.ema is None else kept.anchor.clone()
+            kept.slots = {
+                slot: torch.zeros_like(parameter) if shape == parameter.shape else parameter.new_zeros(shape)
+                for slot, shape in slots_of(recipe.declared, parameter.shape).items()
+                if slot != STEP
+            }
 
     def _update(self, recipe: Recipe, due: list[tuple[Tensor, Kept]], rate: float) -> None:
         if due[0][0].device.type != "cpu" and isinstance(recipe.declared, AdamW | SGD):
@@ -76,9 +135,10 @@ class Update:
     def slots(self, number: int, live: bool = False) -> dict[str, memoryview]:
         """The slots of the `number`th parameter, copied unless `live`; none if it was never updated."""
         kept = self._kept[number]
-        if not kept.updates:
+        if not kept.updates and kept.anchor is None:
             return {}
-        tensors = kept.slots if kept.average is None else {**kept.slots, EMA: kept.average}
+        beside = {EMA: kept.average, ANCHOR: kept.anchor, OUTER_MOMENTUM: kept.outer_momentum}
+        tensors = {**kept.slots, **{slot: tensor for slot, tensor in beside.items() if tensor is not None}}
         return {
             slot: step_slot(kept.updates) if slot == STEP else sendable(tensors[slot], live)
             for slot in kept_of(self._recipes[number].declared, self._parameters[number].shape)
@@ -112,8 +172,8 @@ def _restored(recipe: Recipe, parameter: Tensor, slots: Slots) -> Kept:
             slot: empty.clone().copy_(tensor) if tensor.shape == empty.shape else tensor
             for slot, tensor in made.items()
         }
-    average = made.pop(EMA, None)
-    return Kept(step_count(slots) if STEP in slots else 1, made, average)
+    beside = [made.pop(slot, None) for slot in (EMA, ANCHOR, OUTER_MOMENTUM)]
+    return Kept(step_count(slots) if STEP in slots else 1, made, *beside)
 
 
 def square_sums(gradients: Iterable[Tensor]) -> list[float]:

@@ -1,0 +1,136 @@
+"""DiLoCo in one process: equal to a plain loop over torch modules, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+import torch
+from tests.end_to_end.zoo_jobs import MICROBATCHES, job_of, microbatches_of
+from torch import Tensor, nn
+
+import farflung
+from farflung.broker.core.training.commit import CommitGroup
+from farflung.client.capture.check import capture_shapes
+from farflung.opdag.capture.capture import LossModule
+from farflung.planner import plan_job
+from farflung.planner.replicas import evenly_replicated
+from farflung.protocol.messages import UnitReady
+from farflung.protocol.worker import Share
+from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
+from farflung.runtime.parity.steps import named_state
+from farflung.runtime.torch_backend.optimizers.update import square_sums
+
+STEPS = 10
+Batch = dict[str, Tensor]
+
+
+def parts_of(batches: Sequence[Batch], replicas: int, alone: bool) -> list[list[Batch]]:
+    """The microbatches of each replica: dealt in turn, or all of them for the first."""
+    return (
+        [[*batches], *([] for _ in range(replicas - 1))]
+        if alone
+        else [[*batches[r::replicas]] for r in range(replicas)]
+    )
+
+
+def plain_loop(job: farflung.Job, replicas: int) -> tuple[list[float], list[dict[str, Tensor]]]:
+    """Losses, and each replica's parameters, of DiLoCo as one would write it with `torch.optim`."""
+    sync, optimizer = job.sync, job.optimizer
+    assert sync is not None and isinstance(optimizer, farflung.AdamW)
+    models: list[nn.Module] = [copy.deepcopy(job.model) for _ in range(replicas)]
+    losses_of = [LossModule(model, None, job.precision) for model in models]
+    inner = [torch.optim.AdamW(model.parameters(), lr=optimizer.lr, foreach=False) for model in models]
+    anchors = [p.detach().clone().requires_grad_() for p in job.model.parameters()]
+    outer = torch.optim.SGD(anchors, lr=sync.outer.lr, momentum=sync.outer.momentum, nesterov=True)
+    values = {entry.name: entry.value for entry in capture_shapes(job).graph.inputs}
+    losses = []
+    for step in range(job.steps):
+        alone = step < sync.warmup
+        together = 0.0
+        for r, part in enumerate(parts_of(microbatches_of(job, step), replicas, alone)):
+            inner[r].zero_grad()
+            for batch in part:
+                loss = losses_of[r](dict(batch))
+                (loss / len(part)).backward()
+                together += loss.item() / MICROBATCHES
+            if part:
+                clip(models[r], job.clip, values)
+            if part:
+                inner[r].step()
+        losses.append(together)
+        if step + 1 == sync.warmup:
+            for at, own in enumerate(zip(*(model.parameters() for model in models), strict=True)):
+                anchors[at].data.copy_(own[0].data)
+        elif (step + 1 - sync.warmup) % sync.inner_steps == 0 or step + 1 == job.steps:
+            for at, own in enumerate(zip(*(model.parameters() for model in models), strict=True)):
+                moved = [(anchors[at].data - one.data) / replicas for one in own]
+                anchors[at].grad = sum(moved[1:], moved[0])
+            outer.step()
+        else:
+            continue
+        for model in models:
+            for anchor, own_parameter in zip(anchors, model.parameters(), strict=True):
+                own_parameter.data.copy_(anchor.data)
+    return losses, [{name: t.detach() for name, t in model.named_parameters()} for model in models]
+
+
+def clip(model: nn.Module, bound: float | None, values: Mapping[str, int]) -> None:
+    """Bound the norm of all gradients, added in the order of the graph's `values`."""
+    named = {values[name]: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    norm = gradient_norm([dict(zip(named, square_sums(named.values()), strict=True))])
+    for gradient in named.values():
+        gradient.mul_(clip_scale(bound, norm))
+
+
+def pipeline_of(job: farflung.Job, replicas: int, codec: str = "dense") -> InProcessPipeline:
+    graph = capture_shapes(job).graph
+    training = job.training().with_codecs(() if codec == "dense" else (codec,))
+    workers = [f"w{number}" for number in range(2 * replicas)]
+    one = plan_job(graph, MICROBATCHES, job.microbatch_size, workers[:2], exactly=True)
+    plan = msgspec.structs.replace(evenly_replicated(one.plan, workers, replicas), sum_codec=codec)
+    made = replace(one, plan=plan).unfolded(job.microbatch_size, {})
+    module = copy.deepcopy(job.model)
+    return InProcessPipeline(graph, made.plan, made.segments, named_state(module, graph), training)
+
+
+def run(pipeline: InProcessPipeline, job: farflung.Job, first: int = 0) -> list[float]:
+    """Losses of the job's steps from unit `first` on, decided as the broker decides them."""
+    losses, training = [], job.training()
+    for unit in training.units().since(first):
+        batches = microbatches_of(job, unit.step) if unit.train else []
+        found = pipeline.run(unit.number, batches)
+        group = CommitGroup.for_plan(pipeline.plan, 1, unit, is_apart=not training.has_sums(unit))
+        for worker in pipeline.plan.workers():
+            mine = [share for share in found if share.segment in pipeline.plan.segments_of(worker)]
+            shares = [Share(s.segment, s.finite, s.loss, s.squares) for s in mine]
+            group = group.add(worker, UnitReady("j", 1, unit.number, shares, 0))
+        verdict = group.verdict(training.clip)
+        assert not verdict.trouble
+        pipeline.decide(unit.number, verdict.scale, verdict.scales)
+        losses += [verdict.loss] if unit.train else []
+    return losses
+
+
+def parameters_of(pipeline: InProcessPipeline, replicas: int) -> list[dict[str, Tensor]]:
+    each = len(pipeline.segments) // replicas
+    parts = [pipeline.segments[at * each : (at + 1) * each] for at in range(replicas)]
+    return [{name: t for one in part for name, t in one.state().items()} for part in parts]
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("bound", [None, 0.5])
+def test_equals_a_plain_loop_bit_for_bit(replicas: int, warmup: int, bound: float | None) -> None:
+    sync = farflung.DiLoCo(inner_steps=3, warmup=warmup)
+    job = replace(job_of("gpt", STEPS, farflung.AdamW(lr=3e-3), clip=bound), sync=sync)
+    pipeline = pipeline_of(job, replicas)
+    losses = run(pipeline, job)
+    expected, states = plain_loop(job, replicas)
+    assert losses == pytest.approx(expected, rel=1e-12)  # a plain loop adds them in another order
+    for ours, theirs in zip(parameters_of(pipeline, replicas), states, strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

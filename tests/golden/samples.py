@@ -33,6 +33,7 @@ from farflung.plans import (
 )
 from farflung.protocol.messages import Submit
 from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Lion, Muon
+from farflung.runtime.optimizers.diloco import Nesterov
 from farflung.runtime.optimizers.schedules import (
     WSD,
     CosineAnnealingLR,
@@ -75,6 +76,7 @@ class Maker:
             CodecWishes: self._wishes,
             AdamW: lambda given: given | {"betas": (0.875, 0.9375), "ema": 0.75},
             SGD: self._sgd,
+            Nesterov: lambda given: given | {"momentum": 0.875},
             Lion: lambda given: given | {"betas": (0.875, 0.9375), "ema": 0.75},
             Adafactor: lambda given: given | {"beta2_decay": -0.5, "ema": 0.75},
             Muon: lambda given: (

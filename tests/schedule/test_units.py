@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.schedule import Unit, Units, UnitWindow
+from farflung.schedule import Rounds, Unit, Units, UnitWindow
 
 STEPS = st.integers(1, 12)
 EVERY = st.one_of(st.none(), st.integers(1, 13))
 VALIDATION = st.integers(0, 3)
+ROUNDS = st.one_of(st.none(), st.builds(Rounds, st.integers(1, 6), st.integers(0, 5)))
 
 
 @given(STEPS, EVERY, VALIDATION)
@@ -31,36 +32,55 @@ def test_every_step_once_and_evaluation_between(steps: int, every: int | None, v
 def walked(units: Units) -> Iterator[Unit]:
     """The same units, one after the other."""
     number = 0
-    every = units.validate_every or units.steps
+    every, rounds = units.validate_every or units.steps, units.rounds
+    since = 0  # steps since the last merge, or since the end of the warm-up
     for step in range(units.steps + 1):
+        alone = rounds is not None and step < rounds.warmup
+        ends_warmup = rounds is not None and step == rounds.warmup
+        is_due = ends_warmup or step == units.steps or (rounds is not None and since == rounds.inner_steps)
+        if merges := rounds is not None and step > 0 and is_due:
+            yield Unit(number, False, step, 0, merges=True, alone=ends_warmup)
+            number, since = number + 1, 0
         if units.validation_microbatches and (step == units.steps or step % every == 0):
+            apart = rounds is not None and not merges and step > 0
             for plain in (False, True)[: 1 + units.validate_twice]:
-                yield Unit(number, False, step, units.validation_microbatches, plain)
+                yield Unit(number, False, step, units.validation_microbatches, plain, alone=apart)
                 number += 1
         if step < units.steps:
-            yield Unit(number, True, step, units.microbatches)
-            number += 1
+            yield Unit(number, True, step, units.microbatches, alone=alone)
+            number, since = number + 1, since + (not alone)
 
 
-@given(STEPS, EVERY, VALIDATION, st.booleans())
+@given(STEPS, EVERY, VALIDATION, st.booleans(), ROUNDS)
 def test_any_unit_is_found_without_those_before_it(
-    steps: int, every: int | None, validation: int, twice: bool
+    steps: int, every: int | None, validation: int, twice: bool, rounds: Rounds | None
 ) -> None:
-    units = Units(steps, 4, every, validation, twice)
+    units = Units(steps, 4, every, validation, twice, rounds)
     expected = list(walked(units))
     assert list(units) == expected == [units.at(number) for number in range(len(expected))]
     assert units.at(-1) is units.at(len(expected)) is units.at(sys.maxsize) is None
     assert all(list(units.since(first)) == expected[first:] for first in range(len(expected) + 2))
 
 
-@given(STEPS, EVERY, VALIDATION, st.booleans())
+@given(STEPS, EVERY, VALIDATION, st.booleans(), ROUNDS)
 def test_a_run_that_goes_on_after_a_step_begins_with_the_next_training_unit(
-    steps: int, every: int | None, validation: int, twice: bool
+    steps: int, every: int | None, validation: int, twice: bool, rounds: Rounds | None
 ) -> None:
-    units = Units(steps, 4, every, validation, twice)
+    units = Units(steps, 4, every, validation, twice, rounds)
     numbers = [unit.number for unit in units if unit.train]
     assert [units.after(step) for step in range(steps)] == numbers
     assert units.after(steps) is units.after(-1) is units.after(steps + 1) is None
+
+
+@given(STEPS, EVERY, VALIDATION, ROUNDS)
+def test_the_state_of_a_step_is_that_after_its_merge(
+    steps: int, every: int | None, validation: int, rounds: Rounds | None
+) -> None:
+    units = Units(steps, 4, every, validation, rounds=rounds)
+    ends = [unit for unit in units if units.ends_step(unit)]
+    assert [unit.step + unit.train for unit in ends] == list(range(1, steps + 1))
+    for unit, step in zip(ends[:-1], range(1, steps), strict=True):
+        assert units.after(step, evaluated=False) == unit.number + 1
 
 
 def test_a_window_sees_units_ahead_and_none_that_is_over() -> None:

@@ -106,7 +106,7 @@ def keeps_workers_of_ended_jobs(patch: Patch) -> None:
 
 def two_copies_at_once(patch: Patch) -> None:
     """A copy begins while another one is under way."""
-    patch.setattr(Copies, "takes", lambda self, unit, _: unit.train and self._is_due_after(unit))
+    patch.setattr(Copies, "takes", lambda self, units, unit, _: unit.train and self._is_due_after(unit))
 
 
 def forgets_a_wish(patch: Patch) -> None:

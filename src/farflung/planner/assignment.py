@@ -37,6 +37,8 @@ class Assignment:
         Codec pairs of the links that are not dense.
     sum_codec
         The codec of sums of gradients between the sites of replicas.
+    inner_steps
+        Replicas add up once in so many steps.
     """
 
     cuts: tuple[int, ...]
@@ -47,6 +49,7 @@ class Assignment:
     recompute: tuple[bool, ...] = ()
     codecs: tuple[LinkCodec, ...] = ()
     sum_codec: str = DENSE
+    inner_steps: int = 1
 
     def ranges(self, nodes: int) -> list[tuple[int, int]]:
         """The first position and the one after the last of each segment of a workload of `nodes` nodes."""
@@ -87,6 +90,8 @@ class Options:
         The seed of all random numbers.
     sum_codec
         The codec of sums of gradients, where a plan has replicas.
+    inner_steps
+        Steps between two sums: more than 1 if replicas train apart (DiLoCo).
     incumbent
         A plan in use; the answer is never worse.
     alternatives
@@ -106,6 +111,7 @@ class Options:
     seconds: float | None = None
     seed: int = 0
     sum_codec: str = DENSE
+    inner_steps: int = 1
     incumbent: Assignment | None = None
     alternatives: tuple[Workload, ...] = ()
     proven: float | None = None
@@ -169,6 +175,7 @@ def plan_of(workload: Workload, assignment: Assignment) -> Plan:
         shares=list(assignment.shares),
         codecs=list(assignment.codecs),
         sum_codec=assignment.sum_codec,
+        inner_steps=assignment.inner_steps,
     )
 
 

@@ -86,6 +86,7 @@ def place(graph: Graph, assignment: Assignment, microbatch_size: int) -> Planned
         shares=list(assignment.shares),
         codecs=list(assignment.codecs),
         sum_codec=assignment.sum_codec,
+        inner_steps=assignment.inner_steps,
     )
     return PlannedJob(_bounded(plan), segments)
 

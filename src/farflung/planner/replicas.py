@@ -97,7 +97,7 @@ def _tried(
             continue  # too few cuts for this depth, or too little memory
         yield from (
             copy
-            for copy in replicated(workload, fleet.devices, one, replicas, options.sum_codec)
+            for copy in replicated(workload, fleet.devices, one, replicas, options)
             if len(copy.shares) == replicas
         )
 

@@ -107,7 +107,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Planners write replicas so, which folds pipelines that are alike. Before such a plan runs it is unfolded
     (`plans.unfolding`): each of the `pipelines` has segments with numbers and workers of its own, and `sums`
     add up their gradients. A plan of one pipeline has neither. What sums send from site to site is written
-    by `sum_codec`.
+    by `sum_codec`. If replicas train apart, they add up once in `inner_steps` steps, which only predictions
+    take from here.
     """
 
     placements: list[Placement]
@@ -120,6 +121,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pipelines: Annotated[list[Pipeline], Meta(max_length=1_000)] = []
     sums: Annotated[list[Sum], Meta(max_length=100_000)] = []
     sum_codec: CodecName = DENSE
+    inner_steps: Annotated[int, Meta(ge=1, le=10**9)] = 1
 
     def __post_init__(self) -> None:
         count = len(self.placements)

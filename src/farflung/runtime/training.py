@@ -86,6 +86,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             None if diloco is None else diloco.rounds,
         )
 
+    @property
+    def inner_steps(self) -> int:
+        """Steps between two sums over pipelines: 1 unless they train apart."""
+        return 1 if self.optimizer.diloco is None else self.optimizer.diloco.inner_steps
+
     def has_sums(self, unit: Unit) -> bool:
         """Whether pipelines add up in `unit`: gradients in a step, what was learned apart in a merge."""
         return unit.merges or (unit.train and self.optimizer.diloco is None)

@@ -10,6 +10,7 @@ from tests.broker.scenario import plan_over
 
 from farflung.broker.core.training.commit import CommitGroup, add_traffic
 from farflung.errors import ProtocolError
+from farflung.plans import Pipeline, Placement, Plan, Sum
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import LinkBytes, LinkRate, LinkTraffic, Share
 from farflung.schedule import Unit
@@ -222,3 +223,37 @@ def test_metrics_of_pipelines_add_up() -> None:
     shares = [Share(segment, True, 0.0, metrics={7: 0.25}) for segment in range(3)]
     verdict = group.add("a", ready(shares[0], shares[2])).add("b", ready(shares[1])).verdict(clip=None)
     assert verdict.metrics == {7: 0.75}
+
+
+def two_pipelines() -> Plan:
+    """Two pipelines of one segment, which run 3 and 1 microbatches of a step."""
+    placements = [Placement(n, [name], 1, 4, 1) for n, name in enumerate("ab")]
+    pipelines = [Pipeline(1, 3), Pipeline(1, 1)]
+    sums = [Sum(10, 4, [[0], [1]], [0, 1], 0)]
+    return Plan(placements, [], microbatches=4, window=1, pipelines=pipelines, sums=sums)
+
+
+def apart(unit: Unit, *squares: float) -> CommitGroup:
+    group = CommitGroup.for_plan(two_pipelines(), 1, unit, [frozenset({10})] * 2, is_apart=True)
+    for number, (worker, square) in enumerate(zip("ab", squares, strict=True)):
+        group = group.add(worker, ready(Share(number, True, 0.25, {10: square})))
+    return group
+
+
+def test_pipelines_that_train_apart_have_scales_of_their_own() -> None:
+    """A pipeline weights its microbatches by all of the step's: its gradient is a part of its own mean."""
+    verdict = apart(STEP, 9.0, 16.0).verdict(clip=4.0)
+    assert (verdict.gradient_norm, verdict.loss, verdict.trouble) == (16.0, 0.5, "")
+    assert verdict.scales == pytest.approx((4 / 3, 4 * 4 / (16 + 1e-6)))
+    assert apart(STEP, 9.0, 16.0).verdict(clip=None).scales == pytest.approx((4 / 3, 4.0))
+
+
+def test_one_that_trains_alone_has_the_whole_gradient() -> None:
+    assert apart(STEP._replace(alone=True), 9.0, 0.0).verdict(clip=None).scales == (1.0, 1.0)
+
+
+def test_merges_are_not_clipped_and_must_be_equal() -> None:
+    merge = Unit(4, False, 3, 0, merges=True)
+    verdict = apart(merge, 9.0, 9.0).verdict(clip=0.5)
+    assert (verdict.scale, verdict.scales, verdict.gradient_norm, verdict.trouble) == (1.0, (), 3.0, "")
+    assert "unlike gradients" in apart(merge, 9.0, 4.0).verdict(clip=None).trouble

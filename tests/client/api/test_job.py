@@ -178,6 +178,41 @@ def test_a_codec_that_sums_cannot_use_is_refused(codec: object, words: str) -> N
         make(sum_codec=codec)
 
 
+def test_replicas_may_train_apart() -> None:
+    sync = farflung.DiLoCo(inner_steps=2, warmup=1, outer=farflung.Nesterov(lr=0.5))
+    training = make(sync=sync).training()
+    assert (training.optimizer.diloco, training.inner_steps) == (sync, 2)
+    assert [unit.merges for unit in training.units()].count(True) > 1
+
+
+@pytest.mark.parametrize(
+    ("sync", "words"),
+    [
+        (20, r"sync must be farflung.DiLoCo\(...\) or None, found int"),
+        (farflung.DiLoCo(inner_steps=2, warmup=10**6), "steps of warm-up leave none of"),
+    ],
+)
+def test_what_replicas_cannot_do_apart_is_refused(sync: object, words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        make(sync=sync)
+
+
+@pytest.mark.parametrize(
+    "make_sync",
+    [
+        lambda: farflung.DiLoCo(inner_steps=0),
+        lambda: farflung.DiLoCo(inner_steps=2.5),
+        lambda: farflung.DiLoCo(inner_steps=2, warmup=-1),
+        lambda: farflung.DiLoCo(inner_steps=2, outer="sgd"),
+        lambda: farflung.Nesterov(lr=0),
+        lambda: farflung.Nesterov(momentum=1.0),
+    ],
+)
+def test_numbers_of_diloco_out_of_range_are_refused(make_sync: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make_sync()
+
+
 @pytest.mark.parametrize("gap", [-0.1, 1.5, math.nan, "1", True])
 def test_a_loss_gap_that_is_no_share_is_refused(gap: object) -> None:
     with pytest.raises(JobError, match="max_loss_gap must be between 0 and 1"):

@@ -52,6 +52,7 @@ from farflung.planner.replicas import (
 )
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, folded, subtopology
+from farflung.plans.codec_pair import DENSE
 from farflung.plans.wishes import AUTO, LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizers.memory import memory_of_updates
@@ -224,8 +225,9 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
                 raise
     plan = evenly_replicated(made.plan, question.workers, replicas)
     plan = msgspec.structs.replace(plan, codecs=list(unplanned(plan, question.codecs)))
-    if plan.replicas > 1 and question.codecs.sums != AUTO:
-        plan = msgspec.structs.replace(plan, sum_codec=question.codecs.sums)
+    if plan.replicas > 1:
+        sums = DENSE if question.codecs.sums == AUTO else question.codecs.sums
+        plan = msgspec.structs.replace(plan, sum_codec=sums, inner_steps=training.inner_steps)
     return replace(made, plan=phased(plan, question.codecs, training.steps))
 
 
@@ -239,6 +241,7 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
         budget=BUDGET,
         recompute=question.recompute != "never",
         most_replicas=question.replicas or len(question.workers),
+        inner_steps=training.inner_steps,
         seconds=question.search_seconds,
         watch=watch,
     )

@@ -98,12 +98,17 @@ class LiveObserver(Observer):
 
     def working(self, unit: Unit, microbatches: int) -> None:
         done = f"{microbatches}/{unit.microbatches} microbatches"
+        if unit.merges:
+            self._show("merging", 0, 1, [f"the replicas after {unit.step} steps"])
+            return
+        self._hide("merging")
         if not unit.train:
             self._show("validating", microbatches, unit.microbatches, [done, f"after {unit.step} steps"])
         elif unit.step == 0:  # a later evaluation shows the row of the step before it
             self._show("training", 0, self._steps, [f"step 0/{self._steps}", done])
 
     def stepped(self, row: StepRow) -> None:
+        self._hide("merging")
         self._total_bytes += row.bytes_on_wire or 0
         facts = [f"step {row.step}/{self._steps}", f"loss {loss_words(row.loss)}"]
         if row.samples_per_second is not None:

@@ -71,8 +71,11 @@ def replica_lines(plan: Plan) -> list[str]:
     lines = [
         f"{len(found)} replicas share the {plan.microbatches} microbatches of a step ({'; '.join(found)})"
     ]
+    what = "sums of their gradients" if plan.inner_steps == 1 else "merges"
+    if plan.inner_steps > 1:
+        lines.append(f"they train apart, and merge after each {plan.inner_steps} steps")
     if plan.has_coded_sums and any(one.crosses(one.owner, one.owner) for one in plan.sums):
-        lines.append(f"sums of their gradients are written by {plan.sum_codec} between sites")
+        lines.append(f"{what} are written by {plan.sum_codec} between sites")
     return lines
 
 

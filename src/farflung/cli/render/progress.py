@@ -131,6 +131,7 @@ class PlainObserver(Observer):
     ) -> None:
         self._steps, self._is_local = steps, is_local
         self._bytes, self._rows, self._unit = _Pause(clock), _Pause(clock), _Pause(clock)
+        self._merges = _Pause(clock)
         self._search = _Pause(clock)
         self._waiting = ""
         self._remaining = RemainingTime(clock)
@@ -167,7 +168,10 @@ class PlainObserver(Observer):
     def working(self, unit: Unit, microbatches: int) -> None:
         if microbatches == 0:
             self._unit.begin()
-            if not unit.train:
+            if unit.merges:
+                if self._merges.is_over():
+                    note(f"merging the replicas after {unit.step} steps")
+            elif not unit.train:
                 how = ", with all links dense" if unit.plain else ""
                 size = count_of(unit.microbatches, "microbatch", "microbatches")
                 note(f"validating after {unit.step} steps on {size}{how}")

@@ -134,6 +134,7 @@ def plan(
         efficiency=efficiency,
         recompute=recompute != "never",
         most_replicas=copies or len(fleet.workers),
+        inner_steps=job.training().inner_steps,
         budget=budget,
         seconds=seconds,
         seed=seed,

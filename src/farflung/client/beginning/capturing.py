@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from farflung.client.options.planning import fewer_workers_advice
 from farflung.client.options.target import Target, local_ids
+from farflung.errors import JobError
 
 if TYPE_CHECKING:
     from farflung.client.api.frontend import Frontend
@@ -24,11 +25,16 @@ def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path |
     CaptureError
         The model cannot become an OP-DAG, or has no values to train.
     JobError
-        The items or the stored weights cannot be read.
+        The items or the stored weights cannot be read, or `sync` is set and there are no replicas.
     PlanError
         The model cannot be cut for that many workers, there are fewer microbatches than replicas, or a local
         worker lacks one of the model's ops.
     """
+    if job.sync is not None and target.wishes.replicas == 1:
+        raise JobError(
+            "Job(sync=) lets replicas of the model train apart, and this run has one: ask for more with"
+            " --replicas 2 or auto (in Python replicas=2)"
+        )
     if (replicas := target.wishes.replicas) > 1:
         from farflung.planner.replicas import require_possible
 

@@ -64,7 +64,7 @@ class Observer:
         """Every worker has loaded; the first unit begins."""
 
     def working(self, unit: Unit, microbatches: int) -> None:
-        """A step or an evaluation has begun (`microbatches` 0), or has finished that many microbatches."""
+        """A unit has begun (`microbatches` 0), or has finished that many microbatches; a merge has none."""
 
     def stepped(self, row: StepRow) -> None:
         """A step was applied everywhere."""

@@ -139,18 +139,21 @@ class Recorder:
         The broker repeats it to a submitter that was away when the unit ended.
         """
         unit = self.metrics.current
+        merges = unit is not None and unit.merges
         row = self.metrics.finished(message, None if is_repeated else time.monotonic(), sent_bytes)
         await self._warn(message.links)
         is_looped = unit is not None and self.metrics.is_looped(unit)
         if row is not None:
             self.observer.stepped(row)
-        elif not is_looped:
+        elif not is_looped and not merges:
             found = self.metrics
             self.observer.validated(found.steps, found.validation_loss, found.validation_metrics)
         if not is_repeated:
             self._begin()
         if row is not None:
             await asyncio.to_thread(self.folder.add_step, row)
+        elif merges:
+            await self._record("merged", step=self.metrics.steps, bytes_sent=message.bytes_sent)
         elif is_looped:
             loss = self.metrics.validation_loss_with_codecs
             await self._record("validated with codecs", step=self.metrics.steps, loss=loss)

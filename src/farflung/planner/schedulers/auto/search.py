@@ -20,12 +20,11 @@ from farflung.planner.schedulers.auto.feasibility import SearchSetting
 from farflung.planner.schedulers.auto.moves import Moves
 from farflung.planner.schedulers.auto.polish import Judge, RatedPlan, polish
 from farflung.planner.schedulers.auto.tables import Tables, tables_of
-from farflung.plans.codec_pair import DENSE
 from farflung.workload import Workload
 
 
 def replicated(
-    workload: Workload, devices: Devices, assignment: Assignment, most: int, sum_codec: str = DENSE
+    workload: Workload, devices: Devices, assignment: Assignment, most: int, options: Options
 ) -> Iterator[Assignment]:
     """The plan with 2, 3, ... up to `most` replicas, while there are enough workers and microbatches."""
     number = {id: at for at, id in enumerate(devices.ids)}
@@ -39,7 +38,8 @@ def replicated(
             assignment,
             workers=tuple(tuple(devices.ids[at] for at in row) for row in zip(*pipelines, strict=True)),
             shares=_shares(workload, devices, assignment, pipelines),
-            sum_codec=sum_codec,
+            sum_codec=options.sum_codec,
+            inner_steps=options.inner_steps,
         )
 
 
@@ -164,11 +164,7 @@ class Search:
             if one.assignment.shares:
                 continue
             for assignment in replicated(
-                self.workload,
-                self.devices,
-                one.assignment,
-                self.options.most_replicas,
-                self.options.sum_codec,
+                self.workload, self.devices, one.assignment, self.options.most_replicas, self.options
             ):
                 if assignment not in found and self.judge.fits(self.workload, assignment):
                     seconds = self.judge.simulate_plan(self.workload, assignment)

@@ -56,7 +56,7 @@ def evolutionary(topology: Topology, workload: Workload, options: Options) -> Sc
     chain, cut, window = even_cut(workload, workload, chains, options)
     assignment = with_window(
         workload,
-        _assignment(fleet, rows, chain, cut, workload, window, options.sum_codec),
+        _assignment(fleet, rows, chain, cut, workload, window, options),
         fleet.topology,
         options,
     )
@@ -118,7 +118,7 @@ def _assignment(
     cut: ChainCut,
     workload: Workload,
     window: int,
-    sum_codec: str,
+    options: Options,
 ) -> Assignment:
     """The assignment of `stages`, in the order of the rows, each with all workers of its row."""
     replicas = len(rows.workers[0])
@@ -131,5 +131,6 @@ def _assignment(
         one,
         workers=tuple(tuple(ids[at] for at in rows.workers[number]) for number in cut.devices),
         shares=tuple(each + (number < more) for number in range(replicas)),
-        sum_codec=sum_codec,
+        sum_codec=options.sum_codec,
+        inner_steps=options.inner_steps,
     )

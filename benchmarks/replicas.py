@@ -7,6 +7,8 @@ race's GPT trains as
 * DDP with the sites interleaved, where it crosses it four times;
 * farflung with two replicas, each a pipeline of a site's two machines (`--replicas 2`);
 * the same with int8 and error feedback on the sums of gradients between the sites (`--sum-codec int8`);
+* the same two replicas, which train apart and merge after 20 steps with 4 bits a number (DiLoCo): another
+  algorithm, so its losses are its own; its step is the mean over legs of 20 steps and a merge;
 * farflung with four replicas, one on each machine, whose sums are added within sites first;
 * farflung as one pipeline, which the planner lays as it likes.
 
@@ -46,8 +48,9 @@ WARMUP = 1
 COURSE = Course(width=128, sequence=128, learning_rate=2e-3)
 DDP, INTERLEAVED = "ddp, ranks in site order", "ddp, sites interleaved"
 REPLICAS, CODED = "farflung, two replicas", "farflung, replicas, int8"
-FOUR, PIPELINE = "farflung, four replicas", "farflung, one pipeline"
-SIDES = (DDP, INTERLEAVED, REPLICAS, CODED, FOUR, PIPELINE)
+APART, FOUR, PIPELINE = "farflung, replicas apart", "farflung, four replicas", "farflung, one pipeline"
+SIDES = (DDP, INTERLEAVED, REPLICAS, CODED, APART, FOUR, PIPELINE)
+INNER_STEPS = 20
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -92,24 +95,30 @@ def run_side(side: str, network: RunningLab, topology: Topology, course: Course,
     if side == INTERLEAVED:
         half = len(nodes) // 2
         nodes = [node for pair in zip(nodes[:half], nodes[half:], strict=True) for node in pair]
-    replicas = {REPLICAS: 2, CODED: 2, FOUR: 4}.get(side, 1)
-    sum_codec = "int8" if side == CODED else "dense"
+    replicas = {REPLICAS: 2, CODED: 2, APART: 2, FOUR: 4}.get(side, 1)
+    changed = {"replicas": replicas, "sum_codec": {CODED: "int8", APART: "int4"}.get(side, "dense")}
+    if side == APART:
+        changed |= {"inner_steps": INNER_STEPS, "steps": WARMUP + INNER_STEPS}
     system = "ddp" if side in (DDP, INTERLEAVED) else FARFLUNG
     return race(
         system,
         SlowLine(network, topology, nodes),
-        msgspec.structs.replace(course, replicas=replicas, sum_codec=sum_codec),
+        msgspec.structs.replace(course, **changed),
         folder,
         WARMUP,
     )
 
 
 def summed_up(legs: dict[str, list[Leg]]) -> list[Side]:
-    """The sides beside the first one, which is DDP in site order if that runs."""
+    """The sides beside the first one, which is DDP in site order if that runs.
+
+    Training apart is a mean: one step in twenty waits for a merge.
+    """
     first = next(iter(legs))
 
     def seconds(side: str) -> float:
-        return statistics.median(each for leg in legs[side] for each in leg.seconds)
+        found = [each for leg in legs[side] for each in leg.seconds]
+        return statistics.mean(found) if side == APART else statistics.median(found)
 
     def carried(side: str) -> float:
         return statistics.median(leg.bytes_per_step for leg in legs[side])

@@ -19,9 +19,10 @@ class Course(msgspec.Struct, frozen=True):
     `validate_every` 0 means no evaluation. `codec` is the rung that farflung writes its links with; the
     baselines know of none. If `adapter_rank` is not 0, the model is frozen, and only LoRA adapters of that
     rank (arXiv 2106.09685) are trained: on every linear layer of the last `adapter_blocks` blocks. Farflung
-    trains so many `replicas` of the model, with `sum_codec` on their sums of gradients. The learning rate
-    rises over `warmup_steps` and stays; `clip` bounds the gradient's norm. `target` is a validation loss in
-    nats a byte, 0: the race finds its own.
+    trains so many `replicas` of the model, with `sum_codec` on their sums of gradients; if `inner_steps` is
+    not 0, they train apart and merge after so many steps. The learning rate rises over `warmup_steps` and
+    stays; `clip` bounds the gradient's norm. `target` is a validation loss in nats a byte, 0: the race finds
+    its own.
     """
 
     layers: int = 8
@@ -43,6 +44,7 @@ class Course(msgspec.Struct, frozen=True):
     clip: float | None = None
     target: float = 0.0
     sum_codec: str = "dense"
+    inner_steps: int = 0
 
     @property
     def microbatch_size(self) -> int:
@@ -96,6 +98,7 @@ class Course(msgspec.Struct, frozen=True):
             seed=self.seed,
             codec=self.codec,
             sum_codec=self.sum_codec,
+            sync=farflung.DiLoCo(inner_steps=self.inner_steps) if self.inner_steps else None,
             validate_every=self.validate_every or None,
             validation_batches=self.validation_batches,
             clip=self.clip,

@@ -111,7 +111,7 @@ class RunMetrics:
         """Count a decided unit.
 
         `now` is None for a unit that ended while this process was away, `sent_bytes` if it holds no links.
-        A training step returns a row; of a merge only bytes are counted. An evaluation sets
+        A training step returns a row; a merge counts for the step after it. An evaluation sets
         `validation_loss`, or `validation_loss_with_codecs` for the one with codecs if a job has both.
 
         Raises
@@ -126,13 +126,13 @@ class RunMetrics:
         self._counted_bytes += own_bytes
         self.bytes_on_wire += done.bytes_sent + own_bytes
         self._go_to(unit.number + 1)
-        seconds = None if now is None or self._last is None else now - self._last
-        self._last = now
         self._add(done.links)
-        self.monitored = tuple(done.monitored)
-        loss = None if self._emulated else done.loss
         if unit.merges:
             return None
+        seconds = None if now is None or self._last is None else now - self._last
+        self._last = now
+        self.monitored = tuple(done.monitored)
+        loss = None if self._emulated else done.loss
         if self.is_looped(unit):
             self.validation_loss_with_codecs = loss
             return None

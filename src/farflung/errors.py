@@ -131,6 +131,10 @@ class LabError(FarflungError):
     """An emulated network cannot be as it was asked for, or this machine cannot carry it."""
 
 
+class LaunchError(FarflungError):
+    """A launcher cannot write its script, or what should run it is missing or refuses."""
+
+
 class RunFailed(FarflungError):
     """A training run ended before its last step; the message says why and what was kept."""
 

@@ -28,6 +28,7 @@ def loaded(program: str) -> set[str]:
         "from farflung.cli.main import run; run(['status', '--folder', '/nonexistent'])",
         "from farflung.cli.main import run; run(['lab', 'list'])",
         "from farflung.cli.main import run; run(['topology', 'show', 'lan'])",
+        "from farflung.cli.main import run; run(['launch', 'slurm', 'h', '--workers', '1', '--memory', '1'])",
         # A mistyped token is told before a framework is imported.
         "from farflung.cli.main import run; run(['join', '127.0.0.1:7', '--token', 'bogus'])",
         "import farflung.client.run.broker_client",

@@ -21,6 +21,7 @@ from farflung.cli.commands import (
     job,
     join,
     lab,
+    launch,
     member,
     plan,
     simulate,
@@ -50,6 +51,7 @@ app.add_typer(broker.app, name="broker")
 app.add_typer(token.app, name="token")
 app.add_typer(member.app, name="member")
 app.add_typer(job.app, name="job")
+app.add_typer(launch.app, name="launch")
 app.add_typer(lab.app, name="lab")
 app.add_typer(topology.app, name="topology")
 for _command in (

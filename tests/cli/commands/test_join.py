@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from farflung import heap
-from farflung.cli.commands.join import _imported, join
+from farflung.cli.commands.join import _imported, _own_folder, join
 from farflung.errors import JobError
 from farflung.localhost import parent_watch
 from farflung.runtime import frameworks
@@ -41,3 +43,15 @@ def test_there_is_one_heap_before_there_is_a_second_thread(
     with pytest.raises(JobError, match="--memory"):
         join("127.0.0.1", memory="-1", exit_with_parent=tmp_path)
     assert done == ["one heap", "a thread"]
+
+
+def test_a_temporary_folder_goes_with_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with _own_folder(None, temporary=True) as made:
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700 and made.parent == tmp_path
+        (made / "identity.json").touch()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(JobError, match="leave out --folder"), _own_folder(tmp_path, temporary=True):
+        pass
+    with _own_folder(tmp_path, temporary=False) as own:
+        assert own == tmp_path

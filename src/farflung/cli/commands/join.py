@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.process.identity import TokenText, obtain_identity
+from farflung.cli.process.identity import TokenFile, TokenText, obtain_identity, token_from
 from farflung.cli.process.service import ExitWithParent, heed_parent, restart_process, run_service
 from farflung.cli.render.output import note
 from farflung.cli.render.progress import searching
@@ -88,6 +91,14 @@ DeviceOption = Annotated[
         help="What PyTorch computes on; auto: the GPU with the most free memory, else the CPU.",
     ),
 ]
+TemporaryOption = Annotated[
+    bool,
+    typer.Option(
+        "--temporary",
+        help="Keep its identity and copies in a new folder, which goes when it ends; each start needs a"
+        " token.",
+    ),
+]
 BackendOption = Annotated[
     str,
     typer.Option(
@@ -106,6 +117,7 @@ def join(
         ),
     ],
     token: TokenText = None,
+    token_file: TokenFile = None,
     name: NameOption = None,
     site: SiteOption = "",
     listen: ListenOption = "[::]:0",
@@ -117,6 +129,7 @@ def join(
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/worker]")
     ] = None,
+    temporary: TemporaryOption = False,
     memory: MemoryOption = None,
     disk: DiskOption = None,
     base: BaseOption = None,
@@ -145,37 +158,50 @@ def join(
     from farflung.runtime.frameworks import checked
 
     framework = checked(backend, tflops, device)
-    own = folder_of("worker", folder)
-    identity = asyncio.run(obtain_identity(own, "worker", broker, token, name))
-    hold_folder(own)
-    # Last: a worker that is refused need not wait for it.
-    computes, free_bytes = _imported(framework, tflops, device)
-    from farflung.protocol.worker import HomeLine
-    from farflung.worker.departure import Departure
-    from farflung.worker.service import WorkerOptions, run
-
-    options = WorkerOptions(
-        identity=identity,
-        listen=listen,
-        memory_bytes=_memory_bytes(memory, free_bytes),
-        host_memory_bytes=None if free_bytes is None else _share_of_host(),
-        backend=computes,
-        site=site,
-        advertise=advertise or [],
-        relay_mbps=relay,
-        line=HomeLine(up, down, probe),
-        disk_bytes=_disk_bytes(disk),
-        standby_mbps=standby_mbps or 0.0,
-        base=allowed,
-    )
-    departure = Departure()
-    # The workers of a local fleet end with it: no worker is left that could take their shares.
-    ask = departure.ask if exit_with_parent is None else lambda: False
-    gc.freeze()  # or each collection would scan every object of a framework and block all threads
+    given = token_from(token, token_file)
     try:
-        run_service(run(options, departure), as_json, ask)
+        with _own_folder(folder, temporary) as own:
+            identity = asyncio.run(obtain_identity(own, "worker", broker, given, name))
+            hold_folder(own)
+            # Last: a worker that is refused need not wait for it.
+            computes, free_bytes = _imported(framework, tflops, device)
+            from farflung.protocol.worker import HomeLine
+            from farflung.worker.departure import Departure
+            from farflung.worker.service import WorkerOptions, run
+
+            options = WorkerOptions(
+                identity=identity,
+                listen=listen,
+                memory_bytes=_memory_bytes(memory, free_bytes),
+                host_memory_bytes=None if free_bytes is None else _share_of_host(),
+                backend=computes,
+                site=site,
+                advertise=advertise or [],
+                relay_mbps=relay,
+                line=HomeLine(up, down, probe),
+                disk_bytes=_disk_bytes(disk),
+                standby_mbps=standby_mbps or 0.0,
+                base=allowed,
+            )
+            departure = Departure()
+            # The workers of a local fleet end with it: no worker is left that could take their shares.
+            ask = departure.ask if exit_with_parent is None else lambda: False
+            gc.freeze()  # or each collection would scan every object of a framework and block all threads
+            run_service(run(options, departure), as_json, ask)
     except DeviceHeld as held:
         restart_process(str(held))
+
+
+@contextmanager
+def _own_folder(given: Path | None, temporary: bool) -> Iterator[Path]:
+    """The folder of the identity; a temporary one goes with the block."""
+    if not temporary:
+        yield folder_of("worker", given)
+        return
+    if given is not None:
+        raise JobError("--temporary makes a folder of its own: leave out --folder")
+    with tempfile.TemporaryDirectory(prefix="farflung-", ignore_cleanup_errors=True) as made:
+        yield Path(made)
 
 
 def _imported(framework: str, tflops: float | None, device: str) -> tuple[AnyBackend, int | None]:

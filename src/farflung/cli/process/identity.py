@@ -11,6 +11,7 @@ import typer
 
 from farflung.cli.render.output import note
 from farflung.errors import IdentityError
+from farflung.text import first_line
 from farflung.transport.security.identity_folder import folder_of, home_folder
 
 if TYPE_CHECKING:
@@ -35,6 +36,26 @@ TokenText = Annotated[
         help="Token from `farflung token create`; needed only the first time.",
     ),
 ]
+
+TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token.")]
+
+
+def token_from(token: str | None, file: Path | None) -> str | None:
+    """The token that was given as text or as a file.
+
+    Raises
+    ------
+    IdentityError
+        Both were given, or the file cannot be read.
+    """
+    if file is None:
+        return token
+    if token is not None:
+        raise IdentityError("give the token (--token or FARFLUNG_TOKEN) or --token-file, not both")
+    try:
+        return file.expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityError(f"the token's file {file} cannot be read: {first_line(error)}") from None
 
 
 async def obtain_identity(

@@ -1,0 +1,123 @@
+"""What `farflung launch` does with a script: it finds or makes the token, and writes or submits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from farflung.cli.process.identity import has_authority, token_from
+from farflung.cli.render.output import note
+from farflung.errors import IdentityError, LaunchError
+from farflung.text import count_of, first_line, with_article
+from farflung.transport.security.identity_folder import folder_of
+
+if TYPE_CHECKING:
+    from farflung.launchers import Launcher
+    from farflung.transport.security.tokens import Token
+
+TOKEN_HOURS = 168.0
+"""How long a token is good that is made here: workers may wait for days in a scheduler's queue."""
+
+
+def deliver(
+    launcher: Launcher,
+    output: Path | None,
+    submit: bool = False,
+    token: str | None = None,
+    token_file: Path | None = None,
+    broker_folder: Path | None = None,
+) -> None:
+    """Write the launcher's script to `output`, or submit it, or print it.
+
+    Raises
+    ------
+    LaunchError
+        The script cannot be written, or what should run it is missing.
+    IdentityError
+        There is no token where one is needed, or it does not let all of the workers in.
+    """
+    from farflung.launchers import SubmittingLauncher
+
+    _warn_of_loopback(launcher)
+    if submit:
+        assert isinstance(launcher, SubmittingLauncher)
+        launcher.require_program()  # before a token is made
+    launcher.render("token")  # likewise: a mistake in an option must not cost one
+    needed = submit or launcher.token_in_script
+    given = token_from(token, token_file)
+    text = _usable(given, launcher.workers.count, folder_of("broker", broker_folder), needed)
+    script = launcher.render(text)
+    if output is not None:
+        _write(output, script, launcher.token_in_script)
+    if submit:
+        assert isinstance(launcher, SubmittingLauncher) and text is not None
+        if code := launcher.submit(script, text):
+            raise typer.Exit(code)
+    elif output is None:
+        typer.echo(script, nl=False)
+
+
+def _usable(text: str | None, workers: int, broker: Path, needed: bool) -> str | None:
+    """The token, checked as far as this machine knows it; one that is made here if there is none."""
+    from farflung.launchers.launcher import uses_for
+    from farflung.transport.security.tokens import Token
+
+    if text is not None:
+        token = Token.parse(text)
+        if token.role != "worker":
+            raise IdentityError(f"the token is for {with_article(token.role)}, not for workers")
+        if has_authority(broker):
+            _check_uses(token, workers, broker)
+        return token.text
+    if not needed:
+        return None
+    uses = uses_for(workers)
+    if not has_authority(broker):
+        raise IdentityError(
+            f"no token: run `farflung token create --role worker --uses {uses}` on the broker's machine, and"
+            " set FARFLUNG_TOKEN here to what it prints"
+        )
+    from farflung.broker.security.authority import create_token
+
+    note(f"made a token for {count_of(uses, 'use')} within {TOKEN_HOURS:g} h")
+    return create_token(broker, "worker", uses, TOKEN_HOURS).text
+
+
+def _check_uses(token: Token, workers: int, broker: Path) -> None:
+    """Refuse a token of this machine's broker that lets fewer workers in."""
+    from farflung.broker.security.tokens import known_tokens, token_id
+
+    id = token_id(token.digest)
+    for known in known_tokens(broker):
+        left = max(0, known.uses - known.used) if known.state == "good" else 0
+        if known.id == id and left < workers:
+            state = "has expired" if known.state == "expired" else f"has {count_of(left, 'use')} left"
+            raise IdentityError(
+                f"token {id} {state}, but {count_of(workers, 'worker')} need one each: farflung token create"
+                f" --role worker --uses {workers}"
+            )
+
+
+def _warn_of_loopback(launcher: Launcher) -> None:
+    from farflung.transport.net.addresses import is_loopback, parse_address
+
+    hosts = [parse_address(one)[0] for one in launcher.workers.broker.split(",")]
+    if all(host == "localhost" or is_loopback(host) for host in hosts):
+        note(
+            f"{launcher.workers.broker} leads each worker to its own machine: elsewhere the broker has"
+            " another address"
+        )
+
+
+def _write(output: Path, script: str, is_secret: bool) -> None:
+    """Write the script; only its owner may read one that holds the token."""
+    from farflung.files import write_atomically
+
+    try:
+        write_atomically(output.expanduser(), script.encode(), 0o600 if is_secret else 0o644)
+    except OSError as error:
+        raise LaunchError(f"{output} cannot be written: {error.strerror or first_line(error)}") from None
+    secret = "it holds a token, so keep it secret; " if is_secret else ""
+    note(f"wrote {output}: {secret}its first lines say how to run it")

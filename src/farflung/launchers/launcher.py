@@ -1,0 +1,89 @@
+"""What every launcher does: it writes a script, and hands it to the program that runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from farflung.errors import LaunchError
+from farflung.launchers.workers import Workers
+from farflung.protocol.membership import WITHIN_SECONDS
+
+TOKEN_VARIABLE = "FARFLUNG_TOKEN"
+SECONDS_TO_LEAVE = WITHIN_SECONDS + 60
+"""From SIGTERM to SIGKILL: a worker's share goes to others within 10 minutes, and the process ends then."""
+
+
+@dataclass(frozen=True)
+class Launcher(ABC):
+    """Writes the script or manifest of one system for some workers."""
+
+    workers: Workers
+
+    @property
+    def token_in_script(self) -> bool:
+        """Whether the script holds the token; else it comes from the environment of what runs the script."""
+        return False
+
+    @abstractmethod
+    def render(self, token: str | None = None) -> str:
+        """The script. `token` is used only where the script holds it."""
+
+
+@dataclass(frozen=True)
+class SubmittingLauncher(Launcher):
+    """A launcher that can also run its script: by `program`, and `where` says where that is found."""
+
+    program: ClassVar[str]
+    where: ClassVar[str]
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """The command that runs the script, which it reads from standard input."""
+
+    def submit(self, script: str, token: str) -> int:
+        """Run the script with `token` in the environment; the exit code of the command.
+
+        Raises
+        ------
+        LaunchError
+            The program is not on this machine.
+        """
+        self.require_program()
+        return run(self.command(), token, script)
+
+    def require_program(self) -> None:
+        """Raise LaunchError if the program that runs the script is missing."""
+        if shutil.which(self.program) is None:
+            raise LaunchError(
+                f"{self.program} is not on this machine: {self.where}, or write the script with --output FILE"
+                " and run it there"
+            )
+
+
+def run(command: list[str], token: str, script: str = "") -> int:
+    """Run a command with `script` on standard input and the token in its environment; its exit code.
+
+    Ctrl-C reaches the command, too: what that does then may take as long as workers take to leave.
+    """
+    environment = {**os.environ, TOKEN_VARIABLE: token}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
+        try:
+            process.communicate(script.encode())
+        except KeyboardInterrupt:
+            process.wait()
+        return process.wait()
+
+
+def token_hint(workers: Workers) -> str:
+    """The command that makes a token for these workers; each that starts anew takes another use."""
+    return f"farflung token create --role worker --uses {uses_for(workers.count)}"
+
+
+def uses_for(workers: int) -> int:
+    """The uses of a token that is made for so many workers: one each, and one to start each again."""
+    return 2 * workers

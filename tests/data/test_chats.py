@@ -27,7 +27,7 @@ TWO_TURNS = [USER, ANSWER, {**USER, "content": "bye"}, {**ANSWER, "content": "by
 
 def tokenizer(template: str | None = TEMPLATE) -> Any:
     known = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, "?"))
-    known.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    known.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(tokenizer_object=known, unk_token="?")
     made.chat_template = template
     return made

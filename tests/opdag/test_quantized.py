@@ -50,7 +50,7 @@ def test_matrices_that_linear_layers_alone_read_are_quantized_and_others_say_why
     assert found.matrices == {"linear.weight", "product", "narrow.weight", "twice"}
     assert found.left.keys() == {"embedding.weight", "wide.weight", "normed", "doubles"}
     assert found.left["embedding.weight"] == "embedding reads it"
-    assert found.left["wide.weight"] == "its rows have 8 values, which is no multiple of 64"
+    assert found.left["wide.weight"] == "its rows have 8 values, which is no multiple of 32"
     assert found.left["doubles"] == "it is float64"
     assert found.left["normed"].endswith(" reads it")
     nodes = [node for node in graph.nodes if node.op == QUANTIZED_LINEAR]

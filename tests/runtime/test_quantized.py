@@ -157,7 +157,7 @@ def test_a_worker_refuses_a_matrix_without_whole_blocks() -> None:
         ValueType("uint8", [9]),
     ):
         segment.values[matrix] = wrong
-        with pytest.raises(GraphError, match="refuses its arguments: a nf4 matrix is uint8 of rows of 36"):
+        with pytest.raises(GraphError, match="refuses its arguments: a nf4 matrix is uint8 of rows of 18"):
             verify_segment(segment, SAMPLES)
     segment.values[matrix] = ValueType("uint8", [WIDTH, 36])
     with pytest.raises(GraphError, match="refuses its arguments"):

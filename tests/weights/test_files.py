@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from tests.support.web import web
 
 from farflung.errors import WeightsError
+from farflung.quantization import LAYOUT
 from farflung.runtime.torch_backend.tensors import memory
 from farflung.weights.digest_store import StoredDigests
 from farflung.weights.files import INDEX, Reading, WeightFiles
@@ -156,9 +157,9 @@ def test_digests_of_quantized_tensors_are_of_one_version_of_the_layout(
     made = digests.sha256("a", how)
     digests.save()
     (place,) = kept.iterdir()
-    assert json.loads(place.read_text()) == {"a in nf4/1": made.hex()}
-    monkeypatch.setattr("farflung.weights.digest_store.LAYOUT", 2)
-    place.write_text(json.dumps({"a in nf4": "0" * 64, "a in nf4/1": "1" * 64}))
+    assert json.loads(place.read_text()) == {f"a in nf4/{LAYOUT}": made.hex()}
+    monkeypatch.setattr("farflung.weights.digest_store.LAYOUT", LAYOUT + 1)
+    place.write_text(json.dumps({"a in nf4": "0" * 64, f"a in nf4/{LAYOUT}": "1" * 64}))
     assert StoredDigests(WeightFiles(str(file)), kept).sha256("a", how) == made
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.support.web import answering
 
 from farflung.protocol.sessions import BasePiece, StoredAt
-from farflung.quantization import BLOCK, FORMATS, quantize, quantized_bytes
+from farflung.quantization import BLOCKS, FORMATS, quantize, quantized_bytes
 from farflung.weights.allowed import Allowed
 from farflung.weights.ranges import FileRanges
 from farflung.worker.weights import fetching as module
@@ -68,6 +68,7 @@ def test_a_size_that_is_none_of_float32_costs_only_that_piece(files: list[str], 
     assert troubles == ["'odd' has 6 bytes, which are no float32 values"]
 
 
+BLOCK = max(BLOCKS.values())
 VALUES = np.random.default_rng(3).standard_normal(4 * BLOCK).astype(np.float32)
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from farflung.opdag.graph import Argument, Graph, Input, Node, Ref, ValueType
 from farflung.opdag.opset import needed_version
-from farflung.quantization import BLOCK, QuantizedFormat, quantized_bytes
+from farflung.quantization import BLOCKS, QuantizedFormat, quantized_bytes
 from farflung.text import and_more, count_of, format_bytes
 
 QUANTIZED_LINEAR = "farflung.quantized_linear.default"
@@ -85,7 +85,7 @@ def quantized(graph: Graph, form: QuantizedFormat) -> tuple[Graph, Quantization]
     """The graph with its frozen matrices quantized, as far as only linear layers read them.
 
     A matrix stays as it is if another op reads it (an embedding, the norm of DoRA), if its rows are not
-    whole blocks of 64, or if its type has 8 bytes. Casts of a float32 matrix, as autocast makes them, are
+    whole blocks, or if its type has 8 bytes. Casts of a float32 matrix, as autocast makes them, are
     left out: the op dequantizes to the type of its input, which rounds the same values. A shorter matrix
     that is cast to another type stays as it is: its values would have to be rounded to its own type first.
     """
@@ -142,8 +142,8 @@ class _Rewriting:
         dtype = self._graph.values[matrix].dtype
         if dtype not in _QUANTIZABLE:
             return f"it is {dtype}"
-        if not isinstance(columns, int) or columns % BLOCK:
-            return f"its rows have {columns} values, which is no multiple of {BLOCK}"
+        if not isinstance(columns, int) or columns % BLOCKS[self._form]:
+            return f"its rows have {columns} values, which is no multiple of {BLOCKS[self._form]}"
         if not self._readers.get(matrix):
             return "nothing reads it"
         return next(self._strangers(matrix), "")

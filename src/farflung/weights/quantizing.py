@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.quantization import BLOCK, block_bytes, quantize
+from farflung.quantization import BLOCKS, block_bytes, quantize
 from farflung.weights.widening import widen
 
 PIECE_VALUES = 2**20
@@ -28,6 +28,6 @@ def quantize_stored(stored: memoryview, kind: str, form: str, memory: memoryview
     for start in range(0, len(stored), step):
         piece = stored[start : start + step]
         values = np.frombuffer(piece if kind == "float32" else widen(piece, kind), "<f4")
-        first = start // (BLOCK * item_bytes(kind)) * of_block
-        out = np.frombuffer(memory[first : first + len(values) // BLOCK * of_block], np.uint8)
+        first = start // (BLOCKS[form] * item_bytes(kind)) * of_block
+        out = np.frombuffer(memory[first : first + len(values) // BLOCKS[form] * of_block], np.uint8)
         quantize(values, form, out)

@@ -140,8 +140,8 @@ class Job:
         path or URL. They are read one tensor at a time. Workers fetch what they can of a URL themselves,
         also for a model that has values.
     quantize
-        "int8" or "nf4": workers hold frozen matrices as codes of 8 or 4 bits with a float32 scale for each
-        block of 64 values (`farflung.quantization`; QLoRA, arXiv 2305.14314), and dequantize one at a time
+        "int8" or "nf4": workers hold frozen matrices as codes of 8 or 4 bits with a scale for each block
+        of 64 or 32 values (`farflung.quantization`; QLoRA, arXiv 2305.14314), and dequantize one at a time
         where it is used. That are the matrices that linear layers (`nn.Linear`, `F.linear`, products with a
         parameter) alone read; embeddings, a head tied to one, norms, biases and whatever is trained stay as
         they are. It changes numbers: the run computes what one process with the dequantized matrices does,

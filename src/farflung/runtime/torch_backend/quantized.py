@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from farflung.opdag.quantized import DEQUANTIZED_AT_ONCE
-from farflung.quantization import BLOCK, NF4_LEVELS, SCALE_BYTES, block_bytes, values_in
+from farflung.quantization import BLOCKS, NF4_LEVELS, SCALE_BYTES, block_bytes, values_in
 
 _OWN_PAGES, _HUGE_PAGES = 2**18, 2**23
 """Bytes from which a matrix has pages of its own, and from which these are huge."""
@@ -79,10 +79,11 @@ def dequantized(weight: Tensor, format: str, dtype: torch.dtype) -> Tensor:
     rows, columns = weight.shape[0], values_in(weight.shape[1], format)
     made = _room(rows, columns, dtype, weight.device)
     step = min(rows, max(1, DEQUANTIZED_AT_ONCE // max(1, columns)))
-    piece = _Piece(step * columns // BLOCK, format, weight.device)
+    of_block = BLOCKS[format]
+    piece = _Piece(step * columns // of_block, format, weight.device)
     for start in range(0, rows, step or 1):
         blocks = weight[start : start + step].reshape(-1, size)
-        piece.write(blocks, made[start : start + step].view(-1, BLOCK))
+        piece.write(blocks, made[start : start + step].view(-1, of_block))
     return made
 
 
@@ -90,29 +91,32 @@ class _Piece:
     """Memory for the values of `blocks` blocks, which are dequantized at a time."""
 
     def __init__(self, blocks: int, format: str, device: torch.device) -> None:
-        self._levels = _room(blocks, BLOCK, torch.float32, device)
-        self._bytes = None if format == "int8" else _room(blocks, BLOCK // 2, torch.int32, device)
+        values = BLOCKS[format]
+        self._scale_bytes = SCALE_BYTES[format]
+        self._levels = _room(blocks, values, torch.float32, device)
+        self._bytes = None if format == "int8" else _room(blocks, values // 2, torch.int32, device)
 
     def write(self, blocks: Tensor, out: Tensor) -> None:
         """Write the values of blocks, uint8 [n, bytes of a block], to `out`, [n, values of a block]."""
-        levels, codes = self._levels[: len(blocks)], blocks[:, SCALE_BYTES:]
+        levels, codes = self._levels[: len(blocks)], blocks[:, self._scale_bytes :]
+        scales = _scales(blocks, self._scale_bytes)
         if self._bytes is None:
             levels.copy_(codes.view(torch.int8))
         else:
             named = self._bytes[: len(blocks)].copy_(codes).view(-1)
             torch.index_select(_pairs(codes.device), 0, named, out=levels.view(-1).view(_PAIR))
         if out.dtype == torch.float32:
-            torch.mul(levels, _scales(blocks), out=out)
+            torch.mul(levels, scales, out=out)
         else:
-            out.copy_(levels.mul_(_scales(blocks)))
+            out.copy_(levels.mul_(scales))
 
 
-def _scales(blocks: Tensor) -> Tensor:
-    """The scale of each block, float32 [blocks, 1]."""
-    stored = blocks[:, :SCALE_BYTES]
-    if stored.storage_offset() % SCALE_BYTES:  # torch views no bytes as float32 from there on
+def _scales(blocks: Tensor, size: int) -> Tensor:
+    """The scale of each block, stored in so many bytes, as float32 [blocks, 1]."""
+    stored = blocks[:, :size]
+    if stored.storage_offset() % size:  # torch views no bytes as longer numbers from there on
         stored = stored.clone(memory_format=torch.contiguous_format)
-    return stored.view(torch.float32)
+    return stored.view(torch.float32 if size == torch.float32.itemsize else torch.bfloat16).float()
 
 
 def _room(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:

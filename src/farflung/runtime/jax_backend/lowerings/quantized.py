@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from farflung.quantization import BLOCK, NF4_LEVELS, SCALE_BYTES, block_bytes
+from farflung.quantization import BLOCKS, NF4_LEVELS, SCALE_BYTES, block_bytes
 from farflung.runtime.jax_backend.lowering import lowers
 from farflung.runtime.jax_backend.lowerings.product import linear
 from farflung.runtime.jax_backend.promotion import compute_type, is_floating, to
@@ -67,12 +67,14 @@ def _matrix(weight: Array, format: str, transposed: bool, dtype: np.dtype) -> Ar
     """The matrix as [out, in]."""
     rows = weight.shape[0]
     blocks = weight.reshape(rows, -1, block_bytes(format))
-    scales = lax.bitcast_convert_type(blocks[..., :SCALE_BYTES], np.float32)[..., None]
-    codes = blocks[..., SCALE_BYTES:]
+    size, float32 = SCALE_BYTES[format], np.dtype(np.float32)
+    kind = float32 if size == float32.itemsize else jnp.bfloat16
+    scales = to(lax.bitcast_convert_type(blocks[..., :size], kind)[..., None], float32)
+    codes = blocks[..., size:]
     if format == "int8":
-        levels = to(lax.bitcast_convert_type(codes, np.int8), np.dtype(np.float32))
+        levels = to(lax.bitcast_convert_type(codes, np.int8), float32)
     else:
         pairs = jnp.stack([codes & np.uint8(15), codes >> np.uint8(4)], -1)
-        levels = jnp.asarray(_LEVELS)[pairs.reshape(*codes.shape[:2], BLOCK)]
+        levels = jnp.asarray(_LEVELS)[pairs.reshape(*codes.shape[:2], BLOCKS[format])]
     matrix = to((levels * scales).reshape(rows, -1), dtype)
     return matrix.T if transposed else matrix

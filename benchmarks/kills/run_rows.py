@@ -32,6 +32,7 @@ class Happened(msgspec.Struct, frozen=True):
     done: int = 0
     replayers: list[str] = []
     replay_from: int = 0
+    newcomers: list[str] = []
 
 
 class Strike(msgspec.Struct, frozen=True):

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.kills.in_sum import order_strike, striking_sources, struck_at
 from tests.end_to_end.fleets import Fleet, running, trained_state
+from tests.end_to_end.installations import SEGMENT, installation
 from tests.end_to_end.test_faults import assert_same
 from tests.end_to_end.zoo_jobs import MICROBATCHES, job_of, microbatches_of
-from tests.support.processes import Command, Machines, machines, train
+from tests.support.processes import Command, Machines, Run, machines, train
 from torch import Tensor
 
 import farflung
+from farflung.client.api.load import load_job
 from farflung.client.capture.check import capture_shapes
 from farflung.client.options.codecs import parse_codecs
 from farflung.client.output.checkpoints.store import CheckpointStore
 from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
+from farflung.data import SampleOrder
 from farflung.opdag.capture.capture import LossModule
 from farflung.planner import plan_job
 from farflung.planner.replicas import evenly_replicated
@@ -159,64 +163,165 @@ def test_only_workers_that_compute_alike_are_replicas(tmp_path: Path) -> None:
     assert (summary.state, read_plan(folder).workers()) == ("done", ["worker-0", "worker-1"])
 
 
-def fleet_of(on: Machines, names: str) -> tuple[Command, dict[str, Command], list[str]]:
-    """A broker, idle workers of these names, and the options with which a submitter joins."""
+def fleet_of(
+    on: Machines, names: str, sources: Path | None = None
+) -> tuple[Command, dict[str, Command], list[str]]:
+    """A broker, idle workers of these names (of `sources`), and the options with which a submitter joins."""
     broker, token = on.broker(), on.token("worker", "--uses", str(len(names)))
-    workers = {name: on.worker(name, token) for name in names}
+    workers = {name: on.worker(name, token, sources) for name in names}
     for worker in workers.values():
         worker.says("idle in the backup pool")
     return broker, workers, ["--token", on.token("submitter"), "--broker", on.address]
 
 
+def steps_of(run: Run) -> list[int]:
+    return [row["step"] for row in run.rows]
+
+
+FLIPPED = """
+
+_steps = 0
+_apply, _set = TorchSegment.apply, TorchSegment.set_parameter_gradient
+
+
+def _counting(self, step, scale):
+    global _steps
+    _steps = step + 1
+    _apply(self, step, scale)
+
+
+def _flipped(self, value, gradient):
+    _set(self, value, gradient)
+    if _steps == 5 and value == min(self.parameter_gradients()):
+        at = next(at for at, entry in enumerate(self._entries) if entry.value == value)
+        self._state[at].grad.view(torch.int32).view(-1)[0] ^= 1
+
+
+TorchSegment.apply, TorchSegment.set_parameter_gradient = _counting, _flipped
+"""
+
+
 @pytest.mark.faults
-def test_a_killed_worker_of_a_replica_changes_no_bit(tmp_path: Path) -> None:
+def test_one_flipped_bit_of_a_sum_is_caught_at_its_commit(tmp_path: Path) -> None:
     with machines(tmp_path) as on:
-        broker, workers, first = fleet_of(on, "abcde")
-        options = ["--workers", "4", "--replicas", "2", "--steps", "30"]
-        undisturbed = train(on, "undisturbed", *options, *first)
-        assert undisturbed.command.code() == 0
-        run = train(on, "killed", *options)
-        run.reaches(8)
-        killed = run.workers[-1]
-        workers[killed].signal(signal.SIGKILL)
-        assert_same(run, undisturbed)
-        assert killed not in run.workers
-        for command in (*(one for name, one in workers.items() if name != killed), broker):
+        broker, token = on.broker(), on.token("worker", "--uses", "2")
+        sources = installation(tmp_path / "sources", {SEGMENT: lambda text: text + FLIPPED})
+        workers = [on.worker("a", token), on.worker("b", token, sources)]
+        for worker in workers:
+            worker.says("idle in the backup pool")
+        options = ["--token", on.token("submitter"), "--broker", on.address, "--steps", "20"]
+        run = train(on, "flipped", "--workers", "2", "--replicas", "2", *options)
+        assert "have unlike gradients of one parameter" in run.fails()
+        assert steps_of(run) == [1, 2, 3, 4, 5]
+        for command in (*workers, broker):
             command.stop()
 
 
 @pytest.mark.faults
-def test_a_killed_worker_of_a_replica_with_a_codec_on_sums_costs_no_more(tmp_path: Path) -> None:
-    """All go back and begin without residuals, so the steps that run again are nearly as they were."""
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_killed_or_frozen_in_a_sum_changes_no_bit_and_no_step_runs_again(
+    tmp_path: Path, by: signal.Signals
+) -> None:
+    sources = striking_sources(tmp_path / "sources")
+    with machines(tmp_path) as on:
+        broker, workers, first = fleet_of(on, "abcde", sources)
+        options = ["--workers", "4", "--replicas", "2", "--steps", "30"]
+        undisturbed = train(on, "undisturbed", *options, *first)
+        assert undisturbed.command.code() == 0
+        run = train(on, "struck", *options)
+        run.reaches(8)
+        struck = run.workers[-1]
+        order_strike(tmp_path / struck, by, after=1)
+        assert_same(run, undisturbed)
+        assert struck_at(tmp_path / struck) is not None
+        assert steps_of(run) == list(range(1, 31)) and not run.events("rolled back")
+        assert struck not in run.workers and len(run.workers) == 4
+        workers[struck].signal(signal.SIGCONT)
+        for command in (*(one for name, one in workers.items() if name != struck), broker):
+            command.stop()
+        if by == signal.SIGSTOP:
+            workers[struck].stop()
+
+
+@pytest.mark.faults
+def test_a_newcomer_without_residuals_has_the_bits_of_its_replicas(tmp_path: Path) -> None:
+    """Replicas compare their gradients at each commit: it would end the job if theirs had other bits."""
     with machines(tmp_path) as on:
         broker, workers, first = fleet_of(on, "abcde")
         options = ["--workers", "4", "--replicas", "2", "--sum-codec", "int8", "--steps", "24"]
-        run = train(on, "killed", *options, *first)
+        whole = train(on, "whole", *options, *first)
+        assert whole.command.code() == 0
+        run = train(on, "killed", *options)
         run.reaches(8)
         killed = run.workers[-1]
         workers[killed].signal(signal.SIGKILL)
         assert run.command.code() == 0
         assert killed not in run.workers and len(run.workers) == 4
-        known: dict[float, float] = {}
-        for row in run.rows:
-            assert row["loss"] == pytest.approx(known.setdefault(row["step"], row["loss"]), rel=0.01)
-        assert sorted(known) == list(range(1, 25))
-        assert known[24] < 0.8 * known[1]
+        assert steps_of(run) == list(range(1, 25))
+        losses = [row["loss"] for row in run.rows]
+        assert losses == pytest.approx([row["loss"] for row in whole.rows], rel=0.02)
+        for command in (*(one for name, one in workers.items() if name != killed), broker):
+            command.stop()
+
+
+def as_it_was_dealt(run: Run, shares: Mapping[int, Sequence[int]]) -> list[float]:
+    """Losses of one process that adds each step's gradients as the replicas did that there were.
+
+    `shares` has the microbatches of each replica from a step on.
+    """
+    job = load_job(run.folder.parent / "net.py")
+    module = copy.deepcopy(job.model)
+    wrapper = LossModule(module, None, job.precision)
+    reference = Reference(
+        module, lambda batch: wrapper(dict(batch)), capture_shapes(job).graph, job.training()
+    )
+    losses = []
+    for row in run.rows:
+        parts = shares[max(step for step in shares if step < row["step"])]
+        tree = [[numbers] for numbers in dealt(sum(parts), tuple(parts)) if numbers]
+        indices = SampleOrder(len(job.data), job.batch, job.seed).indices(row["step"] - 1)
+        items = [job.data[index] for index in indices]
+        split = {name: torch.stack([item[name] for item in items]).chunk(sum(parts)) for name in items[0]}
+        batches = [{name: pieces[at] for name, pieces in split.items()} for at in range(sum(parts))]
+        losses.append(reference.accumulate(batches, tree))
+        reference.apply()
+    return losses
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("count", "replicas"), [(4, 2), (3, 3)])
+def test_a_run_goes_on_with_what_is_left_of_its_replicas(tmp_path: Path, count: int, replicas: int) -> None:
+    with machines(tmp_path) as on:
+        broker, workers, first = fleet_of(on, "abcd"[:count])
+        options = ["--workers", str(count), "--replicas", str(replicas), "--steps", "30"]
+        run = train(on, "left", *options, *first)
+        run.reaches(8)
+        before = read_plan(run.folder / "plan.json")
+        killed = run.workers[-1]
+        workers[killed].signal(signal.SIGKILL)
+        assert run.command.code() == 0
+        after = read_plan(run.folder / "plan.json")
+        assert steps_of(run) == list(range(1, 31)) and not run.events("rolled back")
+        assert killed not in run.workers and len(after.live_pipelines()) == replicas - 1
+        at = run.events("regrouping")[-1]["unit"]
+        shares = {0: [one.microbatches for one in before.pipelines]}
+        shares[at] = [one.microbatches for one in after.pipelines]
+        assert [row["loss"] for row in run.rows] == as_it_was_dealt(run, shares)
         for command in (*(one for name, one in workers.items() if name != killed), broker):
             command.stop()
 
 
 @pytest.mark.faults
-def test_a_run_goes_on_with_what_is_left_of_its_replicas(tmp_path: Path) -> None:
+def test_a_worker_that_joins_makes_the_lost_replica_again(tmp_path: Path) -> None:
     with machines(tmp_path) as on:
-        broker, workers, first = fleet_of(on, "abcd")
-        run = train(on, "left", "--workers", "4", "--replicas", "2", "--steps", "30", *first)
-        run.reaches(8)
+        broker, workers, first = fleet_of(on, "ab")
+        run = train(on, "again", "--workers", "2", "--replicas", "2", "--steps", "60", *first)
+        run.reaches(6)
         killed = run.workers[-1]
         workers[killed].signal(signal.SIGKILL)
+        run.reaches(12)
+        workers["c"] = on.worker("c", on.token("worker"))
         assert run.command.code() == 0
-        steps = [row["step"] for row in run.rows]
-        assert sorted(set(steps)) == list(range(1, 31))
-        assert killed not in run.workers and len(run.workers) == 2  # one worker for each copy
+        assert steps_of(run) == list(range(1, 61)) and "c" in run.workers
         for command in (*(one for name, one in workers.items() if name != killed), broker):
             command.stop()

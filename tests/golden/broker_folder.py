@@ -126,6 +126,7 @@ def _history() -> Iterator[Any]:
         yield fact(facts.UnitDecided, job=job, attempt=6, unit=2, keep=False, stops=False)
         yield fact(facts.VersionFailed, job=job, version=StateVersion(6, 2))
         yield fact(facts.JobRegrouped, job=job, attempt=7)
+        yield fact(facts.JobMended, job=job, attempt=8)
         if job == "job-1":
             yield fact(facts.JobEnding, job=job, state="done")
             yield fact(facts.JobCollecting, job=job, state="done")

@@ -77,6 +77,7 @@ def test_pipelines_train_as_one_process_that_adds_in_the_same_order(
         assert sum(share.loss for share in found) == pytest.approx(expected, rel=1e-6)
         for share in found:  # each pipeline has the same sums, bit for bit
             assert share.squares == found[share.segment % count].squares
+            assert share.bits == found[share.segment % count].bits != {}
         norm = gradient_norm(share.squares for share in found)
         pipeline.decide(step, clip_scale(training.clip, norm))
         reference.apply()
@@ -149,6 +150,30 @@ def test_a_step_that_runs_again_leaves_the_same_residuals() -> None:
     assert train(*undisturbed) == train(*disturbed, stumbles=5)
     for mine, theirs in zip(weights(undisturbed[0]), weights(disturbed[0]), strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk30-bf16"])
+def test_a_newcomer_without_residuals_has_the_bits_of_its_replicas(codec: str) -> None:
+    """What it has not left out yet changes its messages, but all replicas read the same ones."""
+    undisturbed, (pipeline, subject, training) = coded_job(codec), coded_job(codec)
+    losses = []
+    for step in range(training.steps):
+        if step == 5:
+            graph = captured(subject, SAMPLES)[1]
+            job, _ = coded_plan(graph, codec)
+            taker = job.plan.worker_of(len(job.segments) - 1)
+            mine = [one for one in job.segments if job.plan.worker_of(one.number) == taker]
+            pipeline.codings[taker] = Coding(taker, job.plan, training, mine, step)
+        found = pipeline.run(step, microbatches(subject, SAMPLES, training.microbatches, step))
+        losses.append(sum(share.loss for share in found))
+        half = len(found) // 2
+        assert [one.bits for one in found[:half]] == [one.bits for one in found[half:]]
+        pipeline.decide(step, clip_scale(training.clip, gradient_norm(share.squares for share in found)))
+    first, second = weights(pipeline)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    expected = train(*undisturbed)
+    assert losses[:6] == expected[:6] and losses != expected
+    assert losses == pytest.approx(expected, rel=0.03)
 
 
 def test_sums_of_tensors_on_a_device_have_the_bits_of_those_in_memory() -> None:

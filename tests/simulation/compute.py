@@ -77,6 +77,10 @@ class Compute:
         """Send the state to the submitter."""
         self._post(attempt, lambda: self._worker.to_submitter(Given(attempt, unit, self.chain)))
 
+    def give_to(self, attempt: Attempt, taker: str) -> None:
+        """Send the state to a member of another pipeline that lacks it."""
+        self._post(attempt, lambda: self._worker.to_peer(taker, State(attempt, self.chain)))
+
     def copy(self, attempt: Attempt, unit: int) -> None:
         """Copy the state for the disks."""
         self._post(attempt, lambda: self._worker.copied(attempt, unit, self.chain))
@@ -138,7 +142,9 @@ class Compute:
         load, name = self._load, self._worker.name
         if load.training.units().at(self.unit) is None:
             return
-        if self._stage == 0 and (load.plan.placements[0].worker != name or self.unit in self._inputs):
+        if self._stage == 0 and (
+            load.plan.worker_of(load.plan.live_segments()[0]) != name or self.unit in self._inputs
+        ):
             self._spend(0.2, self._send_values)
         elif self._stage == 1 and self._values.get(self.unit, set()) >= load.plan.neighbours(name):
             self._spend(0.2, self._finish)

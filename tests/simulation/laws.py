@@ -17,7 +17,7 @@ from farflung.broker.core import events
 from farflung.broker.core.facts import JobMoves, JobPlanning, JobReplaying, JobRolledBack, WaitExplained
 from farflung.broker.core.protecting.protection import shares_of, who_has
 from farflung.broker.core.records import CANCELLED, COLLECTING, LOADING, QUEUED, RUNNING, Job, State
-from farflung.broker.core.recovering.recovery import MOST_REGROUPED
+from farflung.broker.core.recovering.recovery import MOST_REGROUPED, MOST_REPLAYED
 from farflung.broker.core.recovering.recutting import is_readable
 from farflung.broker.core.state import Outcome
 from farflung.errors import ProtocolError
@@ -175,9 +175,11 @@ class Laws:
         job = before.jobs[fact.job]
         version, plan = job.versions.stable, job.plan
         lost = {name for name in job.members if name == who or not after.workers[name].connected}
-        again = lost | (set(job.replayers) if job.state == LOADING else set())
+        again = lost | ({*job.replayers} | job.newcomers if job.state == LOADING else set())
         staying = set(job.members) - again
         has_state = job.state in (RUNNING, COLLECTING) or (job.state == LOADING and job.keeps)
+        if job.has_equal_pipelines and lost and has_state:
+            self._require_no_whole_pipeline(fact, job, again)
         if version is None or plan is None or not (lost and staying and has_state) or plan.sums:
             return  # what pipelines have added up cannot be run again alone
         idle = [name for name in before.idle_for(job) if not job.on or name in job.on]
@@ -197,6 +199,21 @@ class Laws:
             not can_go_on or is_in_vain or is_damaged,
             f"{fact}, but others could run units again",
         )
+
+    def _require_no_whole_pipeline(self, fact: JobRolledBack, job: Job, without: set[str]) -> None:
+        """All go back although a pipeline holds the newest state: only if that was in vain before."""
+        plan, state = job.plan, self.broker.state
+        assert plan is not None
+        seats = plan.seats().items()
+        broken = {plan.pipeline_of(at) for at, name in seats if name in without}
+        there = {at for at, name in seats if state.workers[name].connected or state.workers[name].away}
+        whole = [
+            one
+            for one in plan.live_pipelines()
+            if one not in broken and there >= {at for at, _ in seats if plan.pipeline_of(at) == one}
+        ]
+        is_in_vain = job.recovery.regrouped >= MOST_REPLAYED and job.began <= job.recovery.reached
+        self._require(not whole or is_in_vain, f"{fact}, but replica {whole} holds the newest state")
 
     def _judge_wish(self, event: events.SubmitterMessage, outcome: Outcome) -> None:
         message: Any = event.message

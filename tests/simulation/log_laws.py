@@ -41,6 +41,7 @@ PHASES: dict[type, tuple[tuple[str, ...], str]] = {
     facts.JobCollecting: (("running", "loading"), "collecting"),
     facts.JobRegrouped: (("loading", "running", "collecting"), "loading"),
     facts.JobReplaying: (("loading", "running", "collecting"), "loading"),
+    facts.JobMended: (("loading", "running", "collecting"), "loading"),
     facts.JobEnding: (("loading",), "loading"),
     facts.JobRolledBack: (("loading", "running", "collecting"), "queued"),
     facts.JobRestoring: (("queued",), "loading"),
@@ -202,6 +203,8 @@ class LogLaws:
                 self._judge_regroup(ledger, fact)
             case facts.JobReplaying():
                 self._judge_replay(ledger, fact)
+            case facts.JobMended():
+                self._judge_mending(ledger, fact)
             case facts.JobEnding(state=state):
                 self._require(ledger.line.keeps and not ledger.ending, f"{fact} of attempt {ledger.attempt}")
                 ledger.ending = state
@@ -342,8 +345,8 @@ class LogLaws:
         self._require(fact.attempt == ledger.attempt + 1, f"{fact} follows attempt {ledger.attempt}")
         assert version is not None and before.plan is not None, f"{fact} without a version"
         self._require(version.unit < ledger.next_unit, f"{fact} begins after unit {version.unit}")
-        places = zip(before.plan.placements, fact.plan.placements, strict=True)
-        changed = {old.worker: new.worker for old, new in places if old.worker != new.worker}
+        old, new = before.plan.seats(), fact.plan.seats()
+        changed = {old[at]: new[at] for at in old if old[at] != new[at]}
         replayers, members = frozenset(fact.replayers), set(fact.plan.workers())
         self._require(replayers >= {*changed.values()}, f"{fact} changes the places {changed}")
         self._require(bool(replayers) and replayers < members, f"{fact}, but {members} are in the plan")
@@ -358,6 +361,43 @@ class LogLaws:
         ledger.attempt = fact.attempt
         ledger.lines[fact.attempt] = Line(ledger.next_unit, fact.plan, keeps=True, replayers=replayers)
         ledger.interrupt_copies()
+
+    def _judge_mending(self, ledger: Ledger, fact: facts.JobMended) -> None:
+        """Who stays has its place, who is new gets the same parameters from another pipeline that stays."""
+        is_grown = "another replica again" in fact.reason
+        self._require(self.is_disturbed, f"{fact}, but only the broker has died")
+        self._counts[f"mended while {ledger.phase}"] += 1
+        self._counts["handed over to another replica"] += "in good order" in fact.reason
+        before = ledger.line
+        self._require(ledger.phase != "loading" or before.keeps, f"{fact} of workers without a state")
+        self._require(fact.attempt == ledger.attempt + 1, f"{fact} follows attempt {ledger.attempt}")
+        assert before.plan is not None
+        old, new, owned = before.plan.seats(), fact.plan.seats(), ledger.owned
+        self._require(not new.keys() - old.keys() or is_grown, f"{fact} has other segments than {old}")
+        unchanged = {at for at in new if old.get(at) == new[at]}
+        self._require(new.keys() - unchanged <= fact.donors.keys(), f"{fact} lacks a donor: {old} before")
+        for taker, donor in fact.donors.items():
+            self._require(donor in unchanged and donor not in fact.donors, f"{fact}: {donor} has no state")
+            self._require(owned[taker] == owned[donor], f"{fact}: {donor} holds another part than {taker}")
+        names = [
+            frozenset[str]().union(*(owned[at] for at in new if self._pipeline(fact, at) == one))
+            for one in fact.plan.live_pipelines()
+        ]
+        self._require(len({*names}) == 1, f"{fact}: a pipeline lacks a part of the model")
+        left, known = len(fact.plan.live_pipelines()), len(before.plan.live_pipelines())
+        self._counts["a replica less"] += left < known
+        self._counts["a replica more"] += left > known
+        is_further = ledger.next_unit > ledger.furthest
+        ledger.fruitless = 0 if is_further else ledger.fruitless
+        ledger.regrouped = 1 if is_further else ledger.regrouped + 1
+        self._require(ledger.regrouped <= MOST_REPLAYED, f"{fact} is no. {ledger.regrouped} in a row")
+        ledger.furthest = max(ledger.furthest, ledger.next_unit)
+        ledger.attempt = fact.attempt
+        ledger.lines[fact.attempt] = Line(ledger.next_unit, fact.plan, keeps=True)
+        ledger.interrupt_copies()
+
+    def _pipeline(self, fact: facts.JobMended, segment: int) -> int:
+        return fact.plan.pipeline_of(segment)
 
     def _require_recent(self, ledger: Ledger, fact: facts.JobReplaying | facts.JobRolledBack) -> None:
         """What a worker that leaves hands over is from after its wish, or a few units old."""
@@ -396,7 +436,8 @@ class LogLaws:
         ledger.moves = False
         self._require(self.is_disturbed or is_free, f"{fact}, but only the broker has died")
         left_alone = "it handed over no share" in fact.reason or "no longer what it sent" in fact.reason
-        self._require_recent(ledger, fact)
+        if not is_free:
+            self._require_recent(ledger, fact)
         in_order = "leaves in good order" in fact.reason
         self._counts["left, and all went back"] += in_order and not is_free
         self._require(

@@ -40,7 +40,7 @@ def parameters_of(segment: int, plan: Plan) -> list[int]:
 def share_of(graph: bytes, chain: Chain, unit: Unit, segment: int, plan: Plan, finite: bool) -> Share:
     """What a segment reports of a unit that begins with the state `chain`; the last one has the loss."""
     squares = {one: _number(graph, chain, one) for one in parameters_of(segment, plan)} if unit.train else {}
-    loss = _number(graph, chain, -1) if segment == len(plan.placements) - 1 else 0.0
+    loss = _number(graph, chain, -1) if segment == plan.live_segments()[-1] else 0.0
     return Share(segment, finite, loss, squares)
 
 

@@ -26,6 +26,9 @@ from farflung.protocol.worker import SegmentProgram
 
 MOST_MEMBERS = 4
 
+SETS_A_REPLICA = 6
+"""Of so many sets of workers one gets a plan with replicas, if its number is even."""
+
 GRAPHS = {b"a small graph": 1, b"another small graph": 1, b"a graph": 2, b"a large graph": 3}
 """The graphs of all jobs, and how many workers each needs."""
 
@@ -67,7 +70,7 @@ def considered_of(command: ConsiderPlan, draw: random.Random, now: float) -> Pla
 def _pipelines_over(members: list[str]) -> Plan:
     """One pipeline over these workers, or for a few sets of workers two."""
     half, rest = divmod(len(members), 2)
-    if rest or crc32("".join(members).encode()) % 6:
+    if rest or crc32("".join(members).encode()) % SETS_A_REPLICA:
         return plan_over(members)
     one = plan_over(members[:half])
     sizes = [dict.fromkeys(parameters_of(part.segment, one), 4) for part in one.placements]

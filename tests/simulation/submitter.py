@@ -415,7 +415,7 @@ class SubmitterProcess(Process):
             assert self.run is not None
             if self.run.project.training.units().at(unit) is not None:
                 self.world.laws.on_fed(self, attempt.name)
-                attempt.linked[plan.placements[0].worker].send(Input(attempt.name, unit))
+                attempt.linked[plan.worker_of(plan.live_segments()[0])].send(Input(attempt.name, unit))
 
     # The state comes home
 

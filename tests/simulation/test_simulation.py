@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from tests.simulation import campaign
+from tests.simulation import campaign, planner
 from tests.simulation.faults import KINDS, Fault, drawn
 from tests.simulation.fleet import Fleet
+from tests.simulation.mending_bugs import MENDING_BUGS
 from tests.simulation.planting import only
 from tests.simulation.recovery_bugs import reads_too_few_shares
 from tests.simulation.standby_bugs import hurry
@@ -63,6 +65,7 @@ def test_fleets_stand_long_runs(events: int) -> None:
             "refusal",
             "JobEnding",
             "JobReplaying",
+            "JobMended",
             "JobRestoring",
             "PlanGivenUp",
             "JobMoves",
@@ -96,6 +99,44 @@ def test_a_job_that_reads_too_few_shares_is_found(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LawBroken, match="owns"):
         for seed in range(100):
             shrinking(seed)
+
+
+def replicated(seed: int) -> Counter[str]:
+    """What happens in a world of replicas whose machines are killed and stopped in good order."""
+    fleet = Fleet(seed, f"replicated({seed})")
+    fleet.world.alike = True
+    draw = fleet.world.random("faults")
+    coming = (drawn(draw, 60, ("kill", "power", "drain")) for _ in count())
+    while fleet.world.count < 800:
+        fleet.suffer(coming, 400)
+        fleet.rest()
+    return fleet.world.laws.counts
+
+
+@pytest.fixture
+def doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each plan on an even number of workers has two replicas."""
+    monkeypatch.setattr(planner, "SETS_A_REPLICA", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("doubled")
+def test_replicas_keep_their_state_when_members_of_others_are_lost() -> None:
+    happened = sum((replicated(seed) for seed in range(12)), Counter[str]())
+    assert happened["a replica less"] > 2 and happened["a state given to another replica"] > 0
+    assert happened["mended while running"] > 2 and happened["mended while loading"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("doubled")
+@pytest.mark.parametrize("plant", MENDING_BUGS)
+def test_a_bug_in_how_replicas_go_on_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(LawBroken):
+        for seed in range(60):
+            replicated(seed)
 
 
 @pytest.fixture

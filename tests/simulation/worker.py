@@ -172,6 +172,8 @@ class WorkerProcess(Process):
             self._step(events.BrokerLost(f"lost the broker: {reason}"))
         elif denied.reason.startswith(f"worker {self.name} was removed"):
             self.die(silently=False)
+            if self.world.calm_since is not None:  # it was allowed before it heard this
+                self.world.schedule(1.0, self.world.weather, self.start)
         elif self._asked_again or not denied.for_now:
             self.world.fail(f"{self.name} is refused for good: {denied.reason}")
         else:
@@ -243,6 +245,9 @@ class WorkerProcess(Process):
                     self.compute.give(attempt, unit)
                 if copy:
                     self.compute.copy(attempt, unit)
+            case events.GiveTo(taker) if attempt:
+                self.world.laws.counts["a state given to another replica"] += 1
+                self.compute.give_to(attempt, taker)
             case events.GiveState() if attempt:
                 self.compute.give(attempt, None)
 
@@ -440,6 +445,9 @@ class WorkerProcess(Process):
             if isinstance(message, Copy):
                 self._take_copy(peer, message)
             elif isinstance(message, State):
+                load = self.state.load
+                is_due = load is not None and (not load.state_donors or (peer, self.name) in load.state_gifts)
+                assert is_due, f"{peer} sends a state, which {self.name} has or gets from another"
                 self.compute.fill(message.attempt, message)
             else:
                 self.compute.receive(peer, message)

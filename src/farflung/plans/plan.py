@@ -107,8 +107,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Planners write replicas so, which folds pipelines that are alike. Before such a plan runs it is unfolded
     (`plans.unfolding`): each of the `pipelines` has segments with numbers and workers of its own, and `sums`
     add up their gradients. A plan of one pipeline has neither. What sums send from site to site is written
-    by `sum_codec`. If replicas train apart, they add up once in `inner_steps` steps, which only predictions
-    take from here.
+    by `sum_codec`. If pipelines were dropped (`plans.seating`), sums are among those that are left. If
+    replicas train apart, they add up once in `inner_steps` steps, which only predictions take from here.
     """
 
     placements: list[Placement]
@@ -129,8 +129,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a plan must have a segment")
         if [placement.segment for placement in self.placements] != list(range(count)):
             raise ValueError("a plan's segments must be numbered from 0 in order")
-        if not all(placement.workers for placement in self.placements):
-            raise ValueError("every segment of a plan must have a worker")
         self._check_replicas()
         self._check_pipelines()
         for edge in self.edges:
@@ -154,8 +152,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         shares = self.shares or [self.microbatches]
         return [([p.workers[r] for p in self.placements], share) for r, share in enumerate(shares)]
 
+    def _check_workers(self) -> None:
+        live = {*self.live_segments()}
+        if any((placed.segment in live) != bool(placed.workers) for placed in self.placements):
+            raise ValueError(
+                "every segment of a plan must have a worker, and those of dropped pipelines none"
+            )
+
     def _check_replicas(self) -> None:
-        if any(len(placement.workers) != self.replicas for placement in self.placements):
+        if any(len(placed.workers) not in (0, self.replicas) for placed in self.placements):
             raise ValueError("every segment of a plan must have one worker for each replica")
         if self.shares and sum(self.shares) != self.microbatches:
             raise ValueError("the shares of a plan's replicas must add up to its microbatches")
@@ -170,22 +175,46 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.pipelines:
             if self.sums:
                 raise ValueError("a plan of one pipeline has nothing to sum")
+            self._check_workers()
             return
         if self.shares or sum(one.segments for one in self.pipelines) != len(self.placements):
             raise ValueError("the pipelines of an unfolded plan must have all of its segments")
         if sum(one.microbatches for one in self.pipelines) != self.microbatches:
             raise ValueError("the pipelines of a plan must run all of its microbatches")
-        places = {placement.segment: self.pipeline_of(placement.segment) for placement in self.placements}
+        self._check_workers()
+        places = {segment: self.pipeline_of(segment) for segment in self.live_segments()}
         at: dict[str, int] = {}
-        for placement in self.placements:
-            if at.setdefault(placement.worker, places[placement.segment]) != places[placement.segment]:
+        for segment, worker in self.seats().items():
+            if at.setdefault(worker, places[segment]) != places[segment]:
                 raise ValueError("a worker must not be in two pipelines of a plan")
+        if any(edge.target not in places for edge in self.edges):
+            raise ValueError("no edge of a plan must lead to a dropped pipeline")
         if any(e.source != FEEDER and places.get(e.source) != places.get(e.target) for e in self.edges):
             raise ValueError("an edge must not lead from one pipeline of a plan to another")
         for one in self.sums:
             held = [places.get(segment, -1) for segment in one.holders()]
-            if sorted(held) != list(range(len(self.pipelines))):
+            if sorted(held) != self.live_pipelines():
                 raise ValueError("each pipeline of a plan must have one segment in each of its sums")
+
+    def live_pipelines(self) -> list[int]:
+        """The numbers of the pipelines that were not dropped, ascending."""
+        if not self.pipelines:
+            return [0]
+        return [number for number, one in enumerate(self.pipelines) if one.microbatches]
+
+    @property
+    def home_pipeline(self) -> int:
+        """The pipeline that gives its state to the submitter; all have the same parameters."""
+        return self.live_pipelines()[0]
+
+    def live_segments(self) -> list[int]:
+        """The numbers of the segments that run: all but those of dropped pipelines."""
+        live = set(self.live_pipelines())
+        return [placed.segment for placed in self.placements if self.pipeline_of(placed.segment) in live]
+
+    def seats(self) -> dict[int, str]:
+        """The worker of each segment that runs, in a plan without folded replicas."""
+        return {placed.segment: placed.worker for placed in self.placements if placed.workers}
 
     def pipeline_of(self, segment: int) -> int:
         """The number of the pipeline that has the segment; 0 in a plan of one."""
@@ -244,8 +273,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __str__(self) -> str:
         """One line: each segment's worker, with its share of a replica's FLOPs, and the microbatches."""
-        total = sum(p.flops for p in self.placements) / max(1, len(self.pipelines)) or 1
-        parts = [f"{p.segment} on {' and '.join(p.workers)} ({p.flops / total:.0%})" for p in self.placements]
+        placed = [p for p in self.placements if p.workers]
+        total = sum(p.flops for p in placed) / len(self.live_pipelines()) or 1
+        parts = [f"{p.segment} on {' and '.join(p.workers)} ({p.flops / total:.0%})" for p in placed]
         return printable(
             f"segment {', '.join(parts)}; {count_of(self.microbatches, 'microbatch', 'microbatches')}"
         )

@@ -55,18 +55,19 @@ def folded(plan: Plan) -> Plan:
     """
     if not plan.pipelines:
         return plan
-    count = plan.pipelines[0].segments
+    count, home = plan.pipelines[0].segments, plan.home_pipeline
+    live = [plan.placements[number * count : (number + 1) * count] for number in plan.live_pipelines()]
     placements = [
-        msgspec.structs.replace(
-            placed, workers=[one.worker for one in plan.placements[placed.segment :: count]]
-        )
-        for placed in plan.placements[:count]
+        msgspec.structs.replace(placed, segment=number, workers=[one[number].worker for one in live])
+        for number, placed in enumerate(live[0])
     ]
+    own = [edge for edge in plan.edges if plan.pipeline_of(edge.target) == home]
+    shares = [one.microbatches for one in plan.pipelines if one.microbatches]
     return msgspec.structs.replace(
         plan,
         placements=placements,
-        edges=[edge for edge in plan.edges if edge.target < count],
-        shares=[one.microbatches for one in plan.pipelines],
+        edges=[_moved(edge, -home * count) for edge in own],
+        shares=shares if len(shares) > 1 else [],
         pipelines=[],
         sums=[],
     )

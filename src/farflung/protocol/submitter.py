@@ -133,8 +133,9 @@ class Planned(Message, frozen=True):
 
     The attempt begins at `unit`. If it `keeps` the state, the workers go on with what they hold, for this
     `reason`: send none. The `replayers` run the units from `replay_from` on again before, and ask for their
-    inputs (`Pull`). After a `recut` the workers have the state from copies of their disks that were made on
-    another plan, and codecs begin anew. `in_order` is as in `RolledBack`.
+    inputs (`Pull`). The `newcomers` of a job with replicas get their state from others. After a `recut` the
+    workers have the state from copies of their disks that were made on another plan, and codecs begin anew.
+    `in_order` is as in `RolledBack`.
     """
 
     job: Id
@@ -152,6 +153,7 @@ class Planned(Message, frozen=True):
     replay_from: Count = 0
     recut: bool = False
     in_order: bool = False
+    newcomers: list[Id] = msgspec.field(default_factory=list)
 
 
 class Running(Message, frozen=True):

@@ -193,6 +193,9 @@ class Load(Message, frozen=True):
     With a `history` the worker runs so many units again from `unit` on: it asks neighbours and submitter for
     what they sent then (`Pull`), and sends nothing but to neighbours among the `replayers`, which run the
     same units again, when these ask. Then it has the state that the other members hold.
+
+    Segments in `state_donors` get their state from the segment that is named there, which another pipeline
+    has and which holds the same after each unit: its worker sends it over a link. Coders begin anew.
     """
 
     job: Id
@@ -209,6 +212,7 @@ class Load(Message, frozen=True):
     history: Annotated[list[PastUnit], Meta(max_length=MOST_HISTORY)] = msgspec.field(default_factory=list)
     replayers: list[Id] = msgspec.field(default_factory=list)
     sources: dict[Id, dict[Count, Id]] = msgspec.field(default_factory=dict)
+    state_donors: dict[Count, Count] = msgspec.field(default_factory=dict)
 
     def shares_for(self, worker: str) -> dict[int, str]:
         """The shares of the version that a member reads, each with the one on whose disk it is."""
@@ -222,6 +226,13 @@ class Load(Message, frozen=True):
         takers = self.sources or self.donors
         given = [(donor, taker, share) for taker in takers for share, donor in self.shares_for(taker).items()]
         return [gift for gift in given if gift[0] != gift[1]]
+
+    @property
+    def state_gifts(self) -> list[tuple[str, str]]:
+        """Who gives state over a link, and who gets it."""
+        seats = self.plan.seats()
+        pairs = self.state_donors.items()
+        return [(seats[donor], seats[taker]) for taker, donor in pairs if {donor, taker} <= seats.keys()]
 
 
 class Loaded(Message, frozen=True):
@@ -264,8 +275,11 @@ class Continue(Message, frozen=True):
 
     A `plan`, if given, has the same segments, but maybe other workers for those of lost ones. The `replayers`
     run past units again, from `replay_from` on. If the worker has no longer what it sent to them in these, it
-    refuses. `holders`, `donors` and the `version` that these give are as in `Load`;
+    refuses. `holders`, `donors`, the `version` that these give, and `state_donors` are as in `Load`;
     without `holders` they stay as they are.
+
+    Pipelines of a plan with replicas may be dropped, or there again: then a worker needs as much memory as
+    before, or it refuses.
     """
 
     job: Id
@@ -279,6 +293,7 @@ class Continue(Message, frozen=True):
     holders: dict[Id, Id] | None = None
     donors: dict[Id, Id] = msgspec.field(default_factory=dict)
     version: StateVersion | None = None
+    state_donors: dict[Count, Count] = msgspec.field(default_factory=dict)
 
 
 class StandBy(Message, frozen=True):
@@ -313,13 +328,18 @@ class Standbys(Message, frozen=True):
 MetricSums = Annotated[dict[ValueId, float], Meta(max_length=2 * MOST_METRICS)]
 
 
+BitSum = Annotated[int, Meta(ge=0, lt=2**32)]
+
+
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One segment's part of a unit.
 
     `squares` has the float64 sum of squares of each gradient that the segment owns, by the value id of its
     parameter, and is empty after an evaluation. `finite` says whether all of them, and the loss, are finite.
     `loss` is its float64 sum of w_m * loss_m (0.0 without the loss). `metrics` has the float64 sums of the
-    metrics' values over an evaluation's microbatches, by value id. Older versions sent one `square_sum`.
+    metrics' values over an evaluation's microbatches, by value id. `bits` has the bit sum of each gradient
+    that replicas have added up (`runtime.bit_sums`), if its device lets it be read. Older versions sent one
+    `square_sum`.
     """
 
     segment: Count
@@ -328,12 +348,13 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     squares: Annotated[dict[ValueId, float], Meta(max_length=100_000)] = {}
     square_sum: float = 0.0
     metrics: MetricSums = {}
+    bits: Annotated[dict[ValueId, BitSum], Meta(max_length=100_000)] = {}
 
     @property
     def digest(self) -> bytes:
         """A short digest of the numbers, equal for equal bits."""
-        metrics = (sorted(self.metrics.items()),) if self.metrics else ()
-        numbers = (self.segment, self.finite, self.loss, sorted(self.squares.items()), *metrics)
+        others = [sorted(one.items()) for one in (self.metrics, self.bits) if one]
+        numbers = (self.segment, self.finite, self.loss, sorted(self.squares.items()), *others)
         return hashlib.sha256(msgspec.msgpack.encode(numbers)).digest()[:8]
 
 

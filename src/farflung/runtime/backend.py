@@ -7,7 +7,7 @@ are passed only between its own runners.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from farflung.errors import FarflungError
@@ -76,8 +76,11 @@ class LinkCoding(Protocol):
     def restart(self) -> None:
         """Forget what the current unit taught the codecs: it runs again."""
 
-    def rename(self, plan: Plan) -> None:
-        """Use the workers of `plan`, which has the same segments, from the unit on that runs now."""
+    def rename(self, plan: Plan, anew: Collection[int] = ()) -> None:
+        """Use the workers of `plan`, which has the same segments, from the unit on that runs now.
+
+        Coders of the links of segments that are there `anew`, without what they had learned, begin anew.
+        """
 
     def snapshot(self) -> bytes:
         """The coders' state as of the last decided unit, never empty."""
@@ -143,6 +146,12 @@ class SegmentRunner(Protocol[Array]):
         """The sum of squares of each owned, trained parameter's gradient by value id, in float64.
 
         It is 0.0 without a gradient, and depends neither on the cut nor on how the gradient lies in memory.
+        """
+
+    def bit_sums(self) -> dict[int, int]:
+        """The bit sum of each gradient by its parameter's value id (`runtime.bit_sums`).
+
+        Empty where gradients are not in the host's memory: it is to cost no transfer.
         """
 
     def take_loss(self) -> float:

@@ -7,7 +7,7 @@ by the same rules; a parcel carries only the number of its codec.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -174,9 +174,15 @@ class Coding:
             self._keys.clear()
         self._book.restart()
 
-    def rename(self, plan: Plan) -> None:
-        """Use the workers of `plan`, which has the same segments, from the unit on that runs now."""
+    def rename(self, plan: Plan, anew: Collection[int] = ()) -> None:
+        """Use the workers of `plan`, which has the same segments, from the unit on that runs now.
+
+        Coders of the links of segments that are there `anew` begin anew, at both ends. Their sums have left
+        nothing out yet; others read these as before, because a payload says all that its reader needs.
+        """
         self._book.rename(plan)
+        new = {*anew}
+        self._coders = {end: coder for end, coder in self._coders.items() if not {*end[0][:2]} & new}
 
     def take_sent(self) -> list[Sent]:
         """Return and reset the counts of what was encoded for each worker."""

@@ -25,6 +25,7 @@ class SegmentShare(NamedTuple):
 
     `squares` has the float64 sum of squares of each gradient by its parameter's value id, empty after an
     evaluation; `loss` is the float64 share of the loss. `metrics` has the sums of an evaluation's metrics.
+    `bits` has the bit sums of gradients that replicas have added up, where these cost little.
     """
 
     segment: int
@@ -32,6 +33,7 @@ class SegmentShare(NamedTuple):
     finite: bool
     loss: float
     metrics: Mapping[int, float] = MappingProxyType({})
+    bits: Mapping[int, int] = MappingProxyType({})
 
 
 class Outlet(Protocol[Array]):
@@ -159,8 +161,13 @@ class Executor(Generic[Array]):
         """The number of the unit that runs, or runs next."""
         return self._window.current
 
-    def restart(self) -> None:
-        """Forget what was received and computed for undecided units: the current one runs from new inputs."""
+    def restart(self, plan: Plan | None = None) -> None:
+        """Forget what was received and computed for undecided units: the current one runs from new inputs.
+
+        A `plan`, if given, has the same segments here, with the same edges; others may have been dropped.
+        """
+        if plan is not None:
+            self._plan, self._summed = plan, plan.summed()
         self._units.clear()
         for segment in self._segments.values():
             segment.drop()
@@ -272,7 +279,9 @@ class Executor(Generic[Array]):
             squares = {} if state.unit.evaluates else segment.square_sums()
             loss = segment.take_loss()
             finite = all(map(math.isfinite, (loss, *squares.values())))
-            shares.append(SegmentShare(number, squares, finite, loss, segment.take_metrics()))
+            has_sums = bool(self._plan.sums) and self._training.has_sums(state.unit)
+            bits = segment.bit_sums() if has_sums else {}
+            shares.append(SegmentShare(number, squares, finite, loss, segment.take_metrics(), bits))
         self._outlet.ready(state.unit, shares)
 
 

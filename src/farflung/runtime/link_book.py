@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from farflung.errors import CodecError
@@ -39,10 +39,11 @@ class LinkBook:
         self, worker: str, plan: Plan, training: Training, segments: Iterable[Segment], first: int = 0
     ) -> None:
         self._worker = worker
-        self._workers = {number: placed.worker for number, placed in enumerate(plan.placements)}
+        self._workers = plan.seats()
         self._codebook = training.codecs
         self._numbers = {name: 1 + n for n, name in enumerate(training.codecs)} | {DENSE: 0}
-        here = {segment.number: segment for segment in segments}
+        self._here = here = {segment.number: segment for segment in segments}
+        self._batch = training.microbatch_size
         self.forms = _forms(plan, here, training.microbatch_size)
         self._sum_codec = plan.sum_codec
         self._sums = coded_sums(plan, here, training.microbatch_size)
@@ -66,10 +67,14 @@ class LinkBook:
         }
 
     def rename(self, plan: Plan) -> None:
-        """Use the workers of `plan`, which has the same segments; codec pairs stay those of the segments."""
-        before, after = self._workers, {n: placed.worker for n, placed in enumerate(plan.placements)}
-        names = {before[number]: name for number, name in after.items()}
+        """Use the workers and sums of `plan`, which has the same segments; codec pairs stay those of these.
+
+        Pipelines may be dropped, or be there again.
+        """
+        before, after = self._workers, plan.seats()
+        names = {before[number]: name for number, name in after.items() if number in before}
         self._workers = after
+        self._sums = coded_sums(plan, self._here, self._batch)
         self._codec_pairs = {names[target]: pair for target, pair in self._codec_pairs.items()}
         self.restart()
 
@@ -210,8 +215,8 @@ class PlainLinks:
         """Forget what the current unit sent: it runs again."""
         self._book.restart()
 
-    def rename(self, plan: Plan) -> None:
-        """Use the workers of `plan`, which has the same segments."""
+    def rename(self, plan: Plan, anew: Collection[int] = ()) -> None:
+        """Use the workers of `plan`, which has the same segments; there is nothing to begin `anew`."""
         self._book.rename(plan)
 
     def close(self) -> None:

@@ -250,6 +250,13 @@ class GiveState:
 
 
 @dataclass(frozen=True)
+class GiveTo:
+    """Send the state to a worker of another pipeline that lacks it, as `Load.state_donors` says."""
+
+    taker: str
+
+
+@dataclass(frozen=True)
 class Drop:
     """Drop the job: its memory, tapes and data links; if it is `over`, also copies of its state on disk."""
 
@@ -293,6 +300,7 @@ Command = (
     | Retain
     | EndTraining
     | GiveState
+    | GiveTo
     | Drop
     | HangUp
     | Exit

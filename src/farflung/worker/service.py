@@ -358,6 +358,8 @@ class WorkerService:
             with_base = command.copy and self._copying.lacks_base
             self._compute.wait(attempt, "waiting for the disk", self._copying.wait_until_written)
             self._compute.copy_state(attempt, command.unit, command.keep, command.copy, with_base)
+        elif isinstance(command, events.GiveTo):
+            self._compute.give_to(attempt, command.taker)
         else:
             self._compute.give_state(attempt, command.whole)
 
@@ -484,7 +486,9 @@ class WorkerService:
         if load is None or outcome.attempt != (load.job, load.attempt):
             return
         if isinstance(outcome, OutgoingState):
-            self._peers.send_state(outcome.segment, outcome.key, outcome.buffer, outcome.sha256)
+            self._peers.send_state(
+                outcome.segment, outcome.key, outcome.buffer, outcome.sha256, peer=outcome.peer
+            )
         elif isinstance(outcome, StateCopied):
             self._copying.made(outcome)
         elif isinstance(outcome, Restored):

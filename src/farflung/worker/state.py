@@ -56,6 +56,7 @@ from farflung.worker.events import (
     Filled,
     FromBroker,
     GiveState,
+    GiveTo,
     HangUp,
     Leave,
     LeftBehind,
@@ -85,6 +86,7 @@ class State:
     costs the state, and `failed_on` who sent what it failed on, if known. `standbys` maps members to idle
     workers that hold their copies, before the load's holders. A worker in the phase "standby" is
     such an idle one: it has a load, but no part in its plan. Without a broker the worker is `away`.
+    It has `given` its state to these members of other pipelines, which lacked it.
     `generation` and `seal` are those of the newest broker that admitted it. A worker that is
     `leaving` ends once the broker has released it.
     """
@@ -109,6 +111,7 @@ class State:
     generation: int = 0
     seal: bytes = b""
     leaving: bool = False
+    given: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def idle(self) -> State:
@@ -141,7 +144,7 @@ class State:
         if self.load is None:
             return frozenset()
         gifts = [(donor, taker) for donor, taker, _ in self.load.gifts]
-        pairs = (*self.load.holders.items(), *self.standbys.items(), *gifts)
+        pairs = (*self.load.holders.items(), *self.standbys.items(), *gifts, *self.load.state_gifts)
         return frozenset(one for pair in pairs if self.worker in pair for one in pair) - {self.worker}
 
     @property
@@ -151,6 +154,8 @@ class State:
             return frozenset()
         gifts = [] if self.filled else self.load.gifts
         donors = {donor for donor, taker, _ in gifts if taker == self.worker}
+        if not self.filled:
+            donors |= {donor for donor, taker in self.load.state_gifts if taker == self.worker}
         return self.neighbours | {self.load.submitter} | donors
 
     @property
@@ -344,6 +349,7 @@ def _regroup(state: State, message: Continue) -> tuple[State, list[Command]]:
         holders=load.holders if message.holders is None else message.holders,
         version=message.version,
         donors=message.donors,
+        state_donors=message.state_donors,
         history=[],
         sources={},
         replayers=message.replayers,
@@ -370,12 +376,22 @@ def _dialled(state: State) -> tuple[str, ...]:
 
 
 def _progress(state: State) -> tuple[State, list[Command]]:
-    """Report to the broker once loading is done."""
+    """Give this worker's state to those that lack it, and report to the broker once loading is done."""
+    state, commands = _give(state)
     ready = state.verified and state.filled and state.needed <= state.linked
     if state.phase != "loading" or state.load is None or state.announced or not ready:
-        return state, []
+        return state, commands
     loaded = Loaded(state.load.job, state.load.attempt, state.unprotected, state.needs_bytes)
-    return replace(state, announced=True), [Tell(loaded)]
+    return replace(state, announced=True), [*commands, Tell(loaded)]
+
+
+def _give(state: State) -> tuple[State, list[Command]]:
+    """Give the state to each member of another pipeline that gets it from here, once there is a link."""
+    if state.load is None or state.phase != "loading" or not (state.verified and state.filled):
+        return state, []
+    takers = {taker for donor, taker in state.load.state_gifts if donor == state.worker}
+    due = sorted((takers & state.linked) - state.given - {state.worker})
+    return replace(state, given=state.given | {*due}), [GiveTo(taker) for taker in due]
 
 
 def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:

@@ -257,3 +257,23 @@ def test_merges_are_not_clipped_and_must_be_equal() -> None:
     verdict = apart(merge, 9.0, 9.0).verdict(clip=0.5)
     assert (verdict.scale, verdict.scales, verdict.gradient_norm, verdict.trouble) == (1.0, (), 3.0, "")
     assert "unlike gradients" in apart(merge, 9.0, 4.0).verdict(clip=None).trouble
+
+
+@pytest.mark.parametrize("bits", [{10: 8}, {}])
+def test_unlike_bits_of_one_gradient_are_trouble_though_their_squares_are_equal(bits: dict[int, int]) -> None:
+    """One that sends none, as a GPU does, counts as unlike too: replicas compute on like devices."""
+    group = CommitGroup.for_plan(plan_over(["a", "b"]), 1, STEP)
+    shares = [Share(at, True, 0.0, {10: 9.0}, bits=bits if at == 1 else {10: 7}) for at in range(3)]
+    verdict = group.add("a", ready(shares[0], shares[2])).add("b", ready(shares[1])).verdict(clip=None)
+    assert "segments 0 and 1 have unlike gradients of one parameter (value 10)" in verdict.trouble
+
+
+def test_bits_are_of_parameters_that_have_squares() -> None:
+    group = CommitGroup.for_plan(plan_over(["a", "b"]), 1, STEP)
+    with pytest.raises(ProtocolError, match="bit sums of parameters without squares"):
+        group.add("b", ready(Share(1, True, 0.0, {10: 9.0}, bits={11: 7})))
+
+
+def test_a_digest_of_a_share_depends_on_its_bits() -> None:
+    plain, other = (Share(1, True, 0.0, {10: 9.0}, bits=bits) for bits in ({}, {10: 7}))
+    assert plain.digest != other.digest

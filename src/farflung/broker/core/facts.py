@@ -367,6 +367,22 @@ class JobReplaying(Decision, frozen=True):
     reason: str
 
 
+class JobMended(Decision, frozen=True):
+    """Members of a job with replicas are lost, or workers for a pipeline that was dropped are there.
+
+    All members of `plan` keep their state, but those of the segments in `donors`, which get it from the
+    segments of other pipelines that are named there. The unit in flight is dropped. `holders` are as in
+    `JobRestoring`.
+    """
+
+    job: str
+    attempt: int
+    plan: Plan
+    holders: dict[str, str]
+    donors: dict[int, int]
+    reason: str
+
+
 class JobEnding(Decision, frozen=True):
     """The job ends as `state` once its members, which are regrouping, have sent their state."""
 
@@ -509,6 +525,7 @@ AnyDecision = (
     | VersionGivenUp
     | JobRegrouped
     | JobReplaying
+    | JobMended
     | JobEnding
     | CodecsDecided
     | JobCollecting

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import singledispatch
 
 from farflung.broker.core import facts
 from farflung.plans.rates import tflops_text
 from farflung.protocol.fields import has_left, one_line
-from farflung.text import and_more, format_seconds
+from farflung.text import and_more, count_of, format_seconds
 
 
 @singledispatch
@@ -154,6 +155,21 @@ def _describe_job_replaying(fact: facts.JobReplaying) -> str:
         f"past units of {fact.job} run again on {names} alone, from {share}"
         f" (attempt {fact.attempt}): {fact.reason}"
     )
+
+
+@log_line.register
+def _describe_job_mended(fact: facts.JobMended) -> str:
+    seats = fact.plan.seats()
+    given = [f"{name} gets its state from {by}" for name, by in _given(fact.donors, seats)]
+    left = count_of(len(fact.plan.live_pipelines()), "replica")
+    how = f"with {left}{''.join(f', {one}' for one in given)}"
+    return f"{fact.job} goes on {how} (attempt {fact.attempt}): {fact.reason}"
+
+
+def _given(donors: Mapping[int, int], seats: Mapping[int, str]) -> list[tuple[str, str]]:
+    """Who gets state, and from whom."""
+    by = {seats[taker]: seats[donor] for taker, donor in donors.items()}
+    return sorted(by.items())
 
 
 @log_line.register

@@ -176,7 +176,9 @@ class Job:
     that each member reads, with those that have them. A queued job that has a plan waits for workers with
     that version; if it `recuts`, on any plan. The `replayers` begin with that version, too, and run the units
     of the `history` again, while the others keep their state. While members are `awaited`, which were lost
-    and may return with their disks, nothing runs.
+    and may return with their disks, nothing runs. Of a job with replicas some members may get their state
+    from others: `state_donors` maps their segments to those of other pipelines. If pipelines were dropped,
+    `whole` is the plan before the first one was.
 
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
     and it last moved to a better plan at `moved_at` (0: never). `monitoring` is what its monitors have found.
@@ -234,6 +236,8 @@ class Job:
     recuts: bool = False
     replayers: tuple[str, ...] = ()
     awaited: tuple[str, ...] = ()
+    state_donors: Mapping[int, int] = field(default_factory=dict)
+    whole: Plan | None = None
     history: History = field(default_factory=History)
     logged: Mapping[str, int] = field(default_factory=dict)
     unprotected: str = ""
@@ -281,13 +285,30 @@ class Job:
         if self.plan is None or self.state in (RUNNING, COLLECTING):
             return set()
         if self.state == LOADING and self.keeps:
-            return set(self.replayers) - self.loaded
+            return ({*self.replayers} | self.newcomers) - self.loaded
         return set(self.plan.workers())
+
+    @property
+    def has_equal_pipelines(self) -> bool:
+        """Whether all of several pipelines hold the same parameters and slots after each unit.
+
+        Those that train apart (DiLoCo) do not.
+        """
+        is_apart = self.training.optimizer.diloco is not None
+        return self.plan is not None and bool(self.plan.sums) and not is_apart
+
+    @property
+    def newcomers(self) -> set[str]:
+        """The members that got no state but from other pipelines, in the current attempt."""
+        return set() if self.plan is None else {self.plan.worker_of(at) for at in self.state_donors}
 
     def partners(self, worker: str) -> set[str]:
         """The workers that a member or a standby exchanges values or copies with."""
         near = set() if self.plan is None else set(self.plan.neighbours(worker))
         given = [(taker, donor) for taker, read in self.sources.items() for donor in read.values()]
+        if self.plan is not None:
+            seats = self.plan.seats()
+            given += [(seats[taker], seats[donor]) for taker, donor in self.state_donors.items()]
         for pair in (*self.holders.items(), *self.standbys.items(), *self.donors.items(), *given):
             if worker in pair:
                 near |= {*pair} - {worker}

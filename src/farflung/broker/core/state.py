@@ -92,6 +92,7 @@ def decide(state: State, event: events.Event) -> Outcome:
     if not removing.refuses(turn, event):
         _decide(event, turn)
     draining.hand_over(turn)
+    recovery.grow(turn)
     moving.settle(turn)
     awaiting.resume(turn)
     units.settle(turn)
@@ -310,6 +311,9 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
                 if not message.lacks:
                     blaming.blame(turn, job, event.worker, message.reason)
                 recovery.cannot_restore(turn, turn.state.jobs[job.job], event.worker, why, message.lacks)
+            elif job.state == LOADING and event.worker in job.newcomers:
+                blaming.blame(turn, job, event.worker, message.reason)
+                recovery.worker_lost(turn, turn.state.jobs[job.job], event.worker, why)
             elif job.keeps:
                 recovery.give_up(turn, job, why)
             else:

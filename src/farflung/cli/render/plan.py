@@ -28,9 +28,10 @@ class PlanRow(NamedTuple):
 
 def plan_rows(plan: Plan) -> list[PlanRow]:
     """One row per segment, with its share of the model's FLOPs; each replica has the whole model."""
-    total = sum(placement.flops for placement in plan.placements) / max(1, len(plan.pipelines)) or 1
+    placed = [placement for placement in plan.placements if placement.workers]
+    total = sum(placement.flops for placement in placed) / len(plan.live_pipelines()) or 1
     rows = []
-    for placement in plan.placements:
+    for placement in placed:
         bytes_out = sum(edge.bytes for edge in plan.edges if edge.source == placement.segment)
         rows.append(
             PlanRow(
@@ -66,11 +67,13 @@ def replica_lines(plan: Plan) -> list[str]:
     for one in plan.pipelines:
         last = first + one.segments - 1
         where = f"segment {first}" if one.segments == 1 else f"segments {first} to {last}"
-        found.append(f"{where}: {count_of(one.microbatches, 'microbatch', 'microbatches')}")
+        if one.microbatches:
+            found.append(f"{where}: {count_of(one.microbatches, 'microbatch', 'microbatches')}")
         first = last + 1
-    lines = [
-        f"{len(found)} replicas share the {plan.microbatches} microbatches of a step ({'; '.join(found)})"
-    ]
+    microbatches = count_of(plan.microbatches, "microbatch", "microbatches")
+    if len(found) == 1:
+        return [f"one replica is left, which runs the {microbatches} of a step ({found[0]})"]
+    lines = [f"{len(found)} replicas share the {microbatches} of a step ({'; '.join(found)})"]
     what = "sums of their gradients" if plan.inner_steps == 1 else "merges"
     if plan.inner_steps > 1:
         lines.append(f"they train apart, and merge after each {plan.inner_steps} steps")

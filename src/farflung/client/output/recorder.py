@@ -106,6 +106,12 @@ class Recorder:
             steps = count_of(self.metrics.steps_between(message.replay_from, message.unit), "step")
             verb = "runs" if len(message.replayers) == 1 else "run"
             how = f"{and_more(message.replayers)} {verb} {steps} again; the others keep their state"
+        if message.newcomers:
+            how = f"{and_more(message.newcomers)} gets its state from others, which keep theirs"
+            how = how if len(message.newcomers) == 1 else how.replace("gets its", "get their")
+        left, planned = len(message.plan.live_pipelines()), len(message.plan.pipelines)
+        if left < planned:
+            how += f"; {left} of {count_of(planned, 'replica')} {'is' if left == 1 else 'are'} left"
         self._say(f"{message.reason}. {how}", in_order=message.in_order)
         await self._record(
             "regrouping",
@@ -114,6 +120,7 @@ class Recorder:
             reason=message.reason,
             replayers=message.replayers,
             replay_from=message.replay_from,
+            newcomers=message.newcomers,
         )
 
     async def running(self, sent_bytes: int, base: BaseBytes = NO_BASE) -> None:

@@ -186,7 +186,7 @@ class Attempt:
                 trained.intersection(owned),
                 training.optimizer,
             )
-            if planned.plan.pipeline_of(segment) == 0  # all have the same parameters
+            if planned.plan.pipeline_of(segment) == planned.plan.home_pipeline  # all have the same parameters
             else {}
             for segment, owned in enumerate(planned.owned)
         ]

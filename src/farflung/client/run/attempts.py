@@ -92,7 +92,7 @@ class Attempts:
             await self._recorder.goes_on_at(planned.unit)
         is_same, self._plan = planned.plan == self._plan, planned.plan
         is_regrouped = planned.keeps and bool(planned.reason)  # else all load a version again
-        if is_regrouped and (is_same or planned.replayers):
+        if is_regrouped and not planned.recut:
             await self._recorder.regrouping(planned)
         if not (is_regrouped and is_same):
             await self._recorder.planned(planned)

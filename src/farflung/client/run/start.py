@@ -124,7 +124,7 @@ def first_segments(plan: Plan) -> list[int]:
 
 def cut_digest(plan: Plan) -> str:
     """A digest of what the coders' state depends on: the edges, and which segments share a worker."""
-    shared = [min(plan.segments_of(placed.worker)) for placed in plan.placements]
+    shared = [min(plan.segments_of(worker)) for worker in plan.seats().values()]
     edges = [(edge.source, edge.target, edge.value, edge.bytes) for edge in plan.edges]
     return hashlib.sha256(msgspec.msgpack.encode((shared, edges))).hexdigest()
 

@@ -134,6 +134,9 @@ class EmulatedSegment:
     def square_sums(self) -> dict[int, float]:
         return {}
 
+    def bit_sums(self) -> dict[int, int]:
+        return {}
+
     def take_loss(self) -> float:
         return 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from farflung.codec.catalogue import declared
 from farflung.opdag.form import Form
@@ -65,7 +65,7 @@ class EmulatedCoding:
     def restart(self) -> None:
         self._book.restart()
 
-    def rename(self, plan: Plan) -> None:
+    def rename(self, plan: Plan, anew: Collection[int] = ()) -> None:
         self._book.rename(plan)
 
     def snapshot(self) -> bytes:

@@ -18,6 +18,7 @@ from farflung.opdag.analysis import given_gradients
 from farflung.opdag.form import Form
 from farflung.opdag.graph import FLOATING, Input
 from farflung.opdag.segment import Segment
+from farflung.runtime.bit_sums import bit_sum
 from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, over, sendable, shape_of
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, Layout, TrainingFunctions
@@ -201,6 +202,14 @@ class JaxSegment:
         return {entry.value: 0.0 for entry in mine} | {
             value: float(found) for value, found in jax.device_get(sums).items()
         }
+
+    def bit_sums(self) -> dict[int, int]:
+        """The bit sum of each gradient by its parameter's value id, on a CPU."""
+        if jax.default_backend() != "cpu":
+            return {}
+        gradients = self.gradients()
+        mine = [self._layout.trainable[at] for at in self._mine]
+        return {e.value: bit_sum(np.asarray(gradients[e.name])) for e in mine if e.name in gradients}
 
     def take_loss(self) -> float:
         """The float64 sum of w_m * loss_m since the last call."""

@@ -22,7 +22,7 @@ from farflung.runtime.state import Snapshot, StateKey, require_restorable, train
 from farflung.runtime.torch_backend.codegen import Program, source_name
 from farflung.runtime.torch_backend.crossing import Arriving, here
 from farflung.runtime.torch_backend.device import ON_HOST, Place, on_the_host, tightest
-from farflung.runtime.torch_backend.optimizers.update import Update, squares_of
+from farflung.runtime.torch_backend.optimizers.update import Update, squares_of, words_of
 from farflung.runtime.torch_backend.passes import Pass, Sink, SplitPass, Tape, WholePass
 from farflung.runtime.torch_backend.recomputation import RecomputingPass
 from farflung.runtime.torch_backend.tensors import DTYPES, constant_tensor, like, outgoing, sendable
@@ -230,6 +230,15 @@ class TorchSegment:
         found = [entry.value for entry in trained if entry.name in gradients]
         sums = self._read(squares_of(list(gradients.values())))
         return {entry.value: 0.0 for entry in trained} | dict(zip(found, sums, strict=True))
+
+    def bit_sums(self) -> dict[int, int]:
+        """The bit sum of each gradient by its parameter's value id, on a CPU."""
+        if not self._place.is_host:
+            return {}
+        from farflung.runtime.bit_sums import bit_sum  # with numpy, which a job without replicas may not need
+
+        values = {entry.name: entry.value for entry in self._entries if entry.name in self._owned}
+        return {values[name]: bit_sum(words_of(grad)) for name, grad in self.gradients().items()}
 
     def take_loss(self) -> float:
         """The float64 sum of w_m * loss_m since the last call.

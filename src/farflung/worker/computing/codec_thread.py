@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from farflung.errors import CodecError
@@ -110,9 +110,9 @@ class CodedLinks:
         if self._is_closed:
             raise CodecError("a codec failed while a step was dropped")
 
-    def rename(self, plan: Plan) -> None:
-        """Use the workers of `plan`, which has the same segments."""
-        self._post(lambda: self._coding.rename(plan))
+    def rename(self, plan: Plan, anew: Collection[int] = ()) -> None:
+        """Use the workers of `plan`, which has the same segments; `anew` as in `LinkCoding.rename`."""
+        self._post(lambda: self._coding.rename(plan, anew))
 
     def snapshot(self, taken: Callable[[bytes], None]) -> None:
         """Call `taken` with the coders' state as of the last decided unit."""

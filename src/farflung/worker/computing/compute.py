@@ -132,6 +132,13 @@ class ComputeThread(threading.Thread):
         """
         self._post(attempt, self._of_state("handing out"), lambda: self._current.give_state(whole))
 
+    def give_to(self, attempt: Attempt, taker: str) -> None:
+        """Give another worker the state that it lacks (`Load.state_donors`); answers `OutgoingState`s.
+
+        Call it before `begin`: what is emitted takes no memory, and must not change until it is sent.
+        """
+        self._post(attempt, self._of_state("handing out"), lambda: self._current.give_to(taker))
+
     def copy_state(
         self, attempt: Attempt, unit: int, keep: bool, copy: bool, with_base: bool = False
     ) -> None:
@@ -297,9 +304,11 @@ class ComputeThread(threading.Thread):
         if job is None or self._attempt[0] != load.job:
             self._emit(ComputeFailed(attempt, "a segment failed, so the state is lost"))
             return
-        job.regroup(load)
         self._attempt = attempt
-        self._emit(Filled(attempt))
+        if problem := job.regroup(load):
+            self._emit(Verified(attempt, problem))
+        else:
+            self._emit(Filled(attempt))
 
     def _begin(self) -> None:
         self._began = True

@@ -24,7 +24,8 @@ class Outgoing:
 class OutgoingState:
     """One piece of a segment's state at the end, for the submitter; its bytes do not change until it is sent.
 
-    The coders of the whole worker count to its first segment.
+    The coders of the whole worker count to its first segment. With a `peer` it is for that worker, which
+    lacks the state of its own segment of this number.
     """
 
     attempt: Attempt
@@ -32,6 +33,7 @@ class OutgoingState:
     key: StateKey
     buffer: memoryview
     sha256: bytes
+    peer: str | None = None
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,6 @@ class RunningJob(Generic[Array]):
             for value, kind in segment.values.items()
         }
         self._summed = load.plan.summed()
-        self._is_given = load.plan.pipeline_of(min(self.segments)) == 0
         self._has_codecs = bool(load.training.codecs)
         self.uses_codec_thread = self._has_codecs or backend.overlaps
         self._links: PlainLinks | CodedLinks
@@ -107,8 +106,7 @@ class RunningJob(Generic[Array]):
     @staticmethod
     def _peers_of(load: Load) -> dict[int, str]:
         """The peer of each segment, and of the feeder."""
-        peers = dict(enumerate(placed.worker for placed in load.plan.placements))
-        return {**peers, FEEDER: load.submitter}
+        return {**load.plan.seats(), FEEDER: load.submitter}
 
     def run_next(self, stopwatch: Stopwatch) -> bool:
         """Run the next task, timed by `stopwatch`; false if there is none now."""
@@ -168,7 +166,8 @@ class RunningJob(Generic[Array]):
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         reported = tuple(
-            Share(s.segment, s.finite, s.loss, s.squares, metrics=dict(s.metrics)) for s in shares
+            Share(s.segment, s.finite, s.loss, s.squares, metrics=dict(s.metrics), bits=dict(s.bits))
+            for s in shares
         )
         seconds = self._timer.take()
         if unit.number < self.live_from:
@@ -218,15 +217,27 @@ class RunningJob(Generic[Array]):
         self._links.decided(unit, codecs)
         self.executor.decide(unit, scale)
 
-    def regroup(self, load: Load) -> None:
-        """Go on in another attempt with the state as it is; the unit in flight is dropped and runs again."""
-        self.executor.restart()
+    def regroup(self, load: Load) -> str:
+        """Go on in another attempt with the state as it is; the unit in flight is dropped and runs again.
+
+        Returns why it cannot, if the sums of another plan need more memory than the worker has; else nothing.
+        """
+        if load.plan.sums != self._load.plan.sums:
+            programs = [runner.segment for runner in self.segments.values()]
+            needed = needed_bytes(self._worker, load, programs, load.training)
+            if needed > self._memory_bytes:
+                return (
+                    f"with these replicas it needs {needed} bytes of memory, it offers {self._memory_bytes}"
+                )
+        self.executor.restart(load.plan)
         self._links.restart()
-        self._links.rename(load.plan)
+        self._links.rename(load.plan, load.state_donors.keys())
+        self._summed = load.plan.summed()
         self._load, self._attempt = load, (load.job, load.attempt)
         self._timer.reset()
         self._peers = self._peers_of(load)
         self.live_from = load.unit
+        return ""
 
     def restore(self, receiver: StateReceiver) -> None:
         """Go on from the optimizer slots and the coders' state that were received, whole and verified."""
@@ -238,7 +249,7 @@ class RunningJob(Generic[Array]):
     def give_state(self, whole: bool) -> None:
         """Emit all owned tensors that training changes, as the last applied step left them.
 
-        Of several pipelines, which all have the same parameters, only the first one gives them.
+        Of several pipelines, which all have the same parameters, only one gives them.
         If `whole`, with optimizer slots and the coders' state. After `ComputeThread.end_training` this takes
         no memory; before, what is emitted are copies, and the unit in flight goes on.
         """
@@ -247,7 +258,9 @@ class RunningJob(Generic[Array]):
             self._emit_piece(min(self.segments), CODERS, memoryview(coders))
             self._emit(StateGiven(self._attempt))
 
-        for number, segment in self.segments.items() if self._is_given else ():
+        plan = self._load.plan
+        is_given = plan.pipeline_of(min(self.segments)) == plan.home_pipeline
+        for number, segment in self.segments.items() if is_given else ():
             changed = changed_by_training(segment.segment)
             for key, buffer in segment.snapshot(changed, whole, self.executor.is_over).items():
                 self._emit_piece(number, key, buffer)
@@ -255,6 +268,19 @@ class RunningJob(Generic[Array]):
             self._links.snapshot(end)
         else:
             self._emit(StateGiven(self._attempt))
+
+    def give_to(self, taker: str) -> None:
+        """Emit the state that a worker of another pipeline lacks, as views of this worker's own.
+
+        The taker's segment is named beside each piece. Nothing changes until all members have loaded.
+        """
+        for wanted, own in sorted(self._load.state_donors.items()):
+            if own not in self.segments or self._peers.get(wanted) != taker:
+                continue
+            runner = self.segments[own]
+            state = runner.snapshot(set(runner.segment.owned), slots=True, live=True)
+            for key, buffer in state.items():
+                self._emit_piece(wanted, key, buffer, taker)
 
     def copy_state(self, unit: int, keep: bool, copy: bool, with_base: bool) -> None:
         """Emit a copy of the state right after `unit`, which has just been decided.
@@ -285,6 +311,6 @@ class RunningJob(Generic[Array]):
         else:
             emit()
 
-    def _emit_piece(self, segment: int, key: StateKey, buffer: memoryview) -> None:
+    def _emit_piece(self, segment: int, key: StateKey, buffer: memoryview, peer: str | None = None) -> None:
         digest = hashlib.sha256(buffer).digest()
-        self._emit(OutgoingState(self._attempt, segment, key, buffer, digest))
+        self._emit(OutgoingState(self._attempt, segment, key, buffer, digest, peer))

@@ -79,7 +79,9 @@ class StateReceiver:
         self._expected = dict.fromkeys(sizes, 0)
         self._retracted: dict[_Place, set[int]] = {place: set() for place in sizes}
         self._missing = {place: size for place, size in sizes.items() if size}
-        learns_on = load.training.codecs and load.unit and not load.sources
+        learns_on = load.training.codecs and load.unit and not (load.sources or load.state_donors)
+        seats = load.plan.seats()
+        self._senders = {taker: seats.get(donor, "") for taker, donor in load.state_donors.items()}
         self._coders = _Place(min(segments), CODERS) if learns_on else None
         self._by_name = _by_name(sizes) if load.sources else None
         self._trained = {name for program in load.programs for name in program.trained}
@@ -104,16 +106,17 @@ class StateReceiver:
         Raises
         ------
         ProtocolError
-            The peer is not the submitter, the tensor is unknown, or the slice is not the tensor's next one.
+            The peer is not to send it, the tensor is unknown, or the slice is not the tensor's next one.
         """
         load = self._load
         if header.job != load.job or header.attempt < load.attempt:
             return None
         place = _place_of(header)
-        if place == self._coders and peer == load.submitter:
+        sender = self._senders.get(place.segment, load.submitter)
+        if place == self._coders and peer == sender:
             self._expect_coders(place, header.total)
         buffer = self._memory.get(place)
-        if peer != load.submitter or buffer is None or header.total != len(buffer) or not header.bytes:
+        if peer != sender or buffer is None or header.total != len(buffer) or not header.bytes:
             raise ProtocolError(f"{peer} sent a slice of {place.key}, which the plan does not expect")
         is_due = header.offset == self._expected[place] or header.offset in self._retracted[place]
         if not is_due or header.offset + header.bytes > header.total:

@@ -31,8 +31,7 @@ class Admission:
         edges = [((edge.source, edge.target, edge.value), edge) for edge in load.plan.edges]
         self._values = {edge_key: edge for edge_key, edge in edges if edge.target in mine}
         self._gradients = {edge_key: edge for edge_key, edge in edges if edge.source in mine}
-        self._senders = {n: placed.worker for n, placed in enumerate(load.plan.placements)}
-        self._senders[FEEDER] = load.submitter
+        self._senders = {**load.plan.seats(), FEEDER: load.submitter}
         self._units = UnitWindow(load.training.units(), load.unit)
         self._live_from = load.unit + len(load.history)
         self._longest = _longest(load.training.codecs)

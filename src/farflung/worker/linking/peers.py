@@ -292,10 +292,17 @@ class Peers:
         session.post(header, buffer)
 
     def send_state(
-        self, segment: int, key: StateKey, whole: memoryview, sha256: bytes, unit: int | None = None
+        self,
+        segment: int,
+        key: StateKey,
+        whole: memoryview,
+        sha256: bytes,
+        unit: int | None = None,
+        peer: str | None = None,
     ) -> None:
-        """Queue one piece of a segment's state for the submitter, in slices; `unit` as in `SliceHeader`."""
-        if (load := self._load) is None or (session := self._sessions.get(load.submitter)) is None:
+        """Queue one piece of a segment's state for `peer`, or the submitter; `unit` as in `SliceHeader`."""
+        load = self._load
+        if load is None or (session := self._sessions.get(peer or load.submitter)) is None:
             return
         for offset, size in slices(len(whole)):
             header = SliceHeader(

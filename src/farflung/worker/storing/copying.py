@@ -176,7 +176,7 @@ class Copying:
 
     async def _spread(self, load: Load, copied: StateCopied, written: threading.Event) -> None:
         pieces = copied.pieces
-        is_given = load.plan.pipeline_of(share_of(load, self._worker)) == 0
+        is_given = load.plan.pipeline_of(share_of(load, self._worker)) == load.plan.home_pipeline
         kept = [piece for piece in sorted(pieces) if is_given or piece.key == CODERS]
         for piece in kept if copied.keep else ():
             digest = await self._files.run(partial(_sha256, pieces[piece]))

@@ -14,8 +14,9 @@ from farflung.broker.core import facts
 from farflung.broker.core.events import Reply, Send
 from farflung.broker.core.protecting import homecoming, protection
 from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, RUNNING, Job, State, Worker
-from farflung.broker.core.recovering import recovery, replaying
-from farflung.broker.core.recovering.replaying import Takeover
+from farflung.broker.core.recovering import mending, recovery, replaying
+from farflung.broker.core.recovering.mending import Mending
+from farflung.broker.core.recovering.replaying import Obstacle, Takeover
 from farflung.broker.core.training import job_queue, jobs
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
@@ -95,6 +96,8 @@ def waits_for(state: State, worker: Worker) -> str:
         return f"for the submitter of {job.job}"
     if (job.state == LOADING and job.keeps) or state.away_for(job):
         return f"until {job.job} runs"
+    if _mended_without(state, job, worker.worker) is not None:
+        return f"for the end of a step of {job.job}"
     if homecoming.comes_home(job):
         return f"until the state of {job.job} has come to its submitter"
     if _awaits_version(job, worker.leaving.since):
@@ -118,8 +121,11 @@ def _leaving(state: State) -> list[str]:
 def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
     assert worker.leaving is not None
     name, why = worker.worker, f"worker {worker.worker} leaves in good order ({worker.leaving.reason})"
+    is_between_units = job.state == RUNNING and not job.held and _is_between_units(turn, job)
     if job.state == PLANNING:
         recovery.give_up(turn, job, "")
+    elif is_between_units and (mended := _mended_without(turn.state, job, name)) is not None:
+        recovery.mend(turn, job, mended, why, in_order=True)
     elif job.state == LOADING and not job.keeps:
         if _can_begin_without(turn.state, job):
             _begin_without(turn, job, why)
@@ -128,7 +134,7 @@ def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
             _begin_without(turn, job, why)
         else:
             homecoming.ask(turn, job)
-    elif job.state == RUNNING and not job.held and _is_between_units(turn, job):
+    elif is_between_units:
         if _awaits_version(job, worker.leaving.since):
             return
         found = replaying.takeover(turn.state, job, {name})
@@ -138,6 +144,18 @@ def _hand_over(turn: Transition, job: Job, worker: Worker) -> None:
             turn.do(Send(name, Stop(job.job, job.attempt, words)))
         elif _is_fresh(job, worker.leaving.since) and _can_restore_without(turn.state, job):
             _begin_without(turn, job, why)
+
+
+def _mended_without(state: State, job: Job, name: str) -> Mending | None:
+    """How the job goes on without a member and with as many pipelines, if it can."""
+    found = mending.mending(state, job, {name})
+    if (
+        isinstance(found, Obstacle)
+        or job.plan is None
+        or found.plan.live_pipelines() != job.plan.live_pipelines()
+    ):
+        return None
+    return found
 
 
 def _begin_without(turn: Transition, job: Job, why: str) -> None:

@@ -157,6 +157,18 @@ class Versions:
         """The versions once other workers took places in the plan: `codecs` name these now."""
         return replace(self, stable=self.stable and replace(self.stable, codecs=codecs))
 
+    def without_shares(self, shares: Collection[int], codecs: tuple[LinkCodec, ...]) -> Versions:
+        """The versions once only these shares are left of the plan, as pipelines were dropped.
+
+        The stable one has these `codecs`, by the names of those in their places.
+        """
+        stable = self.stable
+        if stable is not None and not stable.names:
+            digests = {share: digest for share, digest in stable.digests.items() if share in shares}
+            holders = {share: name for share, name in stable.holders.items() if share in shares}
+            stable = replace(stable, digests=digests, holders=holders)
+        return replace(self, stable=stable and replace(stable, codecs=codecs))
+
     def recut(
         self, names: Mapping[int, tuple[str, ...]], on: tuple[str, ...], codecs: tuple[LinkCodec, ...]
     ) -> Versions:

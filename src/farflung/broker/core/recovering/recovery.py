@@ -1,12 +1,14 @@
 """What follows when an attempt of a job cannot go on.
 
 If all its workers are there, they *regroup*: the next attempt goes on with the state that they hold. If some
-are lost, others *replay* their shares. Else the job *rolls back*: the next attempt begins with the newest
+are lost, others *replay* their shares, or get them from another pipeline of a job with replicas, which can
+also go on without theirs (`mending`). Else the job *rolls back*: the next attempt begins with the newest
 version on workers' disks, or at the newest unit whose state the submitter has, whichever is later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TypeVar
 
 import msgspec
@@ -14,8 +16,9 @@ import msgspec
 from farflung.broker.core import facts
 from farflung.broker.core.events import NoteApart, ReadTuning, Send
 from farflung.broker.core.protecting import protection
-from farflung.broker.core.records import DONE, FAILED, LOADING, PLANNING, Job, State
-from farflung.broker.core.recovering import recutting, replaying, restoring
+from farflung.broker.core.records import DONE, FAILED, LOADING, PLANNING, QUEUED, RUNNING, Job, State
+from farflung.broker.core.recovering import mending, recutting, replaying, restoring
+from farflung.broker.core.recovering.mending import Mending
 from farflung.broker.core.recovering.replaying import Obstacle, Takeover
 from farflung.broker.core.training import job_queue, jobs, loads
 from farflung.broker.core.transition import Transition
@@ -82,8 +85,15 @@ def link_lost(turn: Transition, job: Job, reason: str) -> None:
 def may_link_up(turn: Transition, job: Job) -> bool:
     """Whether members can keep their state and link up anew, and have not done so in vain too often."""
     is_in_vain = job.recovery.regrouped >= MOST_REGROUPED and not _got_further(job)
-    can = can_regroup(turn, job) or isinstance(replaying.takeover(turn.state, job), Takeover)
-    return can and not is_in_vain
+    return not is_in_vain and (can_regroup(turn, job) or way_on(turn.state, job) is not None)
+
+
+def way_on(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | Mending | None:
+    """How some members keep their state once those that are `lost` are lost, if they can."""
+    found = (
+        mending.mending(state, job, lost) if job.has_equal_pipelines else replaying.takeover(state, job, lost)
+    )
+    return None if isinstance(found, Obstacle) else found
 
 
 def can_regroup(turn: Transition, job: Job) -> bool:
@@ -101,9 +111,9 @@ def link_up(turn: Transition, job: Job, reason: str) -> None:
     if can_regroup(turn, job):
         _regroup(turn, job, reason)
         return
-    found = replaying.takeover(turn.state, job)
-    assert isinstance(found, Takeover)
-    take_over(turn, job, found, reason)
+    found = way_on(turn.state, job)
+    assert found is not None
+    keep_on(turn, job, found, reason)
 
 
 def _regroup(turn: Transition, job: Job, reason: str) -> None:
@@ -120,19 +130,70 @@ def _because(reason: str, message: _Kept) -> _Kept:
 
 
 def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
-    """A member is lost. If workers can run its past units again, the others keep their state."""
-    found = replaying.takeover(turn.state, job, {worker})
-    if isinstance(found, Takeover) and not is_in_vain(job):
-        take_over(turn, job, found, reason)
-    elif isinstance(found, Obstacle) and protection.version_to_restore(job) is not None:
-        give_up(turn, job, f"{reason}; all members go back, as {found.reason}")
+    """A member is lost. If there is a way for them to go on from it, the others keep their state."""
+    found = way_on(turn.state, job, {worker})
+    if found is not None and not is_in_vain(job):
+        keep_on(turn, job, found, reason)
+    elif found is None and protection.version_to_restore(job) is not None:
+        give_up(turn, job, f"{reason}; all members go back, as {_obstacle(turn.state, job, worker)}")
     else:
         give_up(turn, job, reason)
+
+
+def _obstacle(state: State, job: Job, worker: str) -> str:
+    """Why no member can keep its state once this one is lost."""
+    find = mending.mending if job.has_equal_pipelines else replaying.takeover
+    found = find(state, job, {worker})
+    assert isinstance(found, Obstacle)
+    return found.reason
 
 
 def is_in_vain(job: Job) -> bool:
     """Whether members have replayed too often without getting further."""
     return job.recovery.regrouped >= MOST_REPLAYED and not _got_further(job)
+
+
+def keep_on(
+    turn: Transition, job: Job, found: Takeover | Mending, reason: str, in_order: bool = False
+) -> None:
+    """Begin an attempt in which some members keep their state; it is `in_order` if no worker is lost."""
+    if isinstance(found, Takeover):
+        take_over(turn, job, found, reason, in_order)
+    else:
+        mend(turn, job, found, reason, in_order)
+
+
+def mend(turn: Transition, job: Job, found: Mending, reason: str, in_order: bool = False) -> None:
+    """Begin an attempt in which members get their state from other pipelines, or pipelines are dropped."""
+    before, holders = job, protection.holders_for(turn.state, job, found.plan)
+    attempt, reason = job.attempt + 1, one_line(reason)
+    turn.emit(facts.JobMended(turn.now, job.job, attempt, found.plan, holders, found.donors, reason))
+    job = turn.state.jobs[job.job]
+    for name in before.members:
+        is_kept = name in job.members and name not in job.newcomers
+        if turn.state.workers[name].connected and not is_kept:
+            turn.do(Send(name, Stop(job.job, before.attempt, reason)))
+    for name in job.members:
+        kept = _because(reason, continue_of(turn.state, job, name))
+        turn.do(loads.load_of(turn.state, job, name) if name in job.newcomers else Send(name, kept))
+    planned = _because(reason, loads.planned_of(turn.state, job))
+    turn.tell(job.job, msgspec.structs.replace(planned, in_order=in_order))
+    if job.blobs.steering is not None:
+        turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
+
+
+def grow(turn: Transition) -> None:
+    """Let jobs whose pipelines were dropped have them again, between two units, once workers are there."""
+    decided = [fact for fact in turn.facts if isinstance(fact, facts.UnitDecided)]
+    for fact in decided:
+        job = turn.state.jobs[fact.job]
+        is_calm = job.versions.under_way is None and job.copies.under_way is None and not job.held
+        if job.state != RUNNING or job.attempt != fact.attempt or not is_calm:
+            continue
+        if any(one.state == QUEUED and not one.held for one in turn.state.jobs.values()):
+            continue  # it may need these workers
+        if (found := mending.growing(turn.state, job)) is not None:
+            mend(turn, job, found, "there are workers for another replica again", in_order=True)
 
 
 def take_over(turn: Transition, job: Job, found: Takeover, reason: str, in_order: bool = False) -> None:
@@ -181,6 +242,7 @@ def continue_of(state: State, job: Job, worker: str) -> Continue:
         dict(job.holders),
         dict(job.donors),
         job.versions.stable.name if job.donors and job.versions.stable is not None else None,
+        dict(job.state_donors),
     )
 
 

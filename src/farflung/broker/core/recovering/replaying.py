@@ -58,8 +58,8 @@ def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | O
     found = restoring.seating(state, job, staying, _present(state, job, again - set(lost)))
     if found is None:
         return Obstacle("no idle worker computes just like the lost one")
-    places = zip(plan.placements, found.plan.placements, strict=True)
-    takers = {after.worker for before, after in places if before.worker in again}
+    seats = found.plan.seats()
+    takers = {seats[segment] for segment, name in plan.seats().items() if name in again}
     replayers = tuple(name for name in found.plan.workers() if name in takers)
     return Takeover(found.plan, found.donors, replayers)
 

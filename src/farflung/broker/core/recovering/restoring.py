@@ -90,13 +90,16 @@ def preference(state: State, worker: str, lost: str, having: list[str]) -> tuple
     return worker not in having, worker != lost, is_elsewhere, worker
 
 
-def fits(worker: Worker, lost: Worker, job: Job, is_alike: bool = False) -> bool:
-    """Whether a worker can compute a lost worker's part, and may repeat its bits; if `is_alike`, surely."""
+def fits(worker: Worker, lost: Worker, job: Job, is_alike: bool = False, keeps_copies: bool = True) -> bool:
+    """Whether a worker can compute a lost worker's part, and may repeat its bits; if `is_alike`, surely.
+
+    It needs a disk if it `keeps_copies`.
+    """
     own, other = worker.device, lost.device
     needed = min(other.memory_bytes, job.needs.get(lost.worker, other.memory_bytes))
     knows_kernels = bool(own.kernels and other.kernels)
     return (
-        worker.disk_bytes > 0
+        (worker.disk_bytes > 0 or not keeps_copies)
         and (own.kind, own.framework) == (other.kind, other.framework)
         and own.memory_bytes >= needed
         and set(own.lacks) <= set(other.lacks)

@@ -46,7 +46,11 @@ def trouble(state: State, worker: Worker, standing: Standing | None) -> str:
     if not _is_of(standing, job) and not _keeps(job, worker.worker):
         had_nothing = job.state in (PLANNING, LOADING) and worker.worker not in job.loaded
         return "" if had_nothing else "it came back without its part of the job"
-    if standing is not None and standing.phase == "loading" and worker.worker in job.replayers:
+    if (
+        standing is not None
+        and standing.phase == "loading"
+        and worker.worker in {*job.replayers, *job.newcomers}
+    ):
         return "" if job.state == LOADING else "it came back without its part of the job"
     if standing is None or standing.job != job.job or standing.attempt > job.attempt:
         return "it came back without its part of the job"
@@ -196,7 +200,7 @@ def words_of(state: State, job: Job) -> str:
 
 def _keeps(job: Job, worker: str) -> bool:
     """Whether a member goes on in the current attempt with what it held in the one before."""
-    return job.keeps and worker not in job.replayers
+    return job.keeps and worker not in job.replayers and worker not in job.newcomers
 
 
 def _is_of(standing: Standing | None, job: Job) -> bool:

@@ -22,7 +22,7 @@ from farflung.broker.core.records import (
     State,
 )
 from farflung.broker.core.training.monitoring import Monitoring
-from farflung.plans import LinkCodec
+from farflung.plans import LinkCodec, Plan
 
 
 def job_planning(fact: facts.JobPlanning, state: State) -> State:
@@ -117,6 +117,7 @@ def job_restoring(fact: facts.JobRestoring, state: State) -> State:
         holders=dict(fact.holders),
         donors=dict(fact.donors),
         sources=fact.sources,
+        state_donors={},
         replanning=Replanning(),
         recuts=False,
         restores=True,
@@ -177,6 +178,7 @@ def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
         awaited=tuple(fact.awaited),
         donors={},
         sources={},
+        state_donors={},
         replanning=Replanning(),
         standbys={},
         unfit_standbys=Unfit(),
@@ -195,8 +197,8 @@ def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
 def job_replaying(fact: facts.JobReplaying, state: State) -> State:
     held = state.jobs[fact.job]
     assert held.plan is not None
-    pairs = zip(held.plan.placements, fact.plan.placements, strict=True)
-    names = {before.worker: after.worker for before, after in pairs}
+    seats = fact.plan.seats()
+    names = {name: seats[segment] for segment, name in held.plan.seats().items()}
     versions = held.versions.interrupted().seated(tuple(fact.plan.codecs))
     assert versions.stable is not None
     job = replace(
@@ -210,6 +212,7 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
         holders=dict(fact.holders),
         donors=dict(fact.donors),
         sources={},
+        state_donors={},
         replanning=Replanning(),
         keeps=True,
         restores=False,
@@ -218,6 +221,44 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
         logged={name: unit for name, unit in held.logged.items() if name not in fact.replayers},
         history=held.history.since(versions.stable.next_unit).renamed(names),
         versions=versions,
+        loaded=frozenset(),
+        group=None,
+        tuning=None,
+        copies=held.copies.interrupted(),
+        monitoring=monitoring_without_copy(held),
+        unprotected="",
+        standbys={},
+        unfit_standbys=Unfit(),
+        recovery=_regrouped(held),
+        pace=replace(held.pace, moved_at=fact.at),
+    )
+    return assign_workers(state, held, job.members).with_job(job)
+
+
+def job_mended(fact: facts.JobMended, state: State) -> State:
+    held = state.jobs[fact.job]
+    assert held.plan is not None
+    job = replace(
+        held,
+        state=LOADING,
+        reason=held.reason if held.ending else fact.reason,
+        attempt=fact.attempt,
+        plan=fact.plan,
+        whole=held.whole or held.plan,
+        members=tuple(fact.plan.workers()),
+        codecs=tuple(fact.plan.codecs),
+        holders=dict(fact.holders),
+        donors={},
+        sources={},
+        state_donors=dict(fact.donors),
+        replanning=Replanning(),
+        keeps=True,
+        restores=False,
+        replayers=(),
+        awaited=(),
+        logged={},
+        history=History(),
+        versions=_mended(held, fact.plan),
         loaded=frozenset(),
         group=None,
         tuning=None,
@@ -250,6 +291,8 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
         restores=bool(fact.sources),
         donors={},
         sources=fact.sources,
+        state_donors={},
+        whole=None,
         replanning=Replanning(),
         recuts=False,
         unprotected="",
@@ -279,6 +322,7 @@ def without_plan(job: Job) -> Job:
     return replace(
         job,
         plan=None,
+        whole=None,
         codecs=(),
         group=None,
         holders={},
@@ -289,6 +333,7 @@ def without_plan(job: Job) -> Job:
         awaited=(),
         donors={},
         sources={},
+        state_donors={},
         replanning=Replanning(),
         recuts=False,
         standbys={},
@@ -326,6 +371,21 @@ def _recut(job: Job, codecs: tuple[LinkCodec, ...]) -> Versions:
     assert version is not None and job.plan is not None
     names = version.names_by_share(job.plan, job.owned)
     return job.versions.recut(names, version.may_be_on(job.plan, job.holders), codecs)
+
+
+def _mended(job: Job, plan: Plan) -> Versions:
+    """The versions of a job that goes on with other workers in places of its plan, or other pipelines."""
+    versions, stable = job.versions.interrupted(), job.versions.stable
+    if stable is None:
+        return versions
+    assert job.plan is not None
+    before, after = job.plan.seats(), plan.seats()
+    if not after.keys() <= before.keys() and not stable.names:
+        names_by_share = stable.names_by_share(job.plan, job.owned)
+        return versions.recut(names_by_share, stable.may_be_on(job.plan, job.holders), stable.codecs)
+    names = {name: after[segment] for segment, name in before.items() if segment in after}
+    left = [one for one in stable.codecs if one.source in names and one.target in names]
+    return versions.without_shares(after.keys(), renamed(left, names))
 
 
 def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:

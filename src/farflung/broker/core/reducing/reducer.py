@@ -73,6 +73,7 @@ for _function in (
     attempt_reducer.version_given_up,
     attempt_reducer.job_regrouped,
     attempt_reducer.job_replaying,
+    attempt_reducer.job_mended,
     attempt_reducer.job_loading,
     attempt_reducer.job_running,
 ):

@@ -177,6 +177,8 @@ class CommitGroup:
         for share in shares:
             if any(square < 0 for square in share.squares.values()):
                 raise ProtocolError(f"worker {worker} sent a negative sum of squares")
+            if not share.bits.keys() <= share.squares.keys():
+                raise ProtocolError(f"worker {worker} sent bit sums of parameters without squares")
             expected = frozenset() if self.unit.evaluates or not self.trained else self.trained[share.segment]
             if share.squares.keys() != expected and (self.trained or self.unit.evaluates):
                 raise ProtocolError(
@@ -230,11 +232,12 @@ def add_traffic(
 
 def _drift(shares: Iterable[Share]) -> str:
     """Says so if pipelines have found unlike sums of one gradient; each has all of them."""
-    known: dict[int, tuple[int, float]] = {}
+    known: dict[int, tuple[int, float, int | None]] = {}
     for share in shares:
         for value, square in share.squares.items():
-            segment, before = known.setdefault(value, (share.segment, square))
-            if square != before:
+            found = (square, share.bits.get(value))
+            segment, *before = known.setdefault(value, (share.segment, *found))
+            if list(found) != before:
                 return (
                     f"segments {segment} and {share.segment} have unlike gradients of one parameter (value"
                     f" {value}): one of their workers computes or adds wrongly"

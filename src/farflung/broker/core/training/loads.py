@@ -71,6 +71,7 @@ def load_of(state: State, job: Job, worker: str) -> SendLoad:
         holders=dict(job.holders),
         donors=dict(job.donors),
         sources={taker: dict(read) for taker, read in job.sources.items()},
+        state_donors=dict(job.state_donors),
     )
     if (job.restores or worker in job.replayers) and (version := job.versions.stable) is not None:
         load = msgspec.structs.replace(load, version=version.name)
@@ -100,6 +101,7 @@ def planned_of(state: State, job: Job) -> Planned:
         replayers=list(job.replayers),
         replay_from=replay_from(job),
         recut=bool(job.sources),
+        newcomers=sorted(job.newcomers) if job.keeps else [],
     )
 
 

@@ -8,6 +8,7 @@ Elements are independent, so the bits are equal. `runtime.parity.optimizers` bui
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ from farflung.runtime.torch_backend.device import read, widest
 from farflung.runtime.torch_backend.optimizers.fused import Due, update
 from farflung.runtime.torch_backend.optimizers.rules import Kept, parts, step_of
 from farflung.runtime.torch_backend.tensors import sendable, shaped
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Update:
@@ -188,6 +192,12 @@ def squares_of(gradients: Sequence[Tensor]) -> list[Tensor]:
         norms = torch._foreach_norm(rows, 2, dtype=torch.float64)
         return list(torch._foreach_mul(norms, norms))
     return [square_sum(gradient) for gradient in gradients]
+
+
+def words_of(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The elements of a tensor on the host as integers of their bits; shares its memory."""
+    sizes = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().view(sizes[tensor.element_size()]).numpy()
 
 
 def square_sum(gradient: Tensor) -> Tensor:

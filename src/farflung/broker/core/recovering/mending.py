@@ -1,0 +1,158 @@
+"""How a job with replicas goes on when members are lost: from the state that the others hold. Pure.
+
+After each decided unit all pipelines hold the same parameters and slots. So a worker that takes a lost one's
+place gets its state from a member of another pipeline, its *donor*, and no unit runs again but the one in
+flight. If none can take a place, the job goes on without that pipeline: the others run its microbatches, and
+its workers that are well are free. Once there are workers for it, it is there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from farflung.broker.core.records import Job, State
+from farflung.broker.core.recovering import restoring
+from farflung.broker.core.recovering.replaying import Obstacle
+from farflung.plans import LinkCodec, Plan, seated
+
+
+@dataclass(frozen=True)
+class Mending:
+    """How the job goes on: on `plan`, whose members keep their state but for those of some segments.
+
+    These get it from the members that hold other segments, which `donors` names for them.
+    """
+
+    plan: Plan
+    donors: dict[int, int]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Segments of one pipeline that one worker like `model` is to run; best `again`, if that is there."""
+
+    pipeline: int
+    segments: tuple[int, ...]
+    model: str
+    again: str = ""
+
+
+def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obstacle:
+    """How the job goes on once the members `lost` are lost, if its pipelines hold the same state."""
+    plan = job.plan
+    if plan is None or not job.has_equal_pipelines:
+        return Obstacle("no other pipeline holds the same state")
+    without = {*lost, *job.without_state}
+    kept = {segment: name for segment, name in plan.seats().items() if name not in without}
+    if not all(state.workers[name].connected or state.workers[name].away for name in kept.values()):
+        return Obstacle("others are lost, too")
+    places = [
+        _Place(
+            plan.pipeline_of(min(own)), tuple(own), name, "" if name in lost else _present(state, job, name)
+        )
+        for name in plan.workers()
+        if name in without and (own := plan.segments_of(name))
+    ]
+    dropped: set[int] = set()
+    while (taken := _taken(state, job, plan, places, dropped)) is None:
+        open_places = [place.pipeline for place in places if place.pipeline not in dropped]
+        dropped.add(max(sorted(set(open_places)), key=open_places.count))
+    seats = {**kept, **taken}
+    return _found(
+        state, job, {at: name for at, name in seats.items() if plan.pipeline_of(at) not in dropped}, taken
+    )
+
+
+def growing(state: State, job: Job) -> Mending | None:
+    """How the job goes on with a pipeline again that was dropped; None if too few workers for it are idle.
+
+    A job with codecs between its workers stays as it is: those of the links that are gone are not known.
+    """
+    plan = job.plan
+    if plan is None or job.whole is None or job.unit is None or job.codecs or plan.later:
+        return None
+    if plan.live_pipelines() == [*range(len(plan.pipelines))]:
+        return None
+    home, count = plan.home_pipeline, plan.pipelines[0].segments
+    for number in set(range(len(plan.pipelines))) - set(plan.live_pipelines()):
+        places = [
+            _Place(number, tuple(at + (number - home) * count for at in plan.segments_of(name)), name)
+            for name in plan.workers()
+            if plan.pipeline_of(min(plan.segments_of(name))) == home
+        ]
+        taken = _taken(state, job, plan, places, set())
+        found = taken and _found(state, job, {**plan.seats(), **taken}, taken)
+        if isinstance(found, Mending):
+            return found
+    return None
+
+
+def _present(state: State, job: Job, name: str) -> str:
+    """A member without its state that is there, so that it may get it."""
+    worker = state.workers[name]
+    return name if worker.connected and worker.job == job.job and worker.leaving is None else ""
+
+
+def _taken(
+    state: State, job: Job, plan: Plan, places: Collection[_Place], dropped: Collection[int]
+) -> dict[int, str] | None:
+    """Who runs the segments of all places, but those of `dropped` pipelines; None if one stays empty."""
+    taken: dict[int, str] = {}
+    freed = {name for at, name in plan.seats().items() if plan.pipeline_of(at) in dropped}
+    there = [name for name in freed if _present(state, job, name) and name not in job.unable]
+    idle = [name for name in (*state.idle_for(job), *sorted(there)) if not job.on or name in job.on]
+    for place in places:
+        if place.pipeline in dropped:
+            continue
+        if job.unit is None:
+            return None  # there is no unit with which a newcomer could begin
+        model = state.workers[place.model]
+        able = [
+            name
+            for name in idle
+            if restoring.fits(state.workers[name], model, job, is_alike=True, keeps_copies=bool(job.holders))
+        ]
+        able += [place.again] if place.again else []
+        if not able:
+            return None
+        best = min(able, key=lambda name: (name != place.again, state.workers[name].site != model.site, name))
+        taken |= dict.fromkeys(place.segments, best)
+        idle = [name for name in idle if name != best]
+    return taken
+
+
+def _found(state: State, job: Job, seats: Mapping[int, str], taken: Mapping[int, str]) -> Mending | Obstacle:
+    """The plan with these seats, of which those that are `taken` have no state yet, and who gives it."""
+    before, whole = job.plan, job.whole or job.plan
+    assert before is not None and whole is not None
+    if not seats:
+        return Obstacle("each pipeline has lost a worker that no idle one can replace")
+    names = {name: seats[at] for at, name in before.seats().items() if at in seats}
+    plan, donors = seated(whole, seats, _renamed(job.codecs, names)), dict[int, int]()
+    for segment, taker in taken.items():
+        if segment not in seats:
+            continue
+        others = [
+            at
+            for at in seats
+            if at not in taken
+            and job.owned[at] == job.owned[segment]
+            and plan.pipeline_of(at) != plan.pipeline_of(segment)
+        ]
+        if not others:
+            return Obstacle("no pipeline that is left holds the lost worker's state")
+        site = state.workers[taker].site
+        donors[segment] = min(others, key=lambda at: (state.workers[seats[at]].site != site, at))
+    return Mending(plan, donors)
+
+
+def _renamed(codecs: Collection[LinkCodec], names: Mapping[str, str]) -> list[LinkCodec]:
+    """The codec pairs of the links that stay, between those that are in their workers' places now."""
+    return [
+        msgspec.structs.replace(one, source=names[one.source], target=names[one.target])
+        for one in codecs
+        if one.source in names and one.target in names
+    ]

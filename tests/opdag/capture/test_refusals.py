@@ -328,3 +328,24 @@ def test_names_that_forward_does_not_take_are_listed_on_both_sides() -> None:
 def test_an_entry_that_forward_needs_and_the_data_lacks_is_named() -> None:
     words = str(refusal(Base(plain), {"x": pairs()["x"]}))
     assert "missing a required argument: 'y'" in words and "have x, forward takes x, y" in words
+
+
+class Masked(nn.Module):
+    """Makes a mask where none is given, but not while it is exported, as LongT5 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if attention_mask is None and not torch.compiler.is_compiling():
+            attention_mask = torch.ones(x.shape[0], 1)
+        shape = attention_mask.shape  # type: ignore[union-attr]
+        return error(self.layer(x) * shape[1], y)
+
+
+def test_a_mask_that_a_model_makes_only_outside_of_export_is_asked_for() -> None:
+    words = str(refusal(Masked()))
+    assert "'NoneType' object has no attribute 'shape'" in words
+    assert "the data has no 'attention_mask', and some models make none while they are captured" in words
+    assert "attention_mask" not in str(refusal(Base(lambda self, x, y: self.missing.shape)))

@@ -23,7 +23,7 @@ from farflung.opdag.capture.call_recorder import Watch
 from farflung.opdag.capture.custom_functions import CUSTOM_FUNCTIONS, plain_functions
 from farflung.opdag.capture.decompose import functional, is_functional
 from farflung.opdag.capture.draft import Origin
-from farflung.opdag.capture.failures import explain_failure, quiet, with_switch
+from farflung.opdag.capture.failures import explain_failure, quiet, with_missing_mask, with_switch
 from farflung.opdag.capture.lint_results import Remarks, Verdict
 from farflung.opdag.capture.lints import (
     check_batch,
@@ -104,7 +104,8 @@ def capture(
             found = _trace(module, batch, loss, precision, remarks, metrics or {})
         except CaptureError as error:
             trace = partial(_trace, module, batch, loss, precision, Remarks())
-            raise with_switch(_of_its_metric(error, trace, metrics or {}), module) from None
+            error = with_missing_mask(_of_its_metric(error, trace, metrics or {}), module, batch)
+            raise with_switch(error, module) from None
         if changed := python_state.changed(before, found.left):
             words = ", ".join(changed[:4])
             python_state.put(module, found.left)

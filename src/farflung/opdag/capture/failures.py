@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import re
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
@@ -129,6 +130,25 @@ def explain_failure(error: Exception, dependent: str | None = None) -> CaptureEr
     notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
     called = next((f"; {note}" for note in notes if note.startswith(CALLED)), "")
     return CaptureError(message + called, "opset")
+
+
+_MASK = "attention_mask"
+
+
+def with_missing_mask(error: CaptureError, module: nn.Module, given: Collection[str]) -> CaptureError:
+    """The error and, if an attention mask that was left out may be its cause, advice to give one.
+
+    Some models of transformers make a mask of ones where none is given, but not while they are exported.
+    """
+    if _MASK in given or "'NoneType' object" not in str(error):
+        return error
+    if not any(_MASK in inspect.signature(part.forward).parameters for part in module.modules()):
+        return error
+    return CaptureError(
+        f"{error}; the data has no {_MASK!r}, and some models make none while they are captured: give one, of"
+        " ones where nothing is padding",
+        error.lint,
+    )
 
 
 _SWITCHES = {

@@ -18,6 +18,8 @@ RUN /opt/farflung/bin/pip install --no-cache-dir --constraint requirements.lock 
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/farflung /opt/farflung
+# As process 1 farflung would be spared a SIGTERM that comes while it starts; tini passes it on.
+RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 # The number is also that of `farflung launch kubernetes`, whose pods do not run as root.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /var/lib/farflung farflung \
     && install --directory --owner farflung --group farflung --mode 700 /var/lib/farflung
@@ -29,5 +31,5 @@ VOLUME /var/lib/farflung
 EXPOSE 7700
 # A worker hands over its share at SIGTERM: give it 660 s (`docker stop --time 660`, `stop_grace_period`).
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["farflung"]
+ENTRYPOINT ["tini", "--", "farflung"]
 CMD ["--help"]

@@ -46,6 +46,7 @@ def test_workers_of_a_job_array_train_and_one_leaves_when_it_is_cancelled(tmp_pa
         eventually("two workers", lambda: len(place.status()["backup_pool"]) == 2, 0.4)
         workers = place.status()["workers"]
         assert {worker["site"] for worker in workers} == {"the attic's cluster"}, logs(place)
+        assert "--temporary" in place.command_lines() and "ff1-" not in place.command_lines()
 
         run = train(place, "run", "--workers", "2")
         run.reaches(3)

@@ -19,6 +19,7 @@ HOSTS = ("127.0.0.1", "localhost")
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.full,
     pytest.mark.skipif(
         os.geteuid() != 0 or not Path(SSHD).exists() or shutil.which("ssh") is None,
         reason="no sshd for root here: apt install openssh-server openssh-client",
@@ -109,6 +110,7 @@ def test_workers_on_two_hosts_train_and_leave(tmp_path: Path) -> None:
             eventually("two workers", lambda: len(place.status()["backup_pool"]) == 2, 0.4)
             assert {worker["site"] for worker in place.status()["workers"]} == {"here; exit 1"}
             assert run(place, script).stderr.count("runs already") == 2
+            assert "--folder=" in place.command_lines() and "ff1-" not in place.command_lines()
 
             trained = train(place, "run", "--workers", "2")
             trained.reaches(2)

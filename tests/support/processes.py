@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -216,6 +216,14 @@ class Machines:
         """Processes that still run of all that was started here, children of children too."""
         own = {command.process.pid for command in self._started if command.process.poll() is None}
         return [p for p in psutil.process_iter() if p.pid in own or self._is_ours(p)]
+
+    def command_lines(self) -> str:
+        """The command lines of all processes that run of what was started here, as other users see them."""
+        lines = []
+        for process in self.orphans():
+            with suppress(psutil.Error):
+                lines.append(" ".join(process.cmdline()))
+        return "\n".join(lines)
 
     def left_behind(self) -> list[Path]:
         """Temporary files of all these commands; torch's own cache, which it makes on import, is its own."""

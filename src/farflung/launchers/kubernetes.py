@@ -102,6 +102,11 @@ class Kubernetes(SubmittingLauncher):
         """Whether the manifest has a Secret of its own."""
         return not self.secret
 
+    @property
+    def token_in_environment(self) -> bool:
+        """`kubectl` needs no token."""
+        return False
+
     def render(self, token: str | None = None) -> str:
         """The manifest; without `secret` it needs the token."""
         own = self.workers

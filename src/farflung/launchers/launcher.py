@@ -26,7 +26,7 @@ class Launcher(ABC):
 
     @property
     def token_in_script(self) -> bool:
-        """Whether the script holds the token; else it comes from the environment of what runs the script."""
+        """Whether the script holds the token."""
         return False
 
     @abstractmethod
@@ -41,12 +41,17 @@ class SubmittingLauncher(Launcher):
     program: ClassVar[str]
     where: ClassVar[str]
 
+    @property
+    def token_in_environment(self) -> bool:
+        """Whether what runs the script must have the token in its environment."""
+        return not self.token_in_script
+
     @abstractmethod
     def command(self) -> list[str]:
         """The command that runs the script, which it reads from standard input."""
 
-    def submit(self, script: str, token: str) -> int:
-        """Run the script with `token` in the environment; the exit code of the command.
+    def submit(self, script: str, token: str | None) -> int:
+        """Run the script, with the token in the environment if there is one; the exit code of the command.
 
         Raises
         ------
@@ -65,12 +70,12 @@ class SubmittingLauncher(Launcher):
             )
 
 
-def run(command: list[str], token: str, script: str = "") -> int:
-    """Run a command with `script` on standard input and the token in its environment; its exit code.
+def run(command: list[str], token: str | None, script: str = "") -> int:
+    """Run a command with `script` on standard input and a token in its environment; its exit code.
 
     Ctrl-C reaches the command, too: what that does then may take as long as workers take to leave.
     """
-    environment = {**os.environ, TOKEN_VARIABLE: token}
+    environment = {**os.environ, **({} if token is None else {TOKEN_VARIABLE: token})}
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
         try:
             process.communicate(script.encode())

@@ -109,7 +109,7 @@ class SkyPilot(SubmittingLauncher):
             "--yes",
         ]
 
-    def submit(self, script: str, token: str) -> int:
+    def submit(self, script: str, token: str | None) -> int:
         """As for other launchers; `sky` reads no standard input, so the task is a file for a moment."""
         self.require_program()
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

@@ -102,5 +102,5 @@ class Slurm(SubmittingLauncher):
         return [*asked, *self.directives]
 
     def command(self) -> list[str]:
-        """`sbatch`, which copies its environment to the workers."""
-        return [self.program]
+        """`sbatch`, which copies its environment to the workers, whatever SBATCH_EXPORT says."""
+        return [self.program, "--export=ALL"]

@@ -153,11 +153,25 @@ def test_the_script_goes_to_the_program_and_its_exit_code_comes_back(
 ) -> None:
     create_token(home / "broker", "worker", 1)
     program = tmp_path / "bin/sbatch"
-    program.write_text(f'#!/bin/sh\n/bin/cat >"$0.script"\necho "$FARFLUNG_TOKEN" >"$0.token"\nexit {code}\n')
+    program.write_text(
+        f'#!/bin/sh\n/bin/cat >"$0.script"\necho "$FARFLUNG_TOKEN" "$@" >"$0.token"\nexit {code}\n'
+    )
     program.chmod(0o755)
     assert run([*SLURM, "--submit"]) == found
     assert "#SBATCH --array=1-2" in (tmp_path / "bin/sbatch.script").read_text()
-    assert (tmp_path / "bin/sbatch.token").read_text().startswith("ff1-")
+    token, options = (tmp_path / "bin/sbatch.token").read_text().split()
+    assert token.startswith("ff1-") and options == "--export=ALL"
+
+
+def test_an_existing_secret_needs_no_token(tmp_path: Path) -> None:
+    program = tmp_path / "bin/kubectl"
+    program.write_text(
+        '#!/bin/sh\n/bin/cat >"$0.manifest"\necho "$@" "${FARFLUNG_TOKEN:-none}" >"$0.words"\n'
+    )
+    program.chmod(0o755)
+    assert run([*KUBERNETES, "--secret", "mine", "--submit"]) == 0
+    assert (tmp_path / "bin/kubectl.words").read_text() == "apply --filename - none\n"
+    assert 'secretName: "mine"' in (tmp_path / "bin/kubectl.manifest").read_text()
 
 
 def test_a_broker_that_only_this_machine_reaches_is_noted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,18 +41,19 @@ def deliver(
     from farflung.launchers import SubmittingLauncher
 
     _warn_of_loopback(launcher)
+    needed = launcher.token_in_script
     if submit:
         assert isinstance(launcher, SubmittingLauncher)
         launcher.require_program()  # before a token is made
+        needed |= launcher.token_in_environment
     launcher.render("token")  # likewise: a mistake in an option must not cost one
-    needed = submit or launcher.token_in_script
     given = token_from(token, token_file)
     text = _usable(given, launcher.workers.count, folder_of("broker", broker_folder), needed)
     script = launcher.render(text)
     if output is not None:
         _write(output, script, launcher.token_in_script)
     if submit:
-        assert isinstance(launcher, SubmittingLauncher) and text is not None
+        assert isinstance(launcher, SubmittingLauncher)
         if code := launcher.submit(script, text):
             raise typer.Exit(code)
     elif output is None:

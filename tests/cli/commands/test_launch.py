@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farflung.broker.security.authority import create_token
-from farflung.broker.security.tokens import known_tokens
+from farflung.broker.security.tokens import known_tokens, revoke_token, token_id
 from farflung.cli.main import run
 
 SLURM = ["launch", "slurm", "203.0.113.5", "--workers", "2", "--memory", "4"]
@@ -122,6 +122,10 @@ def test_a_token_must_let_all_workers_in(
     once = create_token(home / "broker", "worker", 1)
     said = refused(capsys, *KUBERNETES, "--token", once.text)
     assert "has 1 use left, but 2 workers need one each" in said
+    revoke_token(home / "broker", token_id(once.digest))
+    assert "was revoked, but 2 workers" in refused(capsys, *KUBERNETES, "--token", once.text)
+    old = create_token(home / "broker", "worker", 9, 1e-9)
+    assert "has expired, but 2 workers" in refused(capsys, *KUBERNETES, "--token", old.text)
     file = tmp_path / "token"
     file.write_text(create_token(home / "broker", "submitter", 9).text)
     assert "for a submitter, not for workers" in refused(capsys, *KUBERNETES, "--token-file", str(file))

@@ -62,7 +62,10 @@ def slurm(
     token_file: TokenFile = None,
     broker_folder: BrokerFolderOption = None,
 ) -> None:
-    """A batch script for Slurm: a job array, each of whose tasks is one worker."""
+    """Slurm: a job array of workers.
+
+    The batch script asks for each worker by itself, so that it begins as soon as there is room for it.
+    """
     from farflung.launchers import Slurm, Workers
 
     workers = Workers(broker, count, name, site, device, memory, disk, cpus, gpu)
@@ -96,7 +99,10 @@ def kubernetes(
     token_file: TokenFile = None,
     broker_folder: BrokerFolderOption = None,
 ) -> None:
-    """A manifest for Kubernetes: a Deployment whose pods are one worker each."""
+    """Kubernetes: a Deployment of workers.
+
+    The manifest has a Secret with the token, unless --secret names one.
+    """
     from farflung.launchers import Kubernetes, Workers
 
     workers = Workers(broker, count, name, site, device, memory, disk, cpus, gpu)
@@ -126,7 +132,7 @@ def skypilot(
     token_file: TokenFile = None,
     broker_folder: BrokerFolderOption = None,
 ) -> None:
-    """A task for SkyPilot: nodes of a cloud that are one worker each."""
+    """SkyPilot: a worker on each node of a cluster."""
     from farflung.launchers import SkyPilot, Workers
 
     workers = Workers(broker, count, name, site, device, memory, disk, cpus, gpu)
@@ -154,7 +160,10 @@ def ray(
     token_file: TokenFile = None,
     broker_folder: BrokerFolderOption = None,
 ) -> None:
-    """A program for Ray, which runs each worker as a task of a cluster until it is stopped."""
+    """Ray: workers as actors of a cluster.
+
+    The program runs as long as its workers do; they leave when it is stopped.
+    """
     from farflung.launchers import Ray, Workers
 
     workers = Workers(broker, count, name, site, device, memory, disk, cpus, gpu)
@@ -179,7 +188,9 @@ def ssh(
     program: Annotated[
         str,
         typer.Option(
-            "--program", metavar="PATH", help="farflung on the hosts, by PATH or from the home folder."
+            "--program",
+            metavar="PATH",
+            help="farflung on the hosts: on their PATH or, with a slash, from the home folder on.",
         ),
     ] = "farflung",
     setup: SetupOption = None,
@@ -189,7 +200,10 @@ def ssh(
     token_file: TokenFile = None,
     broker_folder: BrokerFolderOption = None,
 ) -> None:
-    """A shell script that starts a worker on each host by ssh, and stops them again."""
+    """ssh: a worker on each of some hosts.
+
+    The shell script starts them and, with the word `stop`, lets them leave.
+    """
     from farflung.launchers import Ssh, Workers
 
     workers = Workers(broker, len(hosts), name, site, device, memory, disk, cpus)
@@ -213,7 +227,10 @@ def systemd(
     program: ProgramOption = None,
     output: OutputOption = None,
 ) -> None:
-    """A unit for systemd, by which workers start with a machine."""
+    """systemd: workers that start with a machine.
+
+    The unit is a template with an instance for each worker.
+    """
     from farflung.launchers import Systemd, Workers
 
     workers = Workers(broker, count, name, site, device, memory, disk, cpus)

@@ -87,18 +87,25 @@ def _usable(text: str | None, workers: int, broker: Path, needed: bool) -> str |
 
 
 def _check_uses(token: Token, workers: int, broker: Path) -> None:
-    """Refuse a token of this machine's broker that lets fewer workers in."""
+    """Refuse a token of this machine's broker that lets fewer workers in, or none any more."""
     from farflung.broker.security.tokens import known_tokens, token_id
+    from farflung.transport.security.certificates import certificate_from_pem, fingerprint
+    from farflung.transport.security.identity import AUTHORITY_FILE
 
+    if fingerprint(certificate_from_pem((broker / AUTHORITY_FILE).read_bytes())) != token.fingerprint:
+        return  # of another broker, which alone knows
     id = token_id(token.digest)
-    for known in known_tokens(broker):
-        left = max(0, known.uses - known.used) if known.state == "good" else 0
-        if known.id == id and left < workers:
-            state = "has expired" if known.state == "expired" else f"has {count_of(left, 'use')} left"
-            raise IdentityError(
-                f"token {id} {state}, but {count_of(workers, 'worker')} need one each: farflung token create"
-                f" --role worker --uses {workers}"
-            )
+    known = next((known for known in known_tokens(broker) if known.id == id), None)
+    left = known.uses - known.used if known is not None and known.state == "good" else 0
+    if left >= workers:
+        return
+    found = f"has {count_of(left, 'use')} left"
+    if known is None or known.state == "expired":
+        found = "was revoked" if known is None else "has expired"
+    raise IdentityError(
+        f"token {id} {found}, but {count_of(workers, 'worker')} need one each: farflung token create"
+        f" --role worker --uses {workers}"
+    )
 
 
 def _warn_of_loopback(launcher: Launcher) -> None:

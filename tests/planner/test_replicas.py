@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from farflung.planner.replicas import (
     shared_out,
     with_replicas,
 )
+from farflung.planner.run import predict
 from farflung.plans import CodecWishes, Topology, WorkerSpec
 from farflung.plans.ability import Ability
 from farflung.runtime.optimizers.declared import SGD
@@ -103,11 +105,11 @@ def far_apart(sites: list[str], mbps: float) -> Topology:
     return Topology(specs, tuple((1.0,) * len(sites) for _ in sites), rates)
 
 
-def planned_with(sums: str, topology: Topology) -> Schedule:
+def planned_with(sums: str, topology: Topology, inner_steps: int = 1) -> Schedule:
     search = scheduler_for(CodecWishes(sums=sums), with_replicas(scheduler("auto"), 2), Conditions())
     megabyte = np.full(8, 1e6)
     chain = replace(chain_workload([1.0] * 8, [UNIT] * 7), parameter_bytes=megabyte, trainable_bytes=megabyte)
-    return search(topology, chain, Options(budget=60, most_replicas=2))
+    return search(topology, chain, Options(budget=60, most_replicas=2, inner_steps=inner_steps))
 
 
 def test_a_codec_on_sums_is_simulated_between_sites_and_not_within_one() -> None:
@@ -127,3 +129,16 @@ def test_auto_codes_sums_where_a_step_gets_shorter() -> None:
     assert chosen.plan.sum_codec == "int8"
     assert any("sums of gradients are written by int8 between sites" in note for note in chosen.notes)
     assert planned_with("auto", fast).plan.sum_codec == "dense"
+
+
+@pytest.mark.parametrize(("inner_steps", "words"), [(1, "would take"), (20, "on average, merges included")])
+def test_a_prediction_says_what_training_apart_gains(inner_steps: int, words: str) -> None:
+    topology = far_apart(["north", "south"], 1.0)
+    plan = planned_with("dense", topology, inner_steps).plan
+    assert plan.inner_steps == inner_steps
+    found = predict(plan, topology, CodecWishes(), 100, Conditions())
+    assert len(found.notes) == 1 and words in found.notes[0]
+    other = msgspec.structs.replace(plan, inner_steps=21 - inner_steps)
+    seconds = [simulate(one, topology).step_seconds for one in (plan, other)]
+    assert min(seconds) < 0.5 * max(seconds)
+    assert closed_form(plan, topology) <= seconds[0]

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from farflung.planner.answer import with_recompute
 from farflung.planner.assignment import Options, Schedule, Scheduler
 from farflung.planner.codecs.wishes import phase_notes, phased, unused, unused_phases
 from farflung.planner.notes import draws_notes
 from farflung.plans import CodecWishes, Plan, Recompute, Topology, connected_part
 from farflung.simulator import Conditions, Simulation, simulate
+from farflung.text import format_seconds
 from farflung.workload import Workload
+
+INNER_STEPS = 20
+"""Of the proposal to train apart."""
+MUCH = 0.7
+"""Training apart is proposed if it takes at most this part of a step's time."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +51,25 @@ def predict(
     plan = phased(plan, wishes, steps)
     connected, left_out = connected_part(topology)
     simulation = simulate(plan, connected, conditions)
-    return PredictedPlan(
-        plan, connected, list(left_out), simulation, phase_notes(plan, steps, connected, conditions)
-    )
+    notes = phase_notes(plan, steps, connected, conditions)
+    notes += _apart_notes(plan, connected, conditions, simulation.step_seconds)
+    return PredictedPlan(plan, connected, list(left_out), simulation, notes)
+
+
+def _apart_notes(plan: Plan, topology: Topology, conditions: Conditions, seconds: float) -> tuple[str, ...]:
+    """What replicas gain if they train apart; where they add up gradients, only if it is much."""
+    if plan.replicas == 1:
+        return ()
+    inner_steps = INNER_STEPS if plan.inner_steps == 1 else 1
+    other = simulate(msgspec.structs.replace(plan, inner_steps=inner_steps), topology, conditions)
+    found, instead = format_seconds(seconds), format_seconds(other.step_seconds)
+    if plan.inner_steps > 1:
+        words = f"replicas train apart: a step takes {found} on average, merges included, and would take"
+        return (f"{words} {instead} if gradients were added up in each one",)
+    if other.step_seconds > MUCH * seconds:
+        return ()
+    words = f"replicas that train apart, Job(sync=farflung.DiLoCo(inner_steps={INNER_STEPS})), would take"
+    return (f"{words} {instead} a step on average; that changes numbers",)
 
 
 def plan_notes(

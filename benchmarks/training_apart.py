@@ -8,9 +8,10 @@ each other, in both directions. The sides:
 
 * synchronous: gradients are added up in each step, dense;
 * alone: one replica with its half of each batch, which sends nothing;
-* `H/CODEC/WARMUP`: DiLoCo with so many inner steps, that codec of merges and that warm-up.
+* `H/CODEC/WARMUP`: DiLoCo with so many inner steps, that codec of merges and that warm-up. The outer
+  optimizer is the default, or as in `H/CODEC/WARMUP/LR/MOMENTUM`.
 
-The outer optimizer is the default. Losses are those of the first replica on 256 held-out samples after the
+ Losses are those of the first replica on 256 held-out samples after the
 last step. Each run is kept as a line of `--kept`, so a study that was interrupted goes on where it was.
 """
 
@@ -103,8 +104,10 @@ def training_of(subject: Subject, side: str, seed: int) -> tuple[Training, str]:
         return msgspec.structs.replace(training, microbatches=training.microbatches // 2), DENSE
     if side == SYNCHRONOUS:
         return training, DENSE
-    inner, codec, warmup = side.split("/")
-    sync = farflung.DiLoCo(inner_steps=int(inner), warmup=int(warmup))
+    inner, codec, warmup, *outer = side.split("/")
+    sync = farflung.DiLoCo(
+        inner_steps=int(inner), warmup=int(warmup), outer=farflung.Nesterov(*map(float, outer))
+    )
     optimizer = msgspec.structs.replace(training.optimizer, diloco=sync)
     return msgspec.structs.replace(training, optimizer=optimizer), codec
 

@@ -31,7 +31,7 @@ from farflung.runtime.parity.optimizers import build, set_learning_rate
 Step = Callable[[dict[str, Tensor], int], float]
 DDP, POWERSGD = "ddp", "ddp-powersgd"
 POWERSGD_RANK = 4
-POWERSGD_FROM = 10
+POWERSGD_FROM = 2  # the first step that torch allows: a leg has few
 """Steps of plain DDP before PowerSGD begins (arXiv 1905.13727), while gradients change fast."""
 ALONE = "alone"
 """One process that trains the whole model, on the first node."""

@@ -38,12 +38,19 @@ def key_of(system: str, place: Ground, course: Course, warmup: int) -> str:
 
 
 def kept_leg(runs: Path, key: str) -> Leg | None:
-    """The leg that is kept in its folder; what an interrupted or another one left there is removed."""
+    """The leg that is kept in its folder.
+
+    A whole leg of another key makes room: its folder gets that key's name. What an interrupted one left is
+    removed.
+    """
     path = runs / NAME
     if path.exists():
         found = msgspec.json.decode(path.read_bytes(), type=Kept)
         if found.key == key:
             return found.leg
+        other = runs.with_name(f"{runs.name}.{found.key}")
+        if not other.exists():
+            runs.rename(other)
     if runs.exists():
         shutil.rmtree(runs)
     return None

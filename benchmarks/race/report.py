@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from benchmarks.race.chart import loss_chart
-from benchmarks.race.result import Result, System
+from benchmarks.race.result import SEEDS, Result, System
 from benchmarks.race.systems import ALONE, FARFLUNG
 from rich.console import Console
 from rich.table import Table
@@ -51,6 +51,8 @@ def steps_words(system: System) -> str:
     if not system.same_losses:
         return "other losses"
     reached = [step for step in system.steps_by_seed if step is not None]
+    if len(system.steps_by_seed) < SEEDS:
+        return f"counted on {len(system.steps_by_seed)} of {SEEDS} seeds"
     if system.steps_to_target is None:
         return f"not reached ({len(reached)} of {len(system.steps_by_seed)} seeds)"
     return f"{system.steps_to_target:.0f} ({min(reached):.0f}-{max(reached):.0f})"

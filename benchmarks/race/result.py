@@ -27,6 +27,8 @@ CLASSES = {
     "one machine alone": [ALONE],
 }
 """Kinds of opponents. Each is as fast as the fastest of its systems that raced."""
+SEEDS = 5
+"""Counted seeds without which a system has no time to the target."""
 ELSEWHERE = 2e-6
 """Relative difference of a first loss between this machine and another device or version of PyTorch. An H200
 with PyTorch 2.11 differs from a CPU with 2.13 by 5e-8; int8 boundaries differ from dense ones by 4e-6."""
@@ -39,10 +41,10 @@ class System(msgspec.Struct, frozen=True):
     is a step's, at the switch, IP headers included; `cpu_seconds_per_step` that of its processes.
 
     `steps_by_seed` were counted without a network, None: not at the target. Steps and seconds to the target
-    are medians over the seeds, with a 90 % interval by bootstrap over seeds and measured steps; None if one
-    seed does not reach it, if it was not counted (`counted` is false), or if the losses were not those of the
-    counted run (`same_losses`), which other code may have made. Validation is of the plain model over
-    seconds, the mean of all seeds.
+    are medians over the seeds, with a 90 % interval by bootstrap over seeds and measured steps; None if there
+    are fewer than `SEEDS`, if one does not reach it, if it was not counted (`counted` is false), or if the
+    losses were not those of the counted run (`same_losses`), which other code may have made. Validation is of
+    the plain model over seconds, the mean of all seeds.
     """
 
     seconds_per_step: float
@@ -183,7 +185,8 @@ def system(legs: Sequence[Leg], course: Course, counted: Counted | None) -> Syst
     seconds = _seconds(legs)
     median = statistics.median(seconds)
     same = counted is not None and all(agrees(leg.losses, counted.losses, ELSEWHERE) for leg in legs)
-    reached = counted.reached if counted is not None and same else []
+    is_enough = counted is not None and same and len(counted.steps) >= SEEDS
+    reached = counted.reached if counted is not None and is_enough else []
     side = Side(reached, seconds)
     return System(
         seconds_per_step=median,

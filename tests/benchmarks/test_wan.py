@@ -108,8 +108,12 @@ def test_farflung_with_codecs_has_the_losses_of_one_process_with_them(tmp_path: 
     assert coded_reference(course, renamed, tmp_path / "known", never).losses == known.losses
 
 
-KNOWN = Counted([100.0, 110.0, 120.0], [3.0, 2.0], [(0, 3.5), (8, 1.4)], ["code"], ["cpu"], None)
-SLOWER = Counted([110.0, 121.0, 132.0], [3.1, 2.1], [(0, 3.5), (8, 1.5)], ["code"], ["cpu"], 6.0)
+KNOWN = Counted(
+    [100.0, 105.0, 110.0, 115.0, 120.0], [3.0, 2.0], [(0, 3.5), (8, 1.4)], ["code"], ["cpu"], None
+)
+SLOWER = Counted(
+    [110.0, 115.5, 121.0, 126.5, 132.0], [3.1, 2.1], [(0, 3.5), (8, 1.5)], ["code"], ["cpu"], 6.0
+)
 
 
 def raced(counts: dict[str, Counted | None], **seconds: float) -> Result:
@@ -148,15 +152,22 @@ def test_where_one_machine_alone_is_first_the_report_says_so() -> None:
 
 
 def test_a_system_that_does_not_reach_the_target_has_no_number() -> None:
-    never = msgspec.structs.replace(SLOWER, steps=[110.0, None, 132.0])
+    never = msgspec.structs.replace(SLOWER, steps=[110.0, None, 121.0, 126.5, 132.0])
     found = raced({AUTO: never}, gpipe=8.0)
     assert found.systems[AUTO].seconds_to_target is None
-    assert steps_words(found.systems[AUTO]) == "not reached (2 of 3 seeds)"
+    assert steps_words(found.systems[AUTO]) == "not reached (4 of 5 seeds)"
     assert AUTO not in found.speedups
     assert found.speedup_to_target_loss == pytest.approx(2.0)  # dense farflung's
 
 
-def test_a_system_nobody_counted_or_with_other_losses_has_no_time() -> None:
+def test_a_system_counted_on_fewer_seeds_has_no_time() -> None:
+    few = msgspec.structs.replace(SLOWER, steps=SLOWER.steps[:4])
+    found = raced({AUTO: few}, gpipe=8.0)
+    assert found.systems[AUTO].seconds_to_target is None
+    assert steps_words(found.systems[AUTO]) == "counted on 4 of 5 seeds"
+
+
+def test_a_system_that_was_not_counted_or_with_other_losses_has_no_time() -> None:
     found = raced({AUTO: None}, gpipe=8.0)
     assert steps_words(found.systems[AUTO]) == "not counted"
     assert any("not counted: farflung auto" in line for line in lines(found))
@@ -293,6 +304,7 @@ def test_an_interrupted_race_goes_on_with_its_next_leg(
         with pytest.raises(RuntimeError, match="went away"):  # another leg is never taken for this one
             wan._leg(FARFLUNG, place, course, tmp_path / "0", warmup)
     assert not (tmp_path / "0").exists()
+    assert len([one for one in tmp_path.iterdir() if one.name.startswith("0.")]) == 1  # it stays by its key
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "half.log").touch()
     wan._leg("gpipe", place, TINY, tmp_path / "1", 1)

@@ -67,6 +67,7 @@ TAKEN_APART: dict[str, Callable[[Tensor], Tensor]] = {
     "tile": lambda x: x.tile(2, 1),
     "outer": lambda x: torch.outer(x[:, 0], x[:, 1]),
     "one_hot": lambda x: F.one_hot(x.detach().abs().long().clamp(0, 3), 4) * x[..., None],
+    "uniform_": lambda x: x * torch.empty_like(x).uniform_(0.9, 1.1) + F.dropout(x, 0.5),
     "sort": lambda x: x.sort(-1, descending=True).values * torch.arange(x.shape[1]),
     "argsort": lambda x: x.gather(1, x.argsort(-1)) * torch.arange(x.shape[1]),
     "quantile": lambda x: x.quantile(0.3, dim=1),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
@@ -200,7 +201,20 @@ OWN: dict[torch._ops.OperatorBase, Composition] = {
     _ATEN.exp2.default: lambda self: torch.pow(2.0, self),
     _ATEN.log10.default: lambda self: self.log() / math.log(10),
 }
-"""By op, a function of the op's own arguments. Random ops have none: their numbers would not be eager's."""
+"""By op, a function of the op's own arguments."""
+
+
+def _uniform(self: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    """One draw of `rand_like`, as eager makes one of the same bits; eager rounds product and sum at once.
+
+    In 16 bits eager takes other bits of its generator, which the self-check then refuses.
+    """
+    kind = np.float64 if self.dtype == torch.float64 else np.float32
+    return torch.rand_like(self) * float(kind(high) - kind(low)) + low
+
+
+DRAWN: dict[torch._ops.OperatorBase, Composition] = {_ATEN.uniform.default: _uniform}
+"""Random ops that are written with another one, which draws the same numbers in its place."""
 
 OF_TORCH = (
     _ATEN.grid_sampler_2d.default,
@@ -213,4 +227,4 @@ OF_TORCH = (
 
 def compositions() -> dict[torch._ops.OperatorBase, Composition]:
     """All of them, by op."""
-    return {op: decomposition_table[op] for op in OF_TORCH if op in decomposition_table} | OWN
+    return {op: decomposition_table[op] for op in OF_TORCH if op in decomposition_table} | OWN | DRAWN

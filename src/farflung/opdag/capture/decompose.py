@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from farflung.opdag.capture.compositions import compositions
+from farflung.opdag.capture.compositions import DRAWN, compositions
 from farflung.opdag.capture.missing_ops import leaves_nothing, missing_calls
 
 _WRITTEN_ALIKE = {
@@ -72,9 +72,9 @@ def _nested(program: ExportedProgram) -> int:
 
 
 def _decompositions_of(ops: Collection[torch._ops.OpOverload]) -> Decompositions:
-    """Decompositions of ops that have one, except random ops, which would draw other numbers than eager."""
+    """Decompositions of ops that have one, except of random ops that would draw other numbers than eager."""
     if not ops:
         return {}
     known = {**torch.export.default_decompositions().materialize(), **compositions()}
     drawn = torch.Tag.nondeterministic_seeded
-    return {op: known[op] for op in ops if op in known and drawn not in op.tags}
+    return {op: known[op] for op in ops if op in known and (drawn not in op.tags or op in DRAWN)}

@@ -156,7 +156,14 @@ def test_a_token_that_is_none_is_not_sent_to_hosts() -> None:
 
 def test_schedulers_are_asked_for_what_a_worker_needs() -> None:
     lines = Slurm(workers(cpus=2), hours=1.5, directives=("--partition=far",)).render().splitlines()
-    for asked in ("cpus-per-task=2", "mem=6G", "time=1:30:00", "partition=far", "signal=B:TERM@660"):
+    for asked in (
+        "cpus-per-task=2",
+        "mem=6G",
+        "time=1:30:00",
+        "partition=far",
+        "open-mode=append",
+        "signal=B:TERM@660",
+    ):
         assert f"#SBATCH --{asked}" in lines
     assert "export OMP_NUM_THREADS=2" in lines
     assert "#SBATCH --gres=gpu:A100:1" in Slurm(on_gpus()).render().splitlines()

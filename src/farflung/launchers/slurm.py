@@ -24,6 +24,7 @@ _SCRIPT = """\
 {directives}
 #SBATCH --export=ALL
 #SBATCH --output={name}-%A_%a.log
+#SBATCH --open-mode=append
 # {seconds} s before its time is over a worker gets SIGTERM, and others take its share within 10 minutes.
 #SBATCH --signal=B:TERM@{seconds}
 

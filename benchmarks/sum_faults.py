@@ -39,6 +39,9 @@ KINDS = (signal.SIGKILL, signal.SIGSTOP)
 NOTICED_SECONDS = 2.0
 """So long may the others take to notice and to link up, as in `benchmarks.recovery`."""
 
+HANGS_SECONDS = 600.0
+"""What takes longer hangs, however busy the machine is."""
+
 MOST_MESSAGES = 40
 
 
@@ -131,7 +134,7 @@ def measured(folder: Path, trials: int, seed: int, lease: float) -> Result:
     with StrikingFleet(folder / "fleet", MEMBERS + SPARE, lease) as fleet:
         options = ["--out", str(folder / "run"), "--workers", str(MEMBERS), "--replicas", str(REPLICAS)]
         fleet.train(folder / "run", *options, job=JOB)
-        wait_until(lambda: len(run.steps) >= FIRST_STEPS, f"the first steps: see {folder}")
+        wait_until(lambda: len(run.steps) >= FIRST_STEPS, f"the first steps: see {folder}", HANGS_SECONDS)
         undisturbed = [row.seconds for _, row in run.steps[1:]]
         step_seconds = statistics.median(undisturbed)
         for number in range(trials * len(KINDS)):
@@ -152,13 +155,13 @@ def one_trial(
     victim, message = draw.choice(members), draw.randrange(MOST_MESSAGES)
     home = fleet.home(victim)
     order_strike(home, kind, message)
-    wait_until(lambda: struck_at(home) is not None, f"{victim} is struck at message {message} of its sums")
+    wait_until(lambda: struck_at(home) is not None, f"{victim} is struck in its sums", HANGS_SECONDS)
     began = struck_at(home)
     assert began is not None
     if kind == signal.SIGKILL:
         fleet.signal(victim, signal.SIGKILL)
         fleet.start_worker(victim)
-    wait_until(lambda: run.last.attempt > attempt, f"the next step after {victim} was struck")
+    wait_until(lambda: run.last.attempt > attempt, f"the next step after {victim} was struck", HANGS_SECONDS)
     at = next(at for at, row in run.steps if row.attempt > attempt)
     if kind == signal.SIGSTOP:
         fleet.signal(victim, signal.SIGCONT)

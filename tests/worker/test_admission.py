@@ -9,6 +9,7 @@ from tests.worker.loads import MICROBATCHES, WINDOW, load, plan
 from farflung.errors import ProtocolError
 from farflung.plans import FEEDER, Pipeline, Sum
 from farflung.protocol.messages import Load
+from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.transport.wire.headers import ValueHeader
 from farflung.worker.linking.admission import Admission
 
@@ -246,3 +247,37 @@ def test_a_microbatch_of_another_pipeline_is_refused() -> None:
     assert Admission("b", job).admit("a", changed(VALUE, microbatch=mine))
     with pytest.raises(ProtocolError, match=f"microbatch {theirs} of unit 0, which is not due"):
         Admission("b", job).admit("a", changed(VALUE, microbatch=theirs))
+
+
+def apart(warmup: int = 0) -> Load:
+    """As `summing`, but the pipelines train apart, merge after each step and have ten steps."""
+    job = summing()
+    sync = DiLoCo(inner_steps=1, warmup=warmup)
+    optimizer = msgspec.structs.replace(job.training.optimizer, diloco=sync)
+    training = msgspec.structs.replace(job.training, optimizer=optimizer, steps=10)
+    return msgspec.structs.replace(job, training=training)
+
+
+def test_sums_come_in_merges_alone() -> None:
+    admission = Admission("a", apart())
+    with pytest.raises(ProtocolError, match="a sum of unit 0, which is not due"):
+        admission.admit("d", PART)
+    assert admission.admit("d", changed(PART, unit=1))
+
+
+def test_the_feeder_passes_merges_over() -> None:
+    """With a microbatch of a step for each pipeline, it is as many steps ahead as its window is wide."""
+    admission = Admission("a", apart())
+    fed = ValueHeader("job-1", 5, 0, 0, FEEDER, 0, 0, False, 0, 8)
+    for unit in range(0, 2 * 2 * WINDOW, 2):
+        assert admission.admit("desk", changed(fed, unit=unit))
+    for wrong in (1, 2 * 2 * WINDOW + 2):  # a merge, and a step too far ahead
+        with pytest.raises(ProtocolError, match=f"of unit {wrong}, which is not due"):
+            admission.admit("desk", changed(fed, unit=wrong))
+
+
+def test_in_the_warm_up_only_the_first_pipeline_is_fed() -> None:
+    fed = ValueHeader("job-1", 5, 0, 1, FEEDER, 0, 0, False, 0, 8)
+    assert Admission("a", apart(warmup=2)).admit("desk", fed)
+    with pytest.raises(ProtocolError, match="microbatch 1 of unit 0, which is not due"):
+        Admission("d", apart(warmup=2)).admit("desk", changed(fed, target=3))

@@ -118,6 +118,8 @@ class Admission:
 
     def _check_place(self, peer: str, header: ValueHeader) -> None:
         ahead = 2 * self._load.plan.window if header.source == FEEDER else 1
+        if self._load.training.optimizer.diloco is not None:
+            ahead += ahead  # the feeder passes merges over, of which there may be one between two steps
         unit = self._units.get(header.unit) if header.unit <= self._units.current + ahead else None
         end = header.source if header.gradient else header.target
         if unit is None or header.microbatch not in self._load.plan.microbatches_of(

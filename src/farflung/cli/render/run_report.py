@@ -60,7 +60,8 @@ def report_run(
     if (best := summary.best) is not None and best.step == summary.weights_step:
         note(f"its weights are those of step {best.step}, with the best {best.metric}: {best.value:.6g}")
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
-        took = f"a step took {format_seconds(summary.step_seconds)} (the median)"
+        how = "the median" if prepared.job.sync is None else "the mean, merges included"
+        took = f"a step took {format_seconds(summary.step_seconds)} ({how})"
         predicted = format_seconds(summary.predicted_step_seconds)
         note(took if summary.prediction_is_brief else f"{took}; predicted: {predicted}")
     if summary.ratio is not None and summary.ratio > COMPRESSED:

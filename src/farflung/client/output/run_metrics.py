@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from farflung.client.api.job import Job
 from farflung.client.api.monitors import monitors_of
@@ -205,10 +205,14 @@ class RunMetrics:
 
     @property
     def step_seconds(self) -> float | None:
-        """The median of the newest steps, without the first one (cold links and caches) if there are more."""
+        """The median of the newest steps, without the first one (cold links and caches) if there are more.
+
+        Their mean if replicas train apart, where a few steps carry the merges.
+        """
         has_first = self.steps - self._steps_before == len(self._recent)
         timed = list(self._recent)[1 if has_first and len(self._recent) > 1 else 0 :]
-        return median(timed) if timed else None
+        typical = median if self._training.inner_steps == 1 else fmean
+        return typical(timed) if timed else None
 
     def summary(self, state: str, reason: str, job: str, now: float) -> Summary:
         """The contents of `summary.json`."""

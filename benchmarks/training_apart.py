@@ -208,13 +208,19 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for colour, side in zip(COLOURS, dict.fromkeys(row.side for row in rows), strict=False):
         mine = [row for row in rows if row.side == side]
         losses = [statistics.mean(each) for each in zip(*(row.losses for row in mine), strict=True)]
-        by_steps.plot(mine[0].at, losses, color=colour, label=side)
+        by_steps.plot(mine[0].at, losses, color=colour, label=_words(side))
         if mine[0].sent_bytes[-1]:
             by_bytes.plot([sent / 1e6 for sent in mine[0].sent_bytes], losses, color=colour)
     by_steps.set(xlabel="steps", ylabel="held-out loss, nats a byte")
     by_bytes.set(xscale="log", xlabel="MB that replicas sent")
+    by_bytes.xaxis.set_major_formatter(lambda sent, _: f"{sent:g}")
     by_steps.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
     write_picture(drawn, path)
+
+
+def _words(side: str) -> str:
+    inner, *rest = side.split("/")
+    return f"{inner} inner steps, {rest[0]}" if rest else side
 
 
 def _kept(path: Path) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from farflung.runtime.frameworks import AUTO, is_installed
 
@@ -40,6 +40,28 @@ def share_of_free(free_bytes: int) -> int:
 
 def share_of_memory(workers: int) -> int:
     """Bytes for each of `workers` workers on this machine."""
+    return int(OFFERED * memory_here() / workers)
+
+
+def memory_here(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that this process may use: the memory of the machine, or its container's limit if that is less.
+
+    `groups` is where Linux shows control groups, of version 2 or 1, and `mine` names this process's.
+    """
     import psutil
 
-    return int(OFFERED * psutil.virtual_memory().total / workers)
+    limits = [psutil.virtual_memory().total]
+    lines = mine.read_text().splitlines() if mine.is_file() else []
+    for number, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
+        if number == "0":
+            root, name = groups, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = groups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = PurePosixPath(path)  # in a container its parents may be out of sight, but not the container
+        for one in (group, *group.parents):
+            file = root / one.relative_to("/") / name
+            if file.is_file() and (text := file.read_text().strip()).isdecimal():
+                limits.append(int(text))
+    return min(limits)

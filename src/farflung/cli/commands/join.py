@@ -264,7 +264,7 @@ def _memory_bytes(given: str | None, free_bytes: int | None) -> int:
 
     A share, such as 45%, is of what a GPU has free, or of the machine's memory.
     """
-    from farflung.localhost.devices import share_of_free, share_of_memory
+    from farflung.localhost.devices import memory_here, share_of_free, share_of_memory
 
     if given is None:
         return share_of_memory(1) if free_bytes is None else share_of_free(free_bytes)
@@ -273,9 +273,7 @@ def _memory_bytes(given: str | None, free_bytes: int | None) -> int:
         return int(number * 1e9)
     if number > 100:
         raise JobError(f"--memory: {given} is more than there is")
-    import psutil
-
-    return int(number / 100 * (psutil.virtual_memory().total if free_bytes is None else free_bytes))
+    return int(number / 100 * (memory_here() if free_bytes is None else free_bytes))
 
 
 def _positive(given: str) -> float:

@@ -106,3 +106,21 @@ def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
         assert killed not in run.workers
         for command in (*(one for name, one in workers.items() if name != killed), broker):
             command.stop()
+
+
+@pytest.mark.faults
+def test_a_run_goes_on_with_one_replica(tmp_path: Path) -> None:
+    """The last one takes its outer steps by itself."""
+    with machines(tmp_path) as on:
+        (on.folder / "apart.py").write_text(JOB)
+        broker, workers, first = fleet_of(on, "abcd")
+        options = ["--workers", "4", "--replicas", "2", "--steps", "30", *first]
+        run = train(on, "left", *options, job="apart.py")
+        run.reaches(9)
+        killed = run.workers[-1]
+        workers[killed].signal(signal.SIGKILL)
+        assert run.command.code() == 0
+        assert sorted({row["step"] for row in run.rows}) == list(range(1, 31))
+        assert killed not in run.workers and len(run.workers) == 2
+        for command in (*(one for name, one in workers.items() if name != killed), broker):
+            command.stop()

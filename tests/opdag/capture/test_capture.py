@@ -141,6 +141,17 @@ def test_a_fill_with_the_number_of_samples_follows_the_batch() -> None:
     require_gradients_of_eager(module, captured)
 
 
+def test_a_number_may_stand_before_a_tensor() -> None:
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        z = self.first(x)
+        return error(torch.add(0.3, z, alpha=-2) * torch.sub(2.0, z) + torch.add(1, z), y)
+
+    module = Base(body)
+    captured = capture(module, pairs())
+    assert [node.op for node in captured.graph.nodes].count("aten.rsub.Scalar") == 3
+    require_gradients_of_eager(module, captured)
+
+
 def test_data_dependent_control_flow_names_the_line(capfd: pytest.CaptureFixture[str]) -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         z = self.first(x)

@@ -54,6 +54,8 @@ class Calls:
             self._broadcast(node)
         elif name == "fill":
             self._fill(node)
+        elif name in ("add", "sub") and isinstance(node.args[0], int | float):
+            self._from_number(node, name)
         elif not self._alias(node, name, meta):
             self._add_node(node, target, meta)
 
@@ -86,6 +88,18 @@ class Calls:
             draft.append(node, "aten.full_like.default", arguments, [made])
             return
         self._expand(node, self._cast(node, source.id, draft.values[made]), made)
+
+    def _from_number(self, node: fx.Node, name: str) -> None:
+        """`torch.add(number, tensor, alpha=)` and `torch.sub`: the number minus so many times the tensor."""
+        number, tensor = node.args[:2]
+        assert isinstance(number, int | float) and isinstance(tensor, fx.Node)
+        given: Any = node.kwargs.get("alpha", 1)
+        made = self._draft.new_value(node.meta["val"])
+        self._draft.becomes(node, made)
+        arguments: dict[str, Argument] = {"self": Ref(self._draft.value_of(tensor)), "other": number}
+        if (alpha := -given if name == "add" else given) != 1:
+            arguments["alpha"] = alpha
+        self._draft.append(node, "aten.rsub.Scalar", arguments, [made])
 
     def _cast(self, node: fx.Node, source: int, like: ValueType) -> int:
         """The value converted to another element type."""

@@ -11,8 +11,8 @@ each other, in both directions. The sides:
 * `H/CODEC/WARMUP`: DiLoCo with so many inner steps, that codec of merges and that warm-up. The outer
   optimizer is the default, or as in `H/CODEC/WARMUP/LR/MOMENTUM`.
 
- Losses are those of the first replica on 256 held-out samples after the
-last step. Each run is kept as a line of `--kept`, so a study that was interrupted goes on where it was.
+Losses are those of the first replica on 256 held-out samples after the last step. Each run is kept as a line
+of `--kept`, so a study that was interrupted goes on where it was.
 """
 
 from __future__ import annotations

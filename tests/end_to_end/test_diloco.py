@@ -14,7 +14,7 @@ from tests.end_to_end.fleets import Fleet, running, trained_state
 from tests.end_to_end.test_faults import assert_same
 from tests.end_to_end.test_replicas import fleet_of
 from tests.end_to_end.zoo_jobs import job_of
-from tests.runtime.test_diloco import parameters_of, pipeline_of, plain_loop
+from tests.runtime.test_diloco import parameters_of, pipeline_of, plain_loop, resumed
 from tests.runtime.test_diloco import run as run_in_process
 from tests.support.processes import machines, train
 
@@ -50,19 +50,15 @@ def test_worker_processes_have_the_bits_of_one_process(fleet: Fleet, codec: str)
 @pytest.mark.parametrize("steps", [6, 7])
 def test_a_run_goes_on_from_a_checkpoint(fleet: Fleet, tmp_path: Path, steps: int) -> None:
     """After a merge and between two: all replicas begin with the optimizer state of the first."""
-    sync = farflung.DiLoCo(inner_steps=3)
-    job = replace(job_of("gpt", 12, farflung.AdamW(lr=3e-3)), sync=sync)
-    whole = [row["loss"] for row in fleet.run(job, 4, Wishes(replicas=2))[1]]
+    job = replace(job_of("gpt", 12, farflung.AdamW(lr=3e-3)), sync=farflung.DiLoCo(inner_steps=3))
     store = CheckpointStore.open(tmp_path / "checkpoints")
     stopped = Checkpointing(CheckpointPolicy(steps=steps, end=False), store, "r")
     fleet.run(job, 4, Wishes(replicas=2), checkpointing=stopped)
-    saved = store.load(steps)
-    assert saved.record.step == steps
-    resumed = Checkpointing(CheckpointPolicy(end=False), store, "r", saved, attempts=1)
-    summary, rows, _ = fleet.run(job, 4, Wishes(replicas=2), checkpointing=resumed)
+    again = Checkpointing(CheckpointPolicy(end=False), store, "r", store.load(steps), attempts=1)
+    summary, rows, _ = fleet.run(job, 4, Wishes(replicas=2), checkpointing=again)
     assert summary.state == "done"
     assert [row["step"] for row in rows] == list(range(steps + 1, 13))
-    assert [row["loss"] for row in rows] == pytest.approx(whole[steps:], rel=0.01)
+    assert [row["loss"] for row in rows] == resumed(job, steps)
 
 
 def test_replicas_on_jax_train_apart_as_one_process_does(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from farflung.protocol.worker import Share
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.steps import named_state
+from farflung.runtime.state import Snapshot, part_of
 from farflung.runtime.torch_backend.optimizers.update import square_sums
 
 STEPS = 10
@@ -87,7 +89,7 @@ def clip(model: nn.Module, bound: float | None, values: Mapping[str, int]) -> No
         gradient.mul_(clip_scale(bound, norm))
 
 
-def pipeline_of(job: farflung.Job, replicas: int, codec: str = "dense") -> InProcessPipeline:
+def pipeline_of(job: farflung.Job, replicas: int, codec: str = "dense", first: int = 0) -> InProcessPipeline:
     graph = capture_shapes(job).graph
     training = job.training().with_codecs(() if codec == "dense" else (codec,))
     workers = [f"w{number}" for number in range(2 * replicas)]
@@ -95,13 +97,17 @@ def pipeline_of(job: farflung.Job, replicas: int, codec: str = "dense") -> InPro
     plan = msgspec.structs.replace(evenly_replicated(one.plan, workers, replicas), sum_codec=codec)
     made = replace(one, plan=plan).unfolded(job.microbatch_size, {})
     module = copy.deepcopy(job.model)
-    return InProcessPipeline(graph, made.plan, made.segments, named_state(module, graph), training)
+    return InProcessPipeline(graph, made.plan, made.segments, named_state(module, graph), training, first)
 
 
-def run(pipeline: InProcessPipeline, job: farflung.Job, first: int = 0) -> list[float]:
-    """Losses of the job's steps from unit `first` on, decided as the broker decides them."""
+def run(
+    pipeline: InProcessPipeline, job: farflung.Job, first: int = 0, end: int | None = None
+) -> list[float]:
+    """Losses of the job's steps in units `first` to before `end`, decided as the broker decides them."""
     losses, training = [], job.training()
     for unit in training.units().since(first):
+        if unit.number == end:
+            break
         batches = microbatches_of(job, unit.step) if unit.train else []
         found = pipeline.run(unit.number, batches)
         group = CommitGroup.for_plan(pipeline.plan, 1, unit, is_apart=not training.has_sums(unit))
@@ -120,6 +126,42 @@ def parameters_of(pipeline: InProcessPipeline, replicas: int) -> list[dict[str, 
     each = len(pipeline.segments) // replicas
     parts = [pipeline.segments[at * each : (at + 1) * each] for at in range(replicas)]
     return [{name: t for one in part for name, t in one.state().items()} for part in parts]
+
+
+def resumed(job: farflung.Job, step: int, merged: bool = True) -> list[float]:
+    """Losses after `step` of two replicas that all begin with what the first one had then."""
+    first = job.training().units().after(step, evaluated=False, merged=merged)
+    assert first is not None
+    before, after = pipeline_of(job, 2), pipeline_of(job, 2, first=first)
+    run(before, job, end=first)
+    state: Snapshot = {}
+    for segment in before.segments[:2]:
+        state |= segment.snapshot(set(segment.segment.owned), slots=True)
+    for segment in after.segments:
+        segment.restore(part_of(segment.segment, state))
+    return run(after, job, first)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [farflung.AdamW(lr=3e-3), farflung.SGD(lr=0.1, momentum=0.9, dampening=0.5)]
+)
+def test_a_replica_that_waited_in_the_warm_up_begins_as_new_after_a_restore(optimizer: Any) -> None:
+    """All go on from states of their own: the numbers come again, also where a rule counts no updates."""
+    job = replace(job_of("gpt", STEPS, optimizer), sync=farflung.DiLoCo(inner_steps=3, warmup=4))
+    whole = pipeline_of(job, 2)
+    losses = run(whole, job)
+    before, after = pipeline_of(job, 2), pipeline_of(job, 2, first=2)
+    run(before, job, end=2)
+    for old, new in zip(before.segments, after.segments, strict=True):
+        new.restore(old.snapshot(set(old.segment.owned), slots=True))
+    assert run(after, job, 2) == losses[2:]
+
+
+def test_a_run_that_stopped_in_a_merge_begins_with_it() -> None:
+    job = replace(job_of("gpt", STEPS, farflung.AdamW(lr=3e-3)), sync=farflung.DiLoCo(inner_steps=3))
+    before, behind = resumed(job, 3, merged=False), resumed(job, 3)
+    assert len(before) == len(behind) == STEPS - 3
+    assert before != behind  # the first one merges what the first replica has learned alone
 
 
 @pytest.mark.parametrize("warmup", [0, 3])

@@ -81,6 +81,7 @@ def test_the_state_of_a_step_is_that_after_its_merge(
     assert [unit.step + unit.train for unit in ends] == list(range(1, steps + 1))
     for unit, step in zip(ends[:-1], range(1, steps), strict=True):
         assert units.after(step, evaluated=False) == unit.number + 1
+        assert units.after(step, merged=False) == (unit.number if unit.merges else units.after(step))
 
 
 def test_a_window_sees_units_ahead_and_none_that_is_over() -> None:

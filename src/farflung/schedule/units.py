@@ -87,12 +87,15 @@ class Units:
         alone = self.rounds is not None and step < self.rounds.warmup
         return Unit(number, True, step, self.microbatches, alone=alone)
 
-    def after(self, step: int, evaluated: bool = True) -> int | None:
+    def after(self, step: int, evaluated: bool = True, merged: bool = True) -> int | None:
         """The number of the unit after `step` steps and their evaluation; None if no such unit is left.
 
         That is the training unit that begins at this step, behind any pass over the validation set; or the
-        first such pass if the weights of this step are not `evaluated` yet. Both are behind its merge.
+        first such pass if the weights of this step are not `evaluated` yet. Both are behind its merge, with
+        which it begins if replicas have not `merged` yet.
         """
+        if not merged and 0 <= step <= self.steps and self._merges(step):
+            return self._first_of(step)
         if not 0 <= step < self.steps:
             return None
         number = self._first_of(step) + self._merges(step)

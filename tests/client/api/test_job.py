@@ -197,6 +197,11 @@ def test_what_replicas_cannot_do_apart_is_refused(sync: object, words: str) -> N
         make(sync=sync)
 
 
+def test_averages_are_refused_where_replicas_train_apart() -> None:
+    with pytest.raises(JobError, match="leave ema out"):
+        make(sync=farflung.DiLoCo(inner_steps=2), optimizer=farflung.AdamW(lr=1e-3, ema=0.9))
+
+
 @pytest.mark.parametrize(
     "make_sync",
     [

@@ -214,7 +214,7 @@ class Job:
         _require_clip(self.clip)
         _require_codec(self.codec)
         _require_sum_codec(self.sum_codec)
-        _require_sync(self.sync, self.steps)
+        _require_sync(self.sync, self.steps, self.optimizer)
         _require_loss_gap(self.max_loss_gap)
         if not isinstance(self.counted, str):
             _require_callable("counted", self.counted)
@@ -469,11 +469,13 @@ def _require_sum_codec(codec: object) -> None:
         raise JobError(f"sum_codec {codec[:64]!r}: {error}") from None
 
 
-def _require_sync(sync: object, steps: int) -> None:
+def _require_sync(sync: object, steps: int, optimizer: Optimizer) -> None:
     if sync is None:
         return
     if not isinstance(sync, DiLoCo):
         raise JobError(f"sync must be farflung.DiLoCo(...) or None, found {_kind(sync)}")
+    if optimizer.ema is not None:
+        raise JobError("sync: moving averages of replicas that train apart are not merged: leave ema out")
     if sync.warmup >= steps:
         raise JobError(
             f"sync: {sync.warmup} steps of warm-up leave none of {steps} in which replicas train apart"

@@ -179,6 +179,11 @@ class RunMetrics:
         return self.current is None or not self.current.evaluates
 
     @property
+    def is_merged(self) -> bool:
+        """Whether no merge of the newest weights is still to come."""
+        return self.current is None or not self.current.merges
+
+    @property
     def has_metrics(self) -> bool:
         """Whether evaluations measure more than the loss."""
         return bool(self._job.metrics) and not self._emulated

@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Version:
     """The state after `step` steps, the last of which had `loss`, in the attempt of `planned`.
 
-    `monitored` and `evaluated` are as in `CheckpointRecord`.
+    `monitored`, `evaluated` and `merged` are as in `CheckpointRecord`.
     """
 
     step: int
@@ -43,6 +43,7 @@ class Version:
     planned: Planned
     monitored: tuple[Monitored, ...] = ()
     evaluated: bool = True
+    merged: bool = True
 
 
 class RunCheckpoints:
@@ -217,6 +218,7 @@ class RunCheckpoints:
             cut_sha256=cut_digest(plan),
             monitored=list(version.monitored),
             evaluated=version.evaluated,
+            merged=version.merged,
         )
         self._checkpointing.store.save(record, self._contents(state))
         self.saved = version.step

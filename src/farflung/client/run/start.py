@@ -64,7 +64,7 @@ class Start:
         """
         record = checkpoint.record
         evaluated = record.evaluated or not training.monitors
-        first = training.units().after(record.step, evaluated) if unit is None else unit
+        first = training.units().after(record.step, evaluated, record.merged) if unit is None else unit
         if first is None:
             raise CheckpointError(
                 f"nothing is left to do: {record.step} of {training.steps} steps are done; ask for more with"

@@ -33,7 +33,12 @@ class StateSaver:
         self._saved = saved
         metrics = recorder.metrics
         self._version = Version(
-            metrics.steps, metrics.train_loss, attempt.planned, metrics.monitored, metrics.is_evaluated
+            metrics.steps,
+            metrics.train_loss,
+            attempt.planned,
+            metrics.monitored,
+            metrics.is_evaluated,
+            metrics.is_merged,
         )
         best = metrics.best
         self._is_best = best is not None and best.step == metrics.steps

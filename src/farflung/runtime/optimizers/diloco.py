@@ -48,7 +48,7 @@ class DiLoCo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     This changes numbers: it is another algorithm than a step with the gradients of the whole batch.
     Evaluations between merges are those of the first replica. Running statistics of BatchNorm stay each
-    replica's own, and those of the first one come home.
+    replica's own, and those of the first one come home. Moving averages (`ema`) are refused.
 
     Parameters
     ----------

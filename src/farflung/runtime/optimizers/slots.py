@@ -7,7 +7,8 @@
   last but one dimension are 1, or `variance` of another;
 - Muon: `momentum_buffer` of a matrix that it updates, else the slots of its `others`;
 - each of them with `ema`: `ema`, the moving average of the parameter after each of its updates;
-- each of them with `diloco`: `anchor`, the parameter as the last merge left it, and `outer_momentum`.
+- each of them with `diloco`: `step`, `anchor`, the parameter as the last merge left it, and
+  `outer_momentum`.
 
 All others have the parameter's shape, and all but `step` its element type. As bytes, slots are little endian
 and row-major. A parameter that was never updated has no slots, which is not the same as slots of zeros: SGD's
@@ -40,9 +41,10 @@ def slot_shapes(optimizer: Optimizer, name: str, shape: Sequence[int]) -> dict[s
 
 def kept_of(rule: Optimizer, shape: Sequence[int]) -> dict[str, Shape]:
     """The shape of each slot of a parameter of `shape` that `rule` itself updates, with those beside it."""
-    beside = [] if rule.ema is None else [EMA]
-    beside += [] if rule.diloco is None else [ANCHOR, OUTER_MOMENTUM]
-    return slots_of(rule, shape) | dict.fromkeys(beside, tuple(shape))
+    found = slots_of(rule, shape) | ({} if rule.ema is None else {EMA: tuple(shape)})
+    if rule.diloco is None:
+        return found
+    return found | {STEP: (), ANCHOR: tuple(shape), OUTER_MOMENTUM: tuple(shape)}
 
 
 def slots_of(rule: Optimizer, shape: Sequence[int]) -> dict[str, Shape]:

@@ -8,13 +8,17 @@ buffers. Codecs begin anew, because what they have learned belongs to links that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from farflung.broker.core.protecting.protection import who_has
+from farflung.broker.core.protecting.versions import Version
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.recovering import restoring
 from farflung.broker.core.recovering.restoring import Seating
 from farflung.plans import Plan
+
+Shares = Mapping[int, tuple[str, ...]]
+"""The names that each share has."""
 
 Sources = dict[str, dict[int, str]]
 """For each member of a plan the shares that it reads, each with the member that has it."""
@@ -61,30 +65,93 @@ def sources(state: State, job: Job, plan: Plan, owned: Sequence[Collection[str]]
 
     None if a share that is needed is on the disk of no member. Each member reads from its own disk what it
     can; else from the one of those that have it that gives least so far. Several pipelines have shares with
-    the same names: of these it reads one, its own if it can, else the first.
+    the same names: of these it reads one, its own if it can, else the first. Where pipelines train apart, all
+    members of one read the shares of one, in the warm-up those of the first.
     """
     version, before = job.versions.stable, job.plan
     if version is None or before is None:
         return None
-    found: Sources = {}
-    gives: Counter[str] = Counter()
     shares = version.names_by_share(before, job.owned)
-    having = {share: who_has(state, job, version, share) for share in shares}
-    members = plan.workers()
-    for member in members:
-        needed = {name for part in plan.segments_of(member) for name in owned[part]}
-        found[member] = {}
-        for share, names in sorted(shares.items(), key=lambda one: (member not in having[one[0]], one[0])):
-            donors = [one for one in having[share] if one in members]
-            if needed.isdisjoint(names) or not donors:
-                continue
-            needed.difference_update(names)
-            donor = member if member in donors else min(donors, key=lambda one: (gives[one], one))
-            gives[donor] += donor != member
-            found[member][share] = donor
-        if needed:
+    reading = _Reading(state, job, version, plan, owned)
+    if job.training.optimizer.diloco is None:
+        return reading.read(plan.workers(), shares)
+    found: Sources = {}
+    parts = _apart(shares)[: 1 if _is_warming_up(job, version) else None]
+    for members in _by_pipeline(plan):
+        for part in sorted(parts, key=lambda part: reading.lacked(members, part)):
+            if (read := reading.read(members, part)) is not None:
+                found |= read
+                parts = [*(one for one in parts if one is not part), part]  # others come first then
+                break
+        else:
             return None
     return found
+
+
+class _Reading:
+    """Deals out who reads what of a version from whom."""
+
+    def __init__(
+        self, state: State, job: Job, version: Version, plan: Plan, owned: Sequence[Collection[str]]
+    ) -> None:
+        self._state, self._job, self._version = state, job, version
+        self._plan, self._owned, self._members = plan, owned, plan.workers()
+        self._gives: Counter[str] = Counter()
+
+    def read(self, members: Sequence[str], shares: Shares) -> Sources | None:
+        """The sources of these members, which need names of these shares; None if one of them is nowhere."""
+        found: Sources = {}
+        having = {share: self._having(share) for share in shares}
+        for member in members:
+            needed = {name for part in self._plan.segments_of(member) for name in self._owned[part]}
+            found[member] = {}
+            own_first = sorted(shares, key=lambda share: (member not in having[share], share))
+            for share in own_first:
+                names, donors = shares[share], [one for one in having[share] if one in self._members]
+                if needed.isdisjoint(names) or not donors:
+                    continue
+                needed.difference_update(names)
+                donor = member if member in donors else min(donors, key=lambda one: (self._gives[one], one))
+                self._gives[donor] += donor != member
+                found[member][share] = donor
+            if needed:
+                return None
+        return found
+
+    def lacked(self, members: Collection[str], shares: Shares) -> int:
+        """How many of these shares none of these members has."""
+        return sum({*members}.isdisjoint(self._having(share)) for share in shares)
+
+    def _having(self, share: int) -> Sequence[str]:
+        return who_has(self._state, self._job, self._version, share)
+
+
+def _by_pipeline(plan: Plan) -> list[list[str]]:
+    """The workers of each pipeline of a plan, which may have one."""
+    found: dict[int, list[str]] = {}
+    for worker in plan.workers():
+        found.setdefault(plan.pipeline_of(min(plan.segments_of(worker))), []).append(worker)
+    return list(found.values())
+
+
+def _apart(shares: Shares) -> list[Shares]:
+    """The shares of each pipeline. All pipelines have the same names, one after the other."""
+    found: list[dict[int, tuple[str, ...]]] = []
+    seen: Counter[str] = Counter()
+    for share, names in sorted(shares.items()):
+        at = min((seen[name] for name in names), default=0)
+        if at == len(found):
+            found.append({})
+        found[at][share] = names
+        seen.update(names)
+    return list(found)
+
+
+def _is_warming_up(job: Job, version: Version) -> bool:
+    """Whether only the first pipeline has learned anything when the job goes on from this version."""
+    following = job.training.units().at(version.next_unit)
+    warmup = job.training.optimizer.diloco.warmup if job.training.optimizer.diloco else 0
+    return version.step < warmup or (following is not None and following.merges and following.alone)
 
 
 def seating(state: State, job: Job) -> Seating | None:

@@ -226,7 +226,8 @@ def is_loading(job: Job, attempt: int) -> bool:
 def moment(job: Job) -> str:
     """When something happened to the job, as a part of a sentence."""
     if job.state == RUNNING and job.unit is not None:
-        return f"at step {job.step + 1}" if job.unit.train else f"while evaluating after step {job.step}"
+        doing = "merging" if job.unit.merges else "evaluating"
+        return f"at step {job.step + 1}" if job.unit.train else f"while {doing} after step {job.step}"
     if job.state == COLLECTING:
         return f"while the weights of step {job.step} were collected"
     return f"while the job was {job.state}"

@@ -122,6 +122,11 @@ def _is_last_of_its_plan(job: Job) -> bool:
 
 
 def _trouble(job: Job, trouble: str) -> str:
+    if job.unit is not None and job.unit.merges:
+        return (
+            f"{trouble} in the merge after step {job.step}, which was not applied: each replica has its own"
+            " weights; try a lower rate of the outer optimizer or of the job's own"
+        )
     return (
         f"{trouble} at step {job.step + 1}: that step was not applied, the weights of step {job.step} "
         "(last good) are kept; look for NaN or infinity in that step's data, try a lower learning rate, or"

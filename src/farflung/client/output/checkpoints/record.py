@@ -101,7 +101,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     state after `step` steps, the last of which was applied in `attempt` and had `loss`. The state of
     coders fits plans whose cut has the digest `cut_sha256`. `files` gives sizes and digests. `monitored` is
     what the monitors of the training settings have found; unless the weights are `evaluated`, the evaluation
-    that is due after this step is still to come.
+    that is due after this step is still to come; so is the merge of replicas unless they have `merged`.
     """
 
     format: int = FORMAT
@@ -117,6 +117,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, StoredFile] = {}
     monitored: list[Monitored] = []
     evaluated: bool = True
+    merged: bool = True
 
 
 class _Format(msgspec.Struct):

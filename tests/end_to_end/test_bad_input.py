@@ -22,14 +22,14 @@ from farflung.transport.security.tokens import Token
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
 
 CUSTOM = """
-class Double(torch.autograd.Function):
+class Turned(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         return 2 * x
 
     @staticmethod
     def backward(ctx, gradient):
-        return 2 * gradient
+        return -2 * gradient
 
 
 """
@@ -51,8 +51,8 @@ JOBS = {
     "other": ("def job():\n    return 42\n", "must return a farflung.Job, found an int"),
     "uneven": (changed("microbatches=4", "microbatches=3"), "batch must be divisible by microbatches"),
     "custom": (
-        changed("class Net", CUSTOM + "class Net").replace(LAST, "        x = Double.apply(x)" + HERE + LAST),
-        "autograd.Function",
+        changed("class Net", CUSTOM + "class Net").replace(LAST, "        x = Turned.apply(x)" + HERE + LAST),
+        "is not the derivative of its forward",
     ),
     "branch": (
         changed(FIRST, "        if x.sum() > 0:" + HERE + "            x = -x\n" + FIRST),

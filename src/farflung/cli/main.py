@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 import typer
 
@@ -35,6 +40,9 @@ from farflung.errors import FarflungError
 from farflung.heap import collect_rarely
 
 USAGE = 2
+LAST_TASK_SECONDS = 2.0
+COMPUTING = ("farflung-compute", "farflung-codec")
+"""The names of a worker's threads that are in a framework's code most of the time."""
 INTERRUPTED = 130
 
 # Newer versions of typer carry a copy of click, older ones use an installed one: this is the base class of
@@ -90,7 +98,26 @@ def main() -> None:
     code = run(sys.argv[1:])
     # Otherwise the interpreter scans every object that torch made, several times, before it exits.
     gc.freeze()
-    sys.exit(code)
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit with this code, also if a worker's thread still computes.
+
+    When the interpreter ends, it ends such a thread inside torch, which aborts the process ("terminate called
+    without an active exception").
+    """
+    until = time.monotonic() + LAST_TASK_SECONDS
+    mine = [one for one in threading.enumerate() if one.daemon and one.name in COMPUTING]
+    for thread in mine:
+        thread.join(max(0.0, until - time.monotonic()))
+    if not any(thread.is_alive() for thread in mine):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -62,8 +62,7 @@ def dealt_anew(shares: Sequence[int], live: Collection[int]) -> list[int]:
 def _left(sums: Sequence[Sum], live: Collection[int]) -> list[Sum]:
     """The sums of the segments that are left.
 
-    Heads and owners stay where they are; who follows on a lost one is the segment with the least to add so
-    far.
+    Heads and owners stay where they are. A lost one is replaced by the segment that has least to add so far.
     """
     carried = Counter[int]()
     for one in sums:

@@ -25,12 +25,11 @@ class SumCoders:
     This changes numbers: each replica trains on the sum as decoded, the owner too, so all of them have the
     same bits, which are not those of the exact sum. Codecs whose decoding depends on the machine are refused.
 
-    Residuals are no part of the state that is copied or saved. A member that loads its state begins with
-    none, whether all do so at once or one takes a lost one's place; who keeps its runners keeps them. They
-    would make each copy of AdamW's state a third larger, and each checkpoint by as much again for each
-    replica, of which it has one; what is lost is what one message left out. And no replica depends on another
-    one's residuals: equal bits come from equal payloads. So a run that goes on from stored state, or with a
-    newcomer, differs a little from one that was not disturbed.
+    Residuals are no part of the state that is copied or saved. A member that loads its state begins without
+    any; one that keeps its runners keeps them. They would make each copy of AdamW's state a third larger, and
+    each checkpoint by as much again for each replica, of which it has one; what is lost is what one message
+    left out. And no replica depends on another one's residuals: equal bits come from equal payloads. So a run
+    that goes on from stored state, or with a newcomer, differs a little from one that was not disturbed.
     """
 
     def __init__(self, codec: str, seed: int, carrier: Carrier) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.opdag.bodies import Base, error, line_of, pairs, refusal, require_gradients_of_eager
 from torch import Tensor
 
@@ -268,6 +269,111 @@ def test_functions_without_gradients_are_not_compared() -> None:
         return error(self.second(Rounded.apply(x)), y)
 
     require_equal(Base(body))
+
+
+class Scaled(torch.autograd.Function):
+    """Has the derivative for the second argument alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (x,) = ctx.saved_tensors
+        return gradient, (gradient * x).sum(0)
+
+
+def rounded_twice(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    data, made = (Rounded.apply(value) for value in (x, self.first(x)))
+    return error(self.second(data + made), y)
+
+
+def scaled_twice(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    for layer in (self.first, self.second):
+        x = layer(Scaled.apply(x, layer.bias + 2))
+    return error(x, y)
+
+
+@pytest.mark.parametrize(("body", "name"), [(rounded_twice, "Rounded"), (scaled_twice, "Scaled")])
+def test_a_line_that_saw_raw_data_first_is_compared_on_activations(body: Any, name: str) -> None:
+    with pytest.raises(CaptureError, match=f"the backward of {name}"):
+        require_equal(Base(body))
+
+
+class LostSecond(torch.autograd.Function):
+    """Its second gradient is no number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (weight,) = ctx.saved_tensors
+        return gradient * weight, gradient * torch.nan
+
+
+class OwnPower(torch.autograd.Function):
+    """x * sqrt(x), with the derivative that autograd has: at zero it is no number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.factor = factor
+        return x * torch.sqrt(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        root = torch.sqrt(x)
+        return ctx.factor * gradient * (root + x / (2 * root)), None
+
+
+def test_a_gradient_that_is_finite_on_one_side_only_is_refused() -> None:
+    x, weight = (torch.randn(3, requires_grad=True) for _ in range(2))
+    with compared_functions(), pytest.raises(CaptureError, match="only one of them is finite"):
+        LostSecond.apply(x, weight)
+
+
+def test_where_no_side_is_finite_the_other_entries_are_compared() -> None:
+    x = torch.tensor([0.0, 1.0, 4.0], requires_grad=True)
+    with compared_functions():
+        OwnPower.apply(x, 1.0)
+        with pytest.raises(CaptureError, match=r"differ by 5.0e-01 of the largest: "):
+            OwnPower.apply(x, 2.0)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Takes only probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return F.binary_cross_entropy(x, y, reduction="none")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        x, y = ctx.saved_tensors
+        return gradient * (x - y) / (x * (1 - x)), None
+
+
+def cross_entropy(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    return CrossEntropy.apply(torch.sigmoid(self.second(self.first(x))), (y > 0).float()).mean()
+
+
+def test_a_function_that_refuses_larger_inputs_is_compared_with_the_others() -> None:
+    require_equal(Base(cross_entropy))
+
+
+def test_gradients_of_a_type_of_16_bits_are_as_large_as_it_allows() -> None:
+    x = torch.tensor([-1.5, 0.0, 0.25, 1.0, 2.0]).half().requires_grad_()
+    with compared_functions():
+        Cubed.apply(x)
+        with pytest.raises(CaptureError, match=r"for gradients of about 1e\+03"):
+            Clipped.apply(x)
 
 
 def test_gradients_of_real_results_only_pass() -> None:

@@ -7,6 +7,7 @@ of very different sizes, because one that clips is the derivative as long as not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ _INPUT_SCALES = (1.0, 1e-8, 1e3)
 _GRADIENT_SCALES = (1.0, 1e-6, 1e6)
 _LEAST_TOLERANCE = 1e-4
 _ROUNDINGS = 4
+_ROOM = 64  # between the largest gradients and the largest number of their type: float16 ends at 65,504
 Function = type[torch.autograd.Function]
 Apply = Callable[..., Any]
 
@@ -107,7 +109,8 @@ def plain_functions(remarks: Remarks) -> Iterator[None]:
 def compared_functions() -> Iterator[None]:
     """In this context, each custom Function of a forward is compared with the derivative of its forward.
 
-    A Function is compared once for each line that applies it.
+    A Function is compared once for each line that applies it, and for each choice of arguments that have a
+    gradient there: a line in a loop may see raw data first and activations later.
 
     Raises
     ------
@@ -117,11 +120,12 @@ def compared_functions() -> Iterator[None]:
     seen = set()
 
     def run(function: Function, original: Apply, arguments: Sequence[Any]) -> Any:
-        place = (function, here())
-        is_new = place not in seen and not function.__module__.startswith("torch.")
-        if is_new and torch.is_grad_enabled():
-            seen.add(place)
-            _Comparison(function, original, arguments, f"{function.__name__} ({place[1]})").run()
+        learning = tuple(map(_learns, arguments))
+        use = (function, here(), learning)
+        is_new = use not in seen and not function.__module__.startswith("torch.")
+        if is_new and any(learning) and torch.is_grad_enabled():
+            seen.add(use)
+            _Comparison(function, original, arguments, f"{function.__name__} ({use[1]})").run()
         return original(*arguments)
 
     with _applying(run):
@@ -148,7 +152,7 @@ def _applying(run: Callable[[Function, Apply, Sequence[Any]], Any]) -> Iterator[
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Compares one use of a Function with the ops of its forward."""
+    """Compares one use of a Function, where some argument has a gradient, with the ops of its forward."""
 
     function: Function
     original: Apply
@@ -157,13 +161,24 @@ class _Comparison:
 
     def run(self) -> None:
         """Raise CaptureError if gradients differ for inputs or gradients of some size."""
-        if not any(map(_learns, self.arguments)):
-            return
         with torch.random.fork_rng(devices=[]):
             for scale in _INPUT_SCALES:
                 self._compare(scale)
 
     def _compare(self, scale: float) -> None:
+        allowed = max(_tolerance(one.dtype) for one in self.arguments if _learns(one))
+        try:
+            differences = list(self._differences(scale))
+        except Exception:
+            if scale == 1.0:
+                raise
+            return  # as where results are not finite: the function may not be made for inputs of this size
+        for size, difference in differences:
+            if difference > allowed:
+                raise CaptureError(f"{self._finding(difference, scale, size)}: {_ADVICE}", CUSTOM_FUNCTIONS)
+
+    def _differences(self, scale: float) -> Iterator[tuple[float, float]]:
+        """Sizes of gradients, and the largest difference for each that tells anything; never NaN."""
         inputs = [one.detach() * scale for one in self.arguments if _learns(one)]
         made, gradients_of = self._differentiable(self.original, inputs)
         _, plain_gradients_of = self._differentiable(
@@ -171,23 +186,21 @@ class _Comparison:
         )
         torch.manual_seed(0)
         cotangents = [torch.randn(one.shape, dtype=one.dtype) for one in made]
-        for size in _GRADIENT_SCALES:
+        most = min((torch.finfo(one.dtype).max for one in made), default=math.inf) / _ROOM
+        for size in (min(size, most) for size in _GRADIENT_SCALES):
             scaled = [one * size for one in cotangents]
             own, plain = gradients_of(scaled), plain_gradients_of(scaled)
-            is_finite = all(torch.isfinite(one).all() for one in (*own, *plain))
-            if not is_finite and scale != 1.0:
-                continue  # inputs of this size may be none that the function is made for
-            difference = max(map(_difference, own, plain))
-            allowed = max(_tolerance(one.dtype) for one in inputs)
-            if not difference <= allowed:
-                raise CaptureError(f"{self._finding(difference, scale, size)}: {_ADVICE}", CUSTOM_FUNCTIONS)
+            if scale == 1.0 or _is_finite((*own, *plain)):
+                yield size, max(map(_difference, own, plain))
 
     def _finding(self, difference: float, scale: float, size: float) -> str:
         where = "" if scale == 1.0 else f" for inputs {scale:.0e} times as large"
         where += "" if size == 1.0 else f" for gradients of about {size:.0e}"
+        found = "only one of them is finite" if math.isinf(difference) else ""
+        found = found or f"they differ by {difference:.1e} of the largest"
         return (
-            f"the backward of {self.name} is not the derivative of its forward, which workers compute: they"
-            f" differ by {difference:.1e} of the largest{where}"
+            f"the backward of {self.name} is not the derivative of its forward, which workers compute:"
+            f" {found}{where}"
         )
 
     def _differentiable(self, run: Apply, inputs: Sequence[Tensor]) -> tuple[list[Tensor], _Gradients]:
@@ -232,7 +245,7 @@ class _Comparison:
         return _gradients([pair for pair in pairs if pair[0].requires_grad], leaves)
 
     def _with(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """The arguments with these in place of those that have a gradient, and copies of other tensors."""
+        """The arguments: these where they have a gradient, and copies of other tensors."""
         given = iter(inputs)
         return [
             next(given) if _learns(one) else one.clone() if isinstance(one, Tensor) else one
@@ -260,11 +273,22 @@ def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], leaves: Sequence[Tensor])
 
 
 def _difference(own: Tensor, plain: Tensor) -> float:
-    """The largest difference, relative to the largest entry."""
-    if not own.numel() or torch.equal(own, plain):
+    """The largest difference, relative to the largest entry; infinite where only one side is finite.
+
+    Entries that are finite on neither side are left out.
+    """
+    finite = torch.isfinite(own)
+    if not torch.equal(finite, torch.isfinite(plain)):
+        return math.inf
+    own, plain = own[finite], plain[finite]
+    if torch.equal(own, plain):
         return 0.0
     largest = max(float(own.abs().max()), float(plain.abs().max()))
     return float((own - plain).abs().max()) / largest
+
+
+def _is_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(torch.isfinite(one).all()) for one in tensors)
 
 
 def _tolerance(dtype: torch.dtype) -> float:

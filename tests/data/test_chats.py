@@ -20,7 +20,16 @@ ONLY_THE_LAST = (  # as templates do that drop what a model thought before it we
     " {{ message['content'] if loop.last or message['role'] == 'user' else 'nothing' }} <end> {% endfor %}"
     "{% if add_generation_prompt %}<start> assistant {% endif %}"
 )
-WORDS = ["?", "<start>", "<end>", "user", "assistant", "hello", "hi", "bye", "nothing"]
+OPENS_A_THOUGHT = (  # for an answer that is to come, and drops it from those that are there, as DeepSeek-R1's
+    "{% for message in messages %}<start> {{ message['role'] }} {{ message['content'] }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<start> assistant <think> {% endif %}"
+)
+SAYS_WHO_IS_NEXT = (  # as long as nothing follows
+    "{% for message in messages %}<start> {{ message['role'] }} {{ message['content'] }} <end>"
+    " {{ 'nothing' if loop.last and message['role'] == 'user' else '' }} {% endfor %}"
+    "{% if add_generation_prompt %}<start> assistant {% endif %}"
+)
+WORDS = ["?", "<think>", "<start>", "<end>", "user", "assistant", "hello", "hi", "bye", "nothing"]
 USER, ANSWER = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}
 TWO_TURNS = [USER, ANSWER, {**USER, "content": "bye"}, {**ANSWER, "content": "bye bye"}]
 
@@ -47,10 +56,32 @@ def test_every_answer_is_learned_with_its_end() -> None:
     assert learned(items[1]) == ". . . . . . hi <end>"
 
 
-def test_the_last_answer_alone_is_learned_with_any_template() -> None:
+def test_the_last_answer_alone_is_learned_though_earlier_ones_are_written_otherwise() -> None:
     for template in (TEMPLATE, ONLY_THE_LAST):
         (item,) = [Chats([TWO_TURNS], tokenizer(template), learn="last")[0]]
         assert learned(item) == ". . . . . . . . . . . . . . bye bye <end>"
+
+
+def test_an_answer_without_the_thought_that_its_prompt_opens_is_learned() -> None:
+    alone = Chats([TWO_TURNS], tokenizer(OPENS_A_THOUGHT), learn="last")[0]
+    assert learned(alone) == ". . . . . . . . . . . . . . bye bye <end>"
+    each = Chats([TWO_TURNS], tokenizer(OPENS_A_THOUGHT))[0]
+    assert learned(each) == ". . . . . . hi <end> . . . . . . bye bye <end>"
+
+
+def test_an_answer_with_the_thought_that_its_prompt_opens_begins_with_the_thought() -> None:
+    thought = {**ANSWER, "content": "<think> hello bye"}
+    item = Chats([[USER, thought]], tokenizer(OPENS_A_THOUGHT), learn="last")[0]
+    assert learned(item) == ". . . . . . . hello bye <end>"
+
+
+@pytest.mark.parametrize("learn", ["all", "last"])
+def test_a_template_that_writes_a_question_otherwise_before_its_answer_is_refused(learn: str) -> None:
+    words = (
+        "what comes before message 2 of a conversation otherwise .*: set another as tokenizer.chat_template"
+    )
+    with pytest.raises(JobError, match=words):
+        Chats([[USER, ANSWER]], tokenizer(SAYS_WHO_IS_NEXT), learn=learn)[0]
 
 
 def test_items_go_with_pad() -> None:

@@ -17,8 +17,10 @@ class Chats:
     """A data set of conversations for `Job(data=)`, with `Pad` or `Pack`.
 
     An item has "input_ids", what the tokenizer's chat template makes of a conversation, and "labels", which
-    are the same in what an assistant says, with the tokens that end it, and -100 elsewhere. Both are lists
-    of whole numbers. Conversations are tokenized when they are read, so `num_workers` threads share that.
+    are the same in what an assistant says, with the tokens that end it, and -100 elsewhere. Both are lists of
+    whole numbers. An answer begins where it differs from the template's prompt for one, which may open a
+    thought that the answer lacks (DeepSeek-R1, QwQ). Conversations are tokenized when they are read, so
+    `num_workers` threads share that.
 
     Parameters
     ----------
@@ -28,14 +30,15 @@ class Chats:
     tokenizer
         One of transformers with a chat template, or any object with such an `apply_chat_template`.
     learn
-        "all" learns each answer; "last" only that at the end of a conversation, and takes any template.
+        "all" learns each answer; "last" only that at the end of a conversation, which a template may write
+        otherwise than an answer before others.
 
     Raises
     ------
     JobError
         The tokenizer has no chat template, or `learn` is neither; when an item is read, it is no
-        conversation, has nothing to learn, or the template refuses it or writes an answer otherwise once the
-        conversation goes on.
+        conversation, has nothing to learn, or the template refuses it, or writes an answer that is learned,
+        or what comes before it, otherwise once the conversation goes on.
     """
 
     def __init__(self, conversations: Sequence[Any], tokenizer: Any, learn: str = "all") -> None:
@@ -68,14 +71,26 @@ class Chats:
             where = "at its end" if self._learn == "last" else "after its first message"
             raise JobError(f"a conversation has nothing to learn: no message of {ANSWERING!r} {where}")
         for at in places:
-            before = self._tokens(messages[:at], answering=True)
-            after = tokens if at == len(messages) - 1 else self._tokens(messages[: at + 1])
-            if tokens[: len(before)] != before or tokens[: len(after)] != after:
+            start = self._start(messages[:at], tokens)
+            is_last = at == len(messages) - 1
+            after = tokens if is_last else self._tokens(messages[: at + 1])
+            if start is None or tokens[: len(after)] != after:
+                what = f"message {at + 1}" if start is not None else f"what comes before message {at + 1}"
+                advice = "set another as tokenizer.chat_template" if is_last else 'give learn="last"'
                 raise JobError(
-                    f"the chat template writes message {at + 1} of a conversation otherwise once the"
-                    ' conversation goes on, so its tokens are not known: give learn="last"'
+                    f"the chat template writes {what} of a conversation otherwise once the conversation goes"
+                    f" on, so its tokens are not known: {advice}"
                 )
-            yield len(before), len(after)
+            yield start, len(after)
+
+    def _start(self, before: Messages, tokens: list[int]) -> int | None:
+        """Where an answer to `before` begins; None if the template writes `before` otherwise."""
+        prompt = self._tokens(before, answering=True)
+        common = _common(tokens, prompt)
+        if common == len(prompt):
+            return common
+        asked = self._tokens(before)  # the prompt may open a thought, and the answer have none
+        return max(common, len(asked)) if tokens[: len(asked)] == asked else None
 
     def _tokens(self, messages: Messages, answering: bool = False) -> list[int]:
         try:
@@ -85,6 +100,12 @@ class Chats:
         except Exception as error:  # a template's own errors are of any kind
             raise JobError(f"the chat template refuses a conversation: {first_line(error)}") from error
         return [int(token) for token in made]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _messages(item: Any) -> Messages:

@@ -37,6 +37,19 @@ def test_argmin_heeds_the_smallest_and_largest_of_a_type(dtype: torch.dtype) -> 
         assert torch.equal(composed(ATEN.argmin.default, x, dim), x.argmin(dim))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("limits", [(0.99, 1.01), (-3.3, 17.2), (0, 1), (1e-6, 3.0)], ids=str)
+@pytest.mark.parametrize("shape", [(3,), (33, 129)], ids=str)
+def test_uniform_draws_have_the_bits_of_torch(
+    dtype: torch.dtype, limits: tuple[float, float], shape: tuple[int, ...]
+) -> None:
+    x = torch.zeros(shape, dtype=dtype)
+    torch.manual_seed(5)
+    made = composed(ATEN.uniform.default, x, *limits)
+    torch.manual_seed(5)
+    assert torch.equal(made, x.uniform_(*limits))
+
+
 WIDE = st.one_of(st.integers(-(2**62), 2**62), st.integers(2**24 - 9, 2**24 + 9), st.integers(-9, 9))
 
 

@@ -205,16 +205,17 @@ OWN: dict[torch._ops.OperatorBase, Composition] = {
 
 
 def _uniform(self: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
-    """One draw of `rand_like`, as eager makes one of the same bits; eager rounds product and sum at once.
+    """One draw of `rand_like`, with eager's bits: both round product and sum at once, if the processor can.
 
     In 16 bits eager takes other bits of its generator, which the self-check then refuses.
     """
     kind = np.float64 if self.dtype == torch.float64 else np.float32
-    return torch.rand_like(self) * float(kind(high) - kind(low)) + low
+    span = float(kind(high) - kind(low))
+    return torch.add(torch.full((), low, dtype=self.dtype), torch.rand_like(self), alpha=span)
 
 
 DRAWN: dict[torch._ops.OperatorBase, Composition] = {_ATEN.uniform.default: _uniform}
-"""Random ops that are written with another one, which draws the same numbers in its place."""
+"""Random ops that are written with another one, which draws the same numbers."""
 
 OF_TORCH = (
     _ATEN.grid_sampler_2d.default,

@@ -6,8 +6,11 @@ are recorded, so that the error can name the line and the fix.
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -15,7 +18,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from farflung.errors import CaptureError
-from farflung.opdag.capture.assertions import is_asserted
 from farflung.opdag.capture.failures import DECIDE, here
 from farflung.opdag.capture.python_state import Attributes
 from farflung.opdag.capture.symbols import is_of_data
@@ -57,6 +59,8 @@ _ASKS = {
     ),
 }
 _ASKED_BY_ASSERT = ("item", "__bool__", "equal", "allclose")
+_JUMPS = ("POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_TRUE")
+_BETWEEN = ("CACHE", "TO_BOOL", "NOT_TAKEN")
 _MASK = "keep the size: torch.where(mask, x, 0), or (x * mask).sum() / mask.sum() for a mean"
 _SLICE = "keep the size, and mask what lies behind: torch.where(torch.arange(x.shape[1]) < k, x, 0)"
 _SIZES = {
@@ -105,7 +109,7 @@ class Watch(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = _name(func)
-        if name in _ASKED_BY_ASSERT and is_asserted(sys._getframe(1)):
+        if name in _ASKED_BY_ASSERT and _is_asserted(sys._getframe(1)):
             self.asserted.append(here())
             return True
         if name in _ASKS_FOR_GRADIENT and _is_without_effect(args, kwargs or {}):
@@ -186,6 +190,35 @@ def _is_without_effect(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
     return wanted is True and not isinstance(args[0], nn.Parameter)
+
+
+def _is_asserted(frame: FrameType | None) -> bool:
+    """Whether what `frame` calls now is all that an `assert` statement of it asks.
+
+    Workers leave it out, so capture takes it as true. The comparison with eager, which runs the user's own
+    forward, still checks it on the first batch.
+    """
+    return frame is not None and frame.f_lasti in _places_of_assertions(frame.f_code)
+
+
+@cache
+def _places_of_assertions(code: CodeType) -> frozenset[int]:
+    """The places in a function after which only the jump over the raising of an AssertionError follows.
+
+    They are the jump itself, which asks a tensor for its truth, and the call before it.
+    """
+    known = [one for one in dis.get_instructions(code) if one.opname not in _BETWEEN]
+    found = set[int]()
+    for before, jump, after in zip(known, known[1:], known[2:], strict=False):
+        is_raised = after.opname == "LOAD_ASSERTION_ERROR" or after.argrepr == "AssertionError"
+        if jump.opname in _JUMPS and is_raised:
+            found |= {before.offset, jump.offset, *_questions_between(code, before.offset, jump.offset)}
+    return frozenset(found)
+
+
+def _questions_between(code: CodeType, start: int, end: int) -> list[int]:
+    """Where Python 3.13 and later ask for the truth, before the jump."""
+    return [one.offset for one in dis.get_instructions(code) if start < one.offset < end]
 
 
 def _name(func: Callable[..., Any]) -> str:

@@ -36,7 +36,7 @@ def status_of(*states: str) -> Status:
     return Status("0", 1.0, workers, [], idle, {}, [], 0.0)
 
 
-def test_a_worker_is_shown_without_what_nobody_set() -> None:
+def test_a_worker_is_shown_without_fields_that_are_not_set() -> None:
     (worker,) = status_of("ready").workers
     shown = "worker='w0', state='ready', device='cpu', site='', address='127.0.0.1:1', last_seen_seconds=0.0"
     assert repr(worker) == f"WorkerStatus({shown}, job='', relay_mbps=0.0)"

@@ -116,7 +116,9 @@ def test_workers_on_two_hosts_train_and_leave(tmp_path: Path) -> None:
             trained.reaches(2)
             assert run(place, script, "stop").stderr.count("leaves") == 2
             trained.stops()
-            eventually("none is left", lambda: "no worker runs" in run(place, script, "stop").stderr, 0.4)
+            eventually(
+                "none is left", lambda: run(place, script, "stop").stderr.count("no worker runs") == 2, 0.4
+            )
             logs = [path.read_text() for path in home.glob(".farflung/farflung-workers/*/log")]
             assert len(logs) == 2 and all("leav" in log and "Traceback" not in log for log in logs)
         broker.stop()

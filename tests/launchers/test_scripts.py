@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.processes import eventually
 
+from farflung.cli.main import app
 from farflung.errors import FarflungError
 from farflung.launchers import Kubernetes, Launcher, Ray, SkyPilot, Slurm, Ssh, Systemd, Workers
 
@@ -146,6 +150,46 @@ def test_ssh_gives_hosts_their_part_and_the_token_on_standard_input(tmp_path: Pa
         assert words_of((folder / "log").read_bytes()) == [*given.join(), f"--folder={folder}"]
 
 
+@pytest.mark.skipif(shutil.which("ps") is None, reason="no ps here")
+def test_ssh_asks_a_worker_to_stop_only_once(tmp_path: Path) -> None:
+    """At a second SIGTERM a worker would leave at once, and hand nothing over."""
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    fakes = {
+        "ssh": 'while [ "$1" != -- ]; do shift; done; exec "$3" "$4"',
+        "sleep": f"exec {shutil.which('sleep')} 0.05",
+        "farflung": "trap 'echo SIGTERM' TERM\necho registered as w1\n"
+        'while [ ! -e "$HOME/end" ]; do sleep 1; done',
+    }
+    for name, text in fakes.items():
+        (bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin / name).chmod(0o755)
+    script = Ssh(workers(), ("desk",)).render()
+    environment = {"PATH": f"{bin}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    log = tmp_path / ".farflung/farflung-workers/desk/log"
+
+    def says(*words: str) -> str:
+        command = ["sh", "-s", *words]
+        done = subprocess.run(command, input=script, env=environment, capture_output=True, text=True)
+        return done.stderr
+
+    try:
+        assert "desk: started" in says()
+        assert says("stop") == "desk: leaves\n"
+        assert says("stop") == says("stop") == "desk: is leaving\n"
+        eventually("it has got SIGTERM", lambda: "SIGTERM" in log.read_text())
+        assert says() == "desk: is leaving: start it again later\nerror: failed on desk\n"
+        (tmp_path / "end").touch()
+        eventually("it has left", lambda: "no worker runs" in says("stop"))
+        assert log.read_text().count("SIGTERM") == 1
+        (tmp_path / "end").unlink()
+        assert "desk: started" in says() and says() == "desk: runs already\n"
+        assert says("stop") == "desk: leaves\n"
+    finally:
+        (tmp_path / "end").touch()
+        eventually("none is left", lambda: "no worker runs" in says("stop"))
+
+
 def test_a_token_that_is_none_is_not_sent_to_hosts() -> None:
     script = Ssh(workers(), ("desk",)).render()
     done = subprocess.run(
@@ -169,11 +213,60 @@ def test_schedulers_are_asked_for_what_a_worker_needs() -> None:
     assert "#SBATCH --gres=gpu:A100:1" in Slurm(on_gpus()).render().splitlines()
     assert "#SBATCH --gres=gpu:1" in Slurm(on_gpus(gpu=None)).render().splitlines()
     assert "'num_gpus': 1" in Ray(on_gpus()).render() and "'memory': 6000000000" in Ray(workers()).render()
-    assert "accelerators: A100:1" in SkyPilot(on_gpus()).render()
+    assert yaml.safe_load(SkyPilot(on_gpus()).render())["resources"]["accelerators"] == "A100:1"
     pod = yaml.safe_load(Kubernetes(on_gpus(disk=9.5), "i", secret="s").render())["spec"]["template"]["spec"]
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 1}
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "A100"}
     assert pod["volumes"][1]["emptyDir"] == {"sizeLimit": "11G"}
+
+
+@pytest.mark.parametrize("name", ["on", "true", "null", "no", "y"])
+def test_a_name_stays_text_in_documents(name: str) -> None:
+    given = workers(name=name)
+    secret, deployment = yaml.safe_load_all(Kubernetes(given, "farflung:1").render(TOKEN))
+    labels = {"app.kubernetes.io/name": "farflung", "app.kubernetes.io/instance": name}
+    assert secret["metadata"]["name"] == f"{name}-token"
+    assert deployment["metadata"] == {"name": name, "labels": labels}
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert deployment["spec"]["template"]["metadata"]["labels"] == labels
+    task = yaml.safe_load(SkyPilot(on_gpus(name=name, gpu="12")).render())
+    assert task["name"] == name
+    assert task["resources"]["accelerators"] == "12:1"  # YAML 1.1 reads it as 721 without quotes
+
+
+@pytest.mark.parametrize(("namespace", "secret"), [("", ""), ("trains", ""), ("trains", "mine")])
+def test_commands_in_a_manifest_make_its_secret_and_scale_it_where_it_is(
+    tmp_path: Path, namespace: str, secret: str
+) -> None:
+    manifest = Kubernetes(workers(), "farflung:1", namespace, secret).render(TOKEN)
+    name = secret or "farflung-workers-token"
+    assert yaml.safe_load_all(manifest)
+    heading = "".join(re.findall(r"^#   +(.*\n)", manifest, re.M))
+    (scale,) = re.findall(r"(kubectl scale .*) --replicas=N\n", manifest)
+    fakes = {
+        "farflung": f'echo "farflung $*" >>"$LOG"; echo {TOKEN}',
+        "kubectl": 'echo "kubectl $*" >>"$LOG"; [ "$1" = scale ] || cat >>"$LOG"; echo made',
+    }
+    for program, text in fakes.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    log = tmp_path / "log"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log)}
+    subprocess.run(["sh", "-e", "-c", f"{heading}{scale} --replicas=3"], env=environment, check=True)
+    within = f" --namespace={namespace}" if namespace else ""
+    said = set(log.read_text().splitlines())
+    options = ["--role", "worker", "--uses", "4", "--hours", "168"]
+    create = f"kubectl create secret generic {name}{within} --from-file=token=/dev/stdin"
+    assert said == {
+        f"farflung token create {' '.join(options)}",
+        TOKEN,
+        f"{create} --dry-run=client --output=yaml",
+        "made",
+        "kubectl apply -f -",
+        f"kubectl scale deployment/farflung-workers{within} --replicas=3",
+    }
+    group: Any = typer.main.get_command(app)
+    assert group.commands["token"].commands["create"].make_context("create", options)
 
 
 def test_only_a_manifest_with_a_secret_of_its_own_holds_the_token() -> None:
@@ -193,6 +286,16 @@ def test_workers_of_one_machine_get_a_gpu_each_in_turn() -> None:
     unit = Systemd(on_gpus(gpu=None)).render()
     assert '"--device=cuda:%i"' in unit and "farflung-workers@0 farflung-workers@1" in unit
     assert '"--device=cuda"' in Systemd(on_gpus(gpu=None, count=1)).render()
+
+
+def test_a_unit_says_who_must_be_able_to_read_the_program() -> None:
+    made = Systemd(workers(), ("/home/ann/venv/bin/python", "-m", "farflung")).render()
+    heading = made[: made.index("[Unit]")]
+    assert "as a user that systemd makes, who must be able to read /home/ann/venv/bin/python\n" in heading
+    assert (
+        "as ann, who must be able to read /opt/far flung\n"
+        in Systemd(workers(), ("/opt/far flung",), "ann").render()
+    )
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 from farflung.errors import LaunchError
-from farflung.launchers.launcher import SECONDS_TO_LEAVE, SubmittingLauncher, token_hint
+from farflung.launchers.launcher import (
+    SECONDS_TO_LEAVE,
+    TOKEN_HOURS,
+    SubmittingLauncher,
+    token_hint,
+    yaml_text,
+)
 from farflung.launchers.workers import require_word
 
 FOLDER = "/var/lib/farflung"
@@ -111,38 +116,40 @@ class Kubernetes(SubmittingLauncher):
         """The manifest; without `secret` it needs the token."""
         own = self.workers
         secret = self.secret or f"{own.name}-token"
-        namespace = f"  namespace: {_text(self.namespace)}\n" if self.namespace else ""
+        namespace = f"  namespace: {yaml_text(self.namespace)}\n" if self.namespace else ""
         words = own.join(f"--token-file={TOKEN_FOLDER}/token", f"--folder={FOLDER}/worker")
         manifest = _DEPLOYMENT.format(
-            name=own.name,
+            name=yaml_text(own.name),
             namespace=namespace,
             count=own.count,
             seconds=SECONDS_TO_LEAVE,
             user=USER_ID,
-            selector=f"      nodeSelector: {{nvidia.com/gpu.product: {_text(own.gpu)}}}\n" if own.gpu else "",
-            image=_text(self.image),
-            arguments="\n".join(f"            - {_text(word)}" for word in words),
+            selector=f"      nodeSelector: {{nvidia.com/gpu.product: {yaml_text(own.gpu)}}}\n"
+            if own.gpu
+            else "",
+            image=yaml_text(self.image),
+            arguments="\n".join(f"            - {yaml_text(word)}" for word in words),
             environment=self._environment(),
             resources=self._resources(),
             token_folder=TOKEN_FOLDER,
             folder=FOLDER,
-            secret=_text(secret),
+            secret=yaml_text(secret),
             state="{}" if own.disk is None else f"{{sizeLimit: {math.ceil(own.disk) + 1}G}}",
         )
-        return self._heading() + self._own_secret(secret, namespace, token) + manifest
+        return self._heading(secret) + self._own_secret(secret, namespace, token) + manifest
 
-    def _heading(self) -> str:
+    def _heading(self, secret: str) -> str:
         own = self.workers
-        stored = f"kubectl create secret generic {self.secret} --from-file=token=/dev/stdin"
-        made = f"#   {token_hint(own)} | {stored}\n"
+        within = f" --namespace={self.namespace}" if self.namespace else ""
+        has = "has the token" if self.secret else "below has the token"
         return (
             f"# Starts {own.count} farflung workers for the broker at {own.broker}: kubectl apply -f FILE\n"
-            + (
-                f"# The Secret {self.secret} has the token; where the broker is, or with its output:\n{made}"
-                if self.secret
-                else ""
-            )
-            + f"# For another number of workers: kubectl scale deployment/{own.name} --replicas=N\n"
+            f"# The Secret {secret} {has}. Each new pod takes another use of it, and can join only until\n"
+            "# it has expired. Where the broker is, this makes the Secret or replaces its token:\n"
+            f"#   {token_hint(own)} --hours {TOKEN_HOURS:g} |\n"
+            f"#     kubectl create secret generic {secret}{within} --from-file=token=/dev/stdin \\\n"
+            "#       --dry-run=client --output=yaml | kubectl apply -f -\n"
+            f"# For another number of workers: kubectl scale deployment/{own.name}{within} --replicas=N\n"
         )
 
     def _own_secret(self, secret: str, namespace: str, token: str | None) -> str:
@@ -152,7 +159,7 @@ class Kubernetes(SubmittingLauncher):
             raise LaunchError(
                 "the manifest needs a token for its Secret, or --secret NAME of an existing one"
             )
-        return _SECRET.format(secret=_text(secret), namespace=namespace, token=_text(token))
+        return _SECRET.format(secret=yaml_text(secret), namespace=namespace, token=yaml_text(token))
 
     def _environment(self) -> str:
         cpus = self.workers.cpus
@@ -172,8 +179,3 @@ class Kubernetes(SubmittingLauncher):
     def command(self) -> list[str]:
         """`kubectl`, which reads the manifest from standard input."""
         return [self.program, "apply", "--filename", "-"]
-
-
-def _text(value: str) -> str:
-    """A YAML string in double quotes, with the escapes of JSON; all of its characters are printable."""
-    return json.dumps(value, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ from farflung.launchers.workers import Workers
 from farflung.protocol.membership import WITHIN_SECONDS
 
 TOKEN_VARIABLE = "FARFLUNG_TOKEN"
+TOKEN_HOURS = 168.0
+"""How long a token is good that is made for workers which may wait for days in a scheduler's queue."""
 SECONDS_TO_LEAVE = WITHIN_SECONDS + 60
 """From SIGTERM to SIGKILL: a worker's share goes to others within 10 minutes, and the process ends then."""
 
@@ -40,6 +43,8 @@ class SubmittingLauncher(Launcher):
 
     program: ClassVar[str]
     where: ClassVar[str]
+    token_is_optional: ClassVar[bool] = False
+    """Whether the workers may have joined before: then they need no token."""
 
     @property
     def token_in_environment(self) -> bool:
@@ -87,6 +92,14 @@ def run(command: list[str], token: str | None, script: str = "") -> int:
 def token_hint(workers: Workers) -> str:
     """The command that makes a token for these workers; each that starts anew takes another use."""
     return f"farflung token create --role worker --uses {uses_for(workers.count)}"
+
+
+def yaml_text(value: str) -> str:
+    """A YAML string in double quotes, with the escapes of JSON; all of its characters are printable.
+
+    Without quotes `on`, `true` and `null` would be no strings.
+    """
+    return json.dumps(value, ensure_ascii=False)
 
 
 def uses_for(workers: int) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 from dataclasses import dataclass
 from typing import ClassVar
 
 from farflung.errors import LaunchError
-from farflung.launchers.launcher import TOKEN_VARIABLE, SubmittingLauncher, run, token_hint
+from farflung.launchers.launcher import TOKEN_VARIABLE, SubmittingLauncher, run, token_hint, yaml_text
 from farflung.launchers.workers import require_line
 
 SOURCE = "git+https://github.com/farflung/farflung"
@@ -21,7 +20,7 @@ _TASK = """\
 #   read -rs FARFLUNG_TOKEN; export FARFLUNG_TOKEN
 #   sky launch --cluster {name} --secret FARFLUNG_TOKEN --detach-run FILE
 # Before `sky down {name}`, let each worker hand over its share: farflung drain WORKER
-name: {name}
+name: {quoted_name}
 num_nodes: {count}
 resources:
 {resources}
@@ -76,6 +75,7 @@ class SkyPilot(SubmittingLauncher):
             broker=own.broker,
             hint=token_hint(own),
             name=own.name,
+            quoted_name=yaml_text(own.name),
             resources="\n".join(f"  {key}: {value}" for key, value in self._resources().items()),
             setup="\n".join(f"  {line}" for line in self.setup or (install,)),
             environment=f"  export OMP_NUM_THREADS={own.cpus}\n" if own.cpus else "",
@@ -88,9 +88,9 @@ class SkyPilot(SubmittingLauncher):
         if own.device != "cuda" and own.memory is not None and not own.memory.endswith("%"):
             asked["memory"] = f"{own.asked_memory_gb()}+"
         if own.asked_gpus():
-            asked["accelerators"] = f"{own.gpu}:1"
+            asked["accelerators"] = yaml_text(f"{own.gpu}:1")
         if self.infra:
-            asked["infra"] = json.dumps(self.infra, ensure_ascii=False)
+            asked["infra"] = yaml_text(self.infra)
         if self.spot:
             asked["use_spot"] = "true"
         return asked

@@ -55,10 +55,15 @@ cd && folder=$PWD/.farflung/{name}/$host && umask 077 && mkdir -p "$folder" || e
 # Its command line has the folder, so a number that another process has now is not taken for it.
 runs() {{ [ -s "$folder/pid" ] && ps -o args= -p "$(cat "$folder/pid")" | grep -Fq -- "$folder"; }}
 if [ "$action" = stop ]; then
-  if runs; then kill -TERM "$(cat "$folder/pid")" && say leaves; else say "no worker runs"; fi
+  if ! runs; then say "no worker runs"; exit; fi
+  # Only once: at a second SIGTERM a worker leaves at once, and hands nothing over.
+  if [ -e "$folder/stopped" ]; then say "is leaving"; exit; fi
+  : >"$folder/stopped" && kill -TERM "$(cat "$folder/pid")" && say leaves
   exit
 fi
+if runs && [ -e "$folder/stopped" ]; then say "is leaving: start it again later"; exit 1; fi
 if runs; then say "runs already"; exit; fi
+rm -f "$folder/stopped"
 {setup}
 command -v {program} >/dev/null || {{ say "no farflung here: install it, or use --program"; exit 127; }}
 if [ -n "$FARFLUNG_TOKEN" ]; then export FARFLUNG_TOKEN; else unset FARFLUNG_TOKEN; fi
@@ -97,6 +102,7 @@ class Ssh(SubmittingLauncher):
 
     program: ClassVar[str] = "ssh"
     where: ClassVar[str] = "install OpenSSH's client"
+    token_is_optional: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for host in self.hosts:

@@ -19,6 +19,8 @@ _UNIT = """\
 # The broker's machine makes a token: {hint}
 # Once the workers have joined they need it no more: rm /etc/farflung/{name}.env
 # To let worker {first} hand over its share and leave: systemctl stop {name}@{first}
+# Workers run as {who}, who must be able to read {program}
+# and all that it imports: a venv in a private home folder fails. --program and --user change that.
 [Unit]
 Description=farflung worker %i for the broker at {described}
 Wants=network-online.target
@@ -102,6 +104,8 @@ class Systemd(Launcher):
             command=f'{command} "--folder=/var/lib/{own.name}/%i/worker"',
             environment=f"Environment=OMP_NUM_THREADS={own.cpus}\n" if own.cpus else "",
             user=f"User={self.user}" if self.user else "DynamicUser=yes",
+            who=self.user if self.user else "a user that systemd makes",
+            program=self.farflung[0],
             seconds=SECONDS_TO_LEAVE,
         )
 

@@ -116,6 +116,28 @@ def test_a_token_is_asked_for_where_there_is_no_broker(capsys: pytest.CaptureFix
     assert "farflung token create --role worker --uses 4" in refused(capsys, *KUBERNETES)
 
 
+@pytest.mark.parametrize("token", [None, "made here", "given"])
+def test_hosts_that_have_joined_before_need_no_token(
+    capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path, token: str | None
+) -> None:
+    (tmp_path / "bin/sh").write_text(
+        '#!/bin/sh\n/bin/cat >/dev/null\necho "${FARFLUNG_TOKEN:-none}" >"$0.token"\n'
+    )
+    for program in ("sh", "ssh"):
+        (tmp_path / "bin" / program).touch()
+        (tmp_path / "bin" / program).chmod(0o755)
+    given = create_token(tmp_path / "another broker", "worker", 1).text if token == "given" else ""
+    if token == "made here":
+        create_token(home / "broker", "worker", 1)
+    options = ["--token", given] if given else []
+    assert run(["launch", "ssh", "203.0.113.5", "desk", "--submit", *options]) == 0
+    said = capsys.readouterr().err
+    assert ("no token: only hosts that have joined before can start" in said) == (token is None)
+    assert ("made a token for 2 uses" in said) == (token == "made here")
+    passed = (tmp_path / "bin/sh.token").read_text().strip()
+    assert passed == given if given else (passed == "none") == (token is None)
+
+
 def test_a_token_must_let_all_workers_in(
     capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:
@@ -149,6 +171,17 @@ def test_a_file_with_a_token_is_its_owners(
     assert run([*SLURM, "--output", str(script)]) == 0
     assert stat.S_IMODE(script.stat().st_mode) == 0o644 and "ff1-" not in script.read_text()
     assert len(known_tokens(home / "broker")) == 2  # a script without a token costs none
+
+
+def test_a_token_on_standard_output_is_noted(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    create_token(home / "broker", "worker", 1)
+    assert run(KUBERNETES) == 0
+    printed = capsys.readouterr()
+    assert "ff1-" in printed.out and "ff1-" not in printed.err
+    assert "this holds a token, so keep it secret: --output FILE writes a file" in printed.err
+    for harmless in ([*KUBERNETES, "--secret", "mine"], SLURM):
+        assert run(harmless) == 0
+        assert "holds a token" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("code", "found"), [(0, 0), (3, 3)])

@@ -9,26 +9,16 @@ from typing import Annotated
 import typer
 
 from farflung.cli.options.launching import (
-    AskedDeviceOption,
-    BrokerArgument,
-    BrokerFolderOption,
     CountOption,
-    CpusOption,
-    DeviceOption,
-    DiskOption,
-    GpuOption,
-    MemoryOption,
-    NameOption,
+    Delivery,
     OutputOption,
+    OwnWorkers,
     ProgramOption,
+    ScheduledWorkers,
     SetupOption,
-    SiteOption,
-    SubmitOption,
+    with_groups,
 )
-from farflung.cli.process.identity import TokenFile, TokenText
 from farflung.cli.process.launching import deliver
-
-NAME = "farflung-workers"
 
 app = typer.Typer(
     help="Write a script or manifest that starts many workers, or submit it.", rich_markup_mode=None
@@ -36,16 +26,10 @@ app = typer.Typer(
 
 
 @app.command()
+@with_groups
 def slurm(
-    broker: BrokerArgument,
-    count: CountOption,
-    name: NameOption = NAME,
-    site: SiteOption = "",
-    device: AskedDeviceOption = "cpu",
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    cpus: CpusOption = None,
-    gpu: GpuOption = None,
+    *,
+    asked: ScheduledWorkers,
     hours: Annotated[float | None, typer.Option(help="Time limit of each worker.")] = None,
     sbatch: Annotated[
         list[str] | None,
@@ -56,35 +40,24 @@ def slurm(
     ] = None,
     program: ProgramOption = None,
     setup: SetupOption = None,
-    output: OutputOption = None,
-    submit: SubmitOption = False,
-    token: TokenText = None,
-    token_file: TokenFile = None,
-    broker_folder: BrokerFolderOption = None,
+    delivery: Delivery,
 ) -> None:
     """Slurm: a job array of workers.
 
     The batch script asks for each worker by itself, so that it begins as soon as there is room for it.
     """
-    from farflung.launchers import Slurm, Workers
+    from farflung.launchers import Slurm
 
-    workers = Workers(broker, count, name, site, device, memory, disk, cpus, gpu)
-    launcher = Slurm(workers, _this_farflung(program), hours, tuple(sbatch or ()), tuple(setup or ()))
-    deliver(launcher, output, submit, token, token_file, broker_folder)
+    launcher = Slurm(asked.workers(), _this_farflung(program), hours, tuple(sbatch or ()), tuple(setup or ()))
+    deliver(launcher, delivery)
 
 
 @app.command()
+@with_groups
 def kubernetes(
-    broker: BrokerArgument,
-    count: CountOption,
+    *,
+    asked: ScheduledWorkers,
     image: Annotated[str, typer.Option(help="Image with farflung, built from its Dockerfile.")],
-    name: NameOption = NAME,
-    site: SiteOption = "",
-    device: AskedDeviceOption = "cpu",
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    cpus: CpusOption = None,
-    gpu: GpuOption = None,
     namespace: Annotated[str, typer.Option(help="Namespace. [default: kubectl's]")] = "",
     secret: Annotated[
         str,
@@ -93,95 +66,64 @@ def kubernetes(
             help="Existing Secret whose key `token` is the token. [default: the manifest holds one]",
         ),
     ] = "",
-    output: OutputOption = None,
-    submit: SubmitOption = False,
-    token: TokenText = None,
-    token_file: TokenFile = None,
-    broker_folder: BrokerFolderOption = None,
+    delivery: Delivery,
 ) -> None:
     """Kubernetes: a Deployment of workers.
 
     The manifest has a Secret with the token, unless --secret names one.
     """
-    from farflung.launchers import Kubernetes, Workers
+    from farflung.launchers import Kubernetes
 
-    workers = Workers(broker, count, name, site, device, memory, disk, cpus, gpu)
-    launcher = Kubernetes(workers, image, namespace, secret)
-    deliver(launcher, output, submit, token, token_file, broker_folder)
+    launcher = Kubernetes(asked.workers(), image, namespace, secret)
+    deliver(launcher, delivery)
 
 
 @app.command()
+@with_groups
 def skypilot(
-    broker: BrokerArgument,
-    count: CountOption,
-    name: NameOption = NAME,
-    site: SiteOption = "",
-    device: AskedDeviceOption = "cpu",
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    cpus: CpusOption = None,
-    gpu: GpuOption = None,
+    *,
+    asked: ScheduledWorkers,
     infra: Annotated[
         str, typer.Option(help="Where, such as aws/eu-west-1. [default: SkyPilot chooses]")
     ] = "",
     spot: Annotated[bool, typer.Option("--spot", help="On nodes that the cloud may take back.")] = False,
     setup: SetupOption = None,
-    output: OutputOption = None,
-    submit: SubmitOption = False,
-    token: TokenText = None,
-    token_file: TokenFile = None,
-    broker_folder: BrokerFolderOption = None,
+    delivery: Delivery,
 ) -> None:
     """SkyPilot: a worker on each node of a cluster."""
-    from farflung.launchers import SkyPilot, Workers
+    from farflung.launchers import SkyPilot
 
-    workers = Workers(broker, count, name, site, device, memory, disk, cpus, gpu)
-    launcher = SkyPilot(workers, infra, spot, tuple(setup or ()))
-    deliver(launcher, output, submit, token, token_file, broker_folder)
+    launcher = SkyPilot(asked.workers(), infra, spot, tuple(setup or ()))
+    deliver(launcher, delivery)
 
 
 @app.command()
+@with_groups
 def ray(
-    broker: BrokerArgument,
-    count: CountOption,
-    name: NameOption = NAME,
-    site: SiteOption = "",
-    device: AskedDeviceOption = "cpu",
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    cpus: CpusOption = None,
-    gpu: GpuOption = None,
+    *,
+    asked: ScheduledWorkers,
     address: Annotated[
         str, typer.Option(help="Address of the cluster; auto: this machine is part of it.")
     ] = "auto",
-    output: OutputOption = None,
-    submit: SubmitOption = False,
-    token: TokenText = None,
-    token_file: TokenFile = None,
-    broker_folder: BrokerFolderOption = None,
+    delivery: Delivery,
 ) -> None:
     """Ray: workers as actors of a cluster.
 
     The program runs as long as its workers do; they leave when it is stopped.
     """
-    from farflung.launchers import Ray, Workers
+    from farflung.launchers import Ray
 
-    workers = Workers(broker, count, name, site, device, memory, disk, cpus, gpu)
-    deliver(Ray(workers, address), output, submit, token, token_file, broker_folder)
+    deliver(Ray(asked.workers(), address), delivery)
 
 
 @app.command()
+@with_groups
 def ssh(
-    broker: BrokerArgument,
+    *,
+    asked: OwnWorkers,
     hosts: Annotated[
         list[str], typer.Argument(metavar="[USER@]HOST...", help="Hosts that get a worker each.")
     ],
-    name: NameOption = NAME,
-    site: SiteOption = "",
-    device: DeviceOption = "auto",
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    cpus: CpusOption = None,
     options: Annotated[
         str, typer.Option("--ssh", metavar="OPTIONS", help='Options of ssh, such as "-p 2222".')
     ] = "",
@@ -194,33 +136,25 @@ def ssh(
         ),
     ] = "farflung",
     setup: SetupOption = None,
-    output: OutputOption = None,
-    submit: SubmitOption = False,
-    token: TokenText = None,
-    token_file: TokenFile = None,
-    broker_folder: BrokerFolderOption = None,
+    delivery: Delivery,
 ) -> None:
     """ssh: a worker on each of some hosts.
 
     The shell script starts them and, with the word `stop`, lets them leave.
     """
-    from farflung.launchers import Ssh, Workers
+    from farflung.launchers import Ssh
 
-    workers = Workers(broker, len(hosts), name, site, device, memory, disk, cpus)
+    workers = asked.workers(count=len(hosts))
     launcher = Ssh(workers, tuple(hosts), program, _words(options), tuple(setup or ()))
-    deliver(launcher, output, submit, token, token_file, broker_folder)
+    deliver(launcher, delivery)
 
 
 @app.command()
+@with_groups
 def systemd(
-    broker: BrokerArgument,
+    *,
+    asked: OwnWorkers,
     count: CountOption = 1,
-    name: NameOption = NAME,
-    site: SiteOption = "",
-    device: DeviceOption = "auto",
-    memory: MemoryOption = None,
-    disk: DiskOption = None,
-    cpus: CpusOption = None,
     user: Annotated[
         str, typer.Option(help="User that the workers run as. [default: one that systemd makes]")
     ] = "",
@@ -231,10 +165,10 @@ def systemd(
 
     The unit is a template with an instance for each worker.
     """
-    from farflung.launchers import Systemd, Workers
+    from farflung.launchers import Systemd
 
-    workers = Workers(broker, count, name, site, device, memory, disk, cpus)
-    deliver(Systemd(workers, _this_farflung(program), user), output)
+    workers = asked.workers(count=count)
+    deliver(Systemd(workers, _this_farflung(program), user), Delivery(output=output))
 
 
 def _this_farflung(program: str | None) -> tuple[str, ...]:

@@ -1,11 +1,25 @@
-"""Options that all launchers have: which workers they start, and where the script goes."""
+"""Options that several launchers have: which workers they start, and where the script goes.
+
+Groups of them are dataclasses. A command takes a group as one parameter, and `with_groups` gives the options.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from farflung.cli.process.identity import TokenFile, TokenText
+
+if TYPE_CHECKING:
+    from farflung.launchers import Workers
+
+NAME = "farflung-workers"
 
 BrokerArgument = Annotated[
     str,
@@ -61,3 +75,82 @@ BrokerFolderOption = Annotated[
         help="The broker's folder, if it is here: the token is made there. [default: ~/.farflung/broker]",
     ),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWorkers:
+    """Workers on machines that are the user's own."""
+
+    broker: BrokerArgument
+    name: NameOption = NAME
+    site: SiteOption = ""
+    device: DeviceOption = "auto"
+    memory: MemoryOption = None
+    disk: DiskOption = None
+    cpus: CpusOption = None
+
+    def workers(self, **more: Any) -> Workers:
+        """What the options ask for; `more` are fields that are no options of the command."""
+        from farflung.launchers import Workers
+
+        return Workers(**vars(self), **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledWorkers(OwnWorkers):
+    """Workers that a scheduler gives parts of its machines."""
+
+    count: CountOption
+    device: AskedDeviceOption = "cpu"
+    gpu: GpuOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """Where the script goes, and the token that it takes along."""
+
+    output: OutputOption = None
+    submit: SubmitOption = False
+    token: TokenText = None
+    token_file: TokenFile = None
+    broker_folder: BrokerFolderOption = None
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that has an option for each field of those of its parameters that are groups.
+
+    Options that must be given come first.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {
+        name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)
+    }
+    options: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            options += _options_of(groups[name])
+        else:
+            options.append(parameter.replace(annotation=hints[name]))
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    options.sort(key=lambda option: option.default is not inspect.Parameter.empty)
+    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return called
+
+
+def _options_of(group: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+    ]

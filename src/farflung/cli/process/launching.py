@@ -14,22 +14,13 @@ from farflung.text import count_of, first_line, with_article
 from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
+    from farflung.cli.options.launching import Delivery
     from farflung.launchers import Launcher
     from farflung.transport.security.tokens import Token
 
-TOKEN_HOURS = 168.0
-"""How long a token is good that is made here: workers may wait for days in a scheduler's queue."""
 
-
-def deliver(
-    launcher: Launcher,
-    output: Path | None,
-    submit: bool = False,
-    token: str | None = None,
-    token_file: Path | None = None,
-    broker_folder: Path | None = None,
-) -> None:
-    """Write the launcher's script to `output`, or submit it, or print it.
+def deliver(launcher: Launcher, delivery: Delivery) -> None:
+    """Write the launcher's script to a file, or submit it, or print it.
 
     Raises
     ------
@@ -41,28 +32,42 @@ def deliver(
     from farflung.launchers import SubmittingLauncher
 
     _warn_of_loopback(launcher)
-    needed = launcher.token_in_script
-    if submit:
+    if delivery.submit:
         assert isinstance(launcher, SubmittingLauncher)
         launcher.require_program()  # before a token is made
-        needed |= launcher.token_in_environment
     launcher.render("token")  # likewise: a mistake in an option must not cost one
-    given = token_from(token, token_file)
-    text = _usable(given, launcher.workers.count, folder_of("broker", broker_folder), needed)
+    given = token_from(delivery.token, delivery.token_file)
+    broker = folder_of("broker", delivery.broker_folder)
+    needed = given is None and _needs_token(launcher, delivery.submit, broker)
+    text = _usable(given, launcher.workers.count, broker, needed)
     script = launcher.render(text)
-    if output is not None:
-        _write(output, script, launcher.token_in_script)
-    if submit:
+    if delivery.output is not None:
+        _write(delivery.output, script, launcher.token_in_script)
+    if delivery.submit:
         assert isinstance(launcher, SubmittingLauncher)
         if code := launcher.submit(script, text):
             raise typer.Exit(code)
-    elif output is None:
+    elif delivery.output is None:
+        if launcher.token_in_script:
+            note("this holds a token, so keep it secret: --output FILE writes a file that only you can read")
         typer.echo(script, nl=False)
+
+
+def _needs_token(launcher: Launcher, submit: bool, broker: Path) -> bool:
+    """Whether to make or ask for a token: not if workers may do without one, and none can be made here."""
+    from farflung.launchers import SubmittingLauncher
+
+    if not submit or not isinstance(launcher, SubmittingLauncher):
+        return launcher.token_in_script
+    if launcher.token_is_optional and not has_authority(broker):
+        note("no token: only hosts that have joined before can start")
+        return False
+    return launcher.token_in_script or launcher.token_in_environment
 
 
 def _usable(text: str | None, workers: int, broker: Path, needed: bool) -> str | None:
     """The token, checked as far as this machine knows it; one that is made here if there is none."""
-    from farflung.launchers.launcher import uses_for
+    from farflung.launchers.launcher import TOKEN_HOURS, uses_for
     from farflung.transport.security.tokens import Token
 
     if text is not None:

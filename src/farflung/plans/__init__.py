@@ -6,7 +6,7 @@ from farflung.plans.pipelines import Pipeline, Sum, dealt
 from farflung.plans.plan import FEEDER, FP32_BYTES, Edge, LaterCodecs, LinkCodec, Placement, Plan
 from farflung.plans.plan_file import read_plan, write_plan
 from farflung.plans.rates import Rates, arithmetic_of
-from farflung.plans.seating import seated
+from farflung.plans.seating import renamed_codecs, seated
 from farflung.plans.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plans.topology_file import encode_topology, read_topology, write_topology
 from farflung.plans.unfolding import folded, unfolded
@@ -38,6 +38,7 @@ __all__ = [
     "connected_part",
     "dealt",
     "holders_of",
+    "renamed_codecs",
     "seated",
     "subtopology",
     "folded",

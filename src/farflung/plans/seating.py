@@ -1,9 +1,9 @@
-"""Plans with replicas once workers were lost: other workers in their places, or fewer pipelines."""
+"""Plans once workers were lost: other workers in their places or, with replicas, fewer pipelines."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -41,7 +41,7 @@ def seated(whole: Plan, seats: Mapping[int, str], codecs: Sequence[LinkCodec] = 
         pipelines=[Pipeline(one.segments, share) for one, share in zip(whole.pipelines, shares, strict=True)],
         sums=_left(whole.sums, seats) if len(live) > 1 else [],
         codecs=list(codecs),
-        later=[LaterCodecs(one.step, _renamed(one.codecs, names)) for one in whole.later],
+        later=[LaterCodecs(one.step, renamed_codecs(one.codecs, names)) for one in whole.later],
     )
 
 
@@ -80,8 +80,11 @@ def _left(sums: Sequence[Sum], live: Collection[int]) -> list[Sum]:
     return found
 
 
-def _renamed(codecs: Sequence[LinkCodec], names: Mapping[str, str]) -> list[LinkCodec]:
-    """The codec pairs of links between workers that are left, by the names of those in their places."""
+def renamed_codecs(codecs: Iterable[LinkCodec], names: Mapping[str, str]) -> list[LinkCodec]:
+    """The codec pairs of links between workers that others, or they themselves, follow by `names`.
+
+    Links of workers that `names` does not have are gone.
+    """
     return [
         msgspec.structs.replace(one, source=names[one.source], target=names[one.target])
         for one in codecs

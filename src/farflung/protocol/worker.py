@@ -338,7 +338,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameter, and is empty after an evaluation. `finite` says whether all of them, and the loss, are finite.
     `loss` is its float64 sum of w_m * loss_m (0.0 without the loss). `metrics` has the float64 sums of the
     metrics' values over an evaluation's microbatches, by value id. `bits` has the bit sum of each gradient
-    that replicas have added up (`runtime.bit_sums`), if its device lets it be read. Older versions sent one
+    that replicas have added up (`runtime.sums`), if its device lets it be read. Older versions sent one
     `square_sum`.
     """
 

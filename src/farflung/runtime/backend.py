@@ -149,7 +149,7 @@ class SegmentRunner(Protocol[Array]):
         """
 
     def bit_sums(self) -> dict[int, int]:
-        """The bit sum of each gradient by its parameter's value id (`runtime.bit_sums`).
+        """The bit sum of each gradient by its parameter's value id (`runtime.sums`).
 
         Empty where gradients are not in the host's memory: it is to cost no transfer.
         """

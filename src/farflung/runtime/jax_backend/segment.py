@@ -18,7 +18,6 @@ from farflung.opdag.analysis import given_gradients
 from farflung.opdag.form import Form
 from farflung.opdag.graph import FLOATING, Input
 from farflung.opdag.segment import Segment
-from farflung.runtime.bit_sums import bit_sum
 from farflung.runtime.jax_backend.arrays import AnyArray, constant_array, over, sendable, shape_of
 from farflung.runtime.jax_backend.background_compile import BackgroundBuild
 from farflung.runtime.jax_backend.compiled import EvaluationFunction, Layout, TrainingFunctions
@@ -26,6 +25,7 @@ from farflung.runtime.jax_backend.differentiated import Tape
 from farflung.runtime.jax_backend.memory import NOTHING, compiled_needs
 from farflung.runtime.jax_backend.optimizer import Stepper
 from farflung.runtime.state import Snapshot, StateKey, require_restorable, trained_names
+from farflung.runtime.sums import bit_sum
 from farflung.runtime.training import Training, microbatch_seed
 from farflung.schedule import Unit
 from farflung.workload.footprint import Needs
@@ -208,7 +208,7 @@ class JaxSegment:
         if jax.default_backend() != "cpu":
             return {}
         gradients = self.gradients()
-        mine = [self._layout.trainable[at] for at in self._mine]
+        mine = self._trained()
         return {e.value: bit_sum(np.asarray(gradients[e.name])) for e in mine if e.name in gradients}
 
     def take_loss(self) -> float:
@@ -254,10 +254,7 @@ class JaxSegment:
 
     def trained_parameters(self) -> dict[int, Any]:
         """The owned, trained parameters by value id, which no step changes in place."""
-        return {
-            e.value: jnp.array(self._arrays[e.value])
-            for e in (self._layout.trainable[at] for at in self._mine)
-        }
+        return {entry.value: jnp.array(self._arrays[entry.value]) for entry in self._trained()}
 
     def merge(self, takes_over: bool) -> None:
         """Take DiLoCo's outer step with the gradients, or take them over as parameters."""

@@ -19,6 +19,7 @@ from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
 from farflung.runtime.indices import index_ranges
 from farflung.runtime.state import Snapshot, StateKey, require_restorable, trained_names
+from farflung.runtime.sums import bit_sum
 from farflung.runtime.torch_backend.codegen import Program, source_name
 from farflung.runtime.torch_backend.crossing import Arriving, here
 from farflung.runtime.torch_backend.device import ON_HOST, Place, on_the_host, tightest
@@ -235,8 +236,6 @@ class TorchSegment:
         """The bit sum of each gradient by its parameter's value id, on a CPU."""
         if not self._place.is_host:
             return {}
-        from farflung.runtime.bit_sums import bit_sum  # with numpy, which a job without replicas may not need
-
         values = {entry.name: entry.value for entry in self._entries if entry.name in self._owned}
         return {values[name]: bit_sum(words_of(grad)) for name, grad in self.gradients().items()}
 

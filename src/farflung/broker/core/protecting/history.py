@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from farflung.plans import LinkCodec
+from farflung.plans import LinkCodec, renamed_codecs
 from farflung.protocol.worker import MOST_HISTORY, PastUnit
 
 
@@ -49,19 +49,11 @@ class History:
         ]
 
     def renamed(self, names: Mapping[str, str]) -> History:
-        """The history with other workers for those that `names` maps."""
+        """The history with the workers in whose places others are by `names`, which has all of the plan."""
         units = [
-            past if past.codecs is None else msgspec.structs.replace(past, codecs=renamed(past.codecs, names))
+            past
+            if past.codecs is None
+            else msgspec.structs.replace(past, codecs=tuple(renamed_codecs(past.codecs, names)))
             for past in self.units
         ]
         return replace(self, units=tuple(units))
-
-
-def renamed(codecs: Collection[LinkCodec], names: Mapping[str, str]) -> tuple[LinkCodec, ...]:
-    """The codecs of links with other workers for those that `names` maps."""
-    return tuple(
-        msgspec.structs.replace(
-            one, source=names.get(one.source, one.source), target=names.get(one.target, one.target)
-        )
-        for one in codecs
-    )

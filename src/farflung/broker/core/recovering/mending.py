@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from farflung.broker.core.records import Job, State
 from farflung.broker.core.recovering import restoring
 from farflung.broker.core.recovering.replaying import Obstacle
-from farflung.plans import LinkCodec, Plan, seated
+from farflung.plans import Plan, renamed_codecs, seated
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def _found(state: State, job: Job, seats: Mapping[int, str], taken: Mapping[int,
     if not seats:
         return Obstacle("each pipeline has lost a worker that no idle one can replace")
     names = {name: seats[at] for at, name in before.seats().items() if at in seats}
-    plan, donors = seated(whole, seats, _renamed(job.codecs, names)), dict[int, int]()
+    plan, donors = seated(whole, seats, renamed_codecs(job.codecs, names)), dict[int, int]()
     for segment, taker in taken.items():
         if segment not in seats:
             continue
@@ -147,12 +145,3 @@ def _found(state: State, job: Job, seats: Mapping[int, str], taken: Mapping[int,
         site = state.workers[taker].site
         donors[segment] = min(others, key=lambda at: (state.workers[seats[at]].site != site, at))
     return Mending(plan, donors)
-
-
-def _renamed(codecs: Collection[LinkCodec], names: Mapping[str, str]) -> list[LinkCodec]:
-    """The codec pairs of the links that stay, between those that are in their workers' places now."""
-    return [
-        msgspec.structs.replace(one, source=names[one.source], target=names[one.target])
-        for one in codecs
-        if one.source in names and one.target in names
-    ]

@@ -15,7 +15,7 @@ import msgspec
 from farflung.broker.core.protecting.protection import shares_of, who_has
 from farflung.broker.core.protecting.versions import Version
 from farflung.broker.core.records import Job, State, Worker
-from farflung.plans import LaterCodecs, LinkCodec, Plan
+from farflung.plans import LaterCodecs, Plan, renamed_codecs
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,14 @@ def _donors(
 def with_workers(plan: Plan, names: Mapping[str, str], version: Version) -> Plan:
     """The plan with its workers renamed, as it goes on from a version."""
 
-    def renamed(codecs: list[LinkCodec]) -> list[LinkCodec]:
-        return [
-            msgspec.structs.replace(one, source=names[one.source], target=names[one.target]) for one in codecs
-        ]
-
     placements = [
         msgspec.structs.replace(placed, workers=[names[worker] for worker in placed.workers])
         for placed in plan.placements
     ]
-    later = [LaterCodecs(one.step, renamed(one.codecs)) for one in plan.later if one.step > version.step]
-    codecs = renamed(list(version.codecs))
+    later = [
+        LaterCodecs(one.step, renamed_codecs(one.codecs, names))
+        for one in plan.later
+        if one.step > version.step
+    ]
+    codecs = renamed_codecs(version.codecs, names)
     return msgspec.structs.replace(plan, placements=placements, codecs=codecs, later=later)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from farflung.broker.core import facts
 from farflung.broker.core.blobs import JobBlobs
 from farflung.broker.core.fleet.replanning import Replanning
-from farflung.broker.core.protecting.history import History, renamed
+from farflung.broker.core.protecting.history import History
 from farflung.broker.core.protecting.unfit import Unfit
 from farflung.broker.core.protecting.versions import Versions
 from farflung.broker.core.records import (
@@ -22,7 +22,7 @@ from farflung.broker.core.records import (
     State,
 )
 from farflung.broker.core.training.monitoring import Monitoring
-from farflung.plans import LinkCodec, Plan
+from farflung.plans import LinkCodec, Plan, renamed_codecs
 
 
 def job_planning(fact: facts.JobPlanning, state: State) -> State:
@@ -165,33 +165,18 @@ def version_given_up(fact: facts.VersionGivenUp, state: State) -> State:
 
 
 def job_regrouped(fact: facts.JobRegrouped, state: State) -> State:
-    job = state.jobs[fact.job]
-    tuning = job.tuning and replace(job.tuning, waiting=(), is_busy=False)  # its answer counts no more
-    regrouped = replace(
-        job,
-        state=LOADING,
-        reason=job.reason if job.ending else fact.reason,
-        attempt=fact.attempt,
-        keeps=True,
-        restores=False,
-        replayers=tuple(sorted({*fact.awaited} | job.without_state)) if fact.awaited else (),
+    held = state.jobs[fact.job]
+    tuning = held.tuning and replace(held.tuning, waiting=(), is_busy=False)  # its answer counts no more
+    job = replace(
+        _keeping_state(held, fact),
+        replayers=tuple(sorted({*fact.awaited} | held.without_state)) if fact.awaited else (),
         awaited=tuple(fact.awaited),
-        donors={},
-        sources={},
-        state_donors={},
-        replanning=Replanning(),
-        standbys={},
-        unfit_standbys=Unfit(),
-        loaded=frozenset(),
-        group=None,
         tuning=tuning,
-        copies=job.copies.interrupted(),
-        monitoring=monitoring_without_copy(job),
-        versions=job.versions.interrupted(),
-        recovery=replace(job.recovery, over=_over_since(job)) if fact.awaited else _regrouped(job),
-        pace=replace(job.pace, moved_at=fact.at),
+        versions=held.versions.interrupted(),
     )
-    return state.with_job(regrouped)
+    if fact.awaited:
+        job = replace(job, recovery=replace(held.recovery, over=_over_since(held)))
+    return state.with_job(job)
 
 
 def job_replaying(fact: facts.JobReplaying, state: State) -> State:
@@ -202,73 +187,28 @@ def job_replaying(fact: facts.JobReplaying, state: State) -> State:
     versions = held.versions.interrupted().seated(tuple(fact.plan.codecs))
     assert versions.stable is not None
     job = replace(
-        held,
-        state=LOADING,
-        reason=held.reason if held.ending else fact.reason,
-        attempt=fact.attempt,
-        plan=fact.plan,
-        members=tuple(fact.plan.workers()),
-        codecs=renamed(held.codecs, names),
-        holders=dict(fact.holders),
+        _with_others(held, fact),
+        codecs=tuple(renamed_codecs(held.codecs, names)),
         donors=dict(fact.donors),
-        sources={},
-        state_donors={},
-        replanning=Replanning(),
-        keeps=True,
-        restores=False,
         replayers=tuple(fact.replayers),
-        awaited=(),
         logged={name: unit for name, unit in held.logged.items() if name not in fact.replayers},
         history=held.history.since(versions.stable.next_unit).renamed(names),
         versions=versions,
-        loaded=frozenset(),
-        group=None,
-        tuning=None,
-        copies=held.copies.interrupted(),
-        monitoring=monitoring_without_copy(held),
-        unprotected="",
-        standbys={},
-        unfit_standbys=Unfit(),
-        recovery=_regrouped(held),
-        pace=replace(held.pace, moved_at=fact.at),
     )
     return assign_workers(state, held, job.members).with_job(job)
 
 
 def job_mended(fact: facts.JobMended, state: State) -> State:
     held = state.jobs[fact.job]
-    assert held.plan is not None
     job = replace(
-        held,
-        state=LOADING,
-        reason=held.reason if held.ending else fact.reason,
-        attempt=fact.attempt,
-        plan=fact.plan,
+        _with_others(held, fact),
         whole=held.whole or held.plan,
-        members=tuple(fact.plan.workers()),
         codecs=tuple(fact.plan.codecs),
-        holders=dict(fact.holders),
-        donors={},
-        sources={},
         state_donors=dict(fact.donors),
-        replanning=Replanning(),
-        keeps=True,
-        restores=False,
         replayers=(),
-        awaited=(),
         logged={},
         history=History(),
         versions=_mended(held, fact.plan),
-        loaded=frozenset(),
-        group=None,
-        tuning=None,
-        copies=held.copies.interrupted(),
-        monitoring=monitoring_without_copy(held),
-        unprotected="",
-        standbys={},
-        unfit_standbys=Unfit(),
-        recovery=_regrouped(held),
-        pace=replace(held.pace, moved_at=fact.at),
     )
     return assign_workers(state, held, job.members).with_job(job)
 
@@ -315,6 +255,43 @@ def job_running(fact: facts.JobRunning, state: State) -> State:
 
 def job_moves(fact: facts.JobMoves, state: State) -> State:
     return state.with_job(replace(state.jobs[fact.job], moved_at=fact.at))
+
+
+def _with_others(held: Job, fact: facts.JobReplaying | facts.JobMended) -> Job:
+    """The job in an attempt for which other workers are in places of its plan, and most keep their state."""
+    return replace(
+        _keeping_state(held, fact),
+        plan=fact.plan,
+        members=tuple(fact.plan.workers()),
+        holders=dict(fact.holders),
+        awaited=(),
+        tuning=None,
+        unprotected="",
+    )
+
+
+def _keeping_state(held: Job, fact: facts.JobRegrouped | facts.JobReplaying | facts.JobMended) -> Job:
+    """The job in an attempt that begins with the state of its members, and drops the unit in flight."""
+    return replace(
+        held,
+        state=LOADING,
+        reason=held.reason if held.ending else fact.reason,
+        attempt=fact.attempt,
+        keeps=True,
+        restores=False,
+        donors={},
+        sources={},
+        state_donors={},
+        replanning=Replanning(),
+        standbys={},
+        unfit_standbys=Unfit(),
+        loaded=frozenset(),
+        group=None,
+        copies=held.copies.interrupted(),
+        monitoring=monitoring_without_copy(held),
+        recovery=_regrouped(held),
+        pace=replace(held.pace, moved_at=fact.at),
+    )
 
 
 def without_plan(job: Job) -> Job:
@@ -384,8 +361,7 @@ def _mended(job: Job, plan: Plan) -> Versions:
         names_by_share = stable.names_by_share(job.plan, job.owned)
         return versions.recut(names_by_share, stable.may_be_on(job.plan, job.holders), stable.codecs)
     names = {name: after[segment] for segment, name in before.items() if segment in after}
-    left = [one for one in stable.codecs if one.source in names and one.target in names]
-    return versions.without_shares(after.keys(), renamed(left, names))
+    return versions.without_shares(after.keys(), tuple(renamed_codecs(stable.codecs, names)))
 
 
 def _after_attempt(job: Job, fact: facts.JobRolledBack) -> Recovery:

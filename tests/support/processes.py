@@ -232,7 +232,8 @@ class Machines:
     def end(self) -> None:
         """End whatever a failed test left running."""
         for process in self.orphans():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         for command in self._started:
             command.process.wait()
 

@@ -99,7 +99,7 @@ async def steps(folder: Path, what: str, mbps: float, count: int) -> tuple[list[
     sender, receiver = (Identity.load(folder / peer.id) for peer in (SENDER, RECEIVER))
     end, timeouts = End(), Timeouts()
     own = Hello(RECEIVER.id, RECEIVER.role, "data")
-    server = receiver.server_context(admit_newcomers=False)
+    server = receiver.server_context(admit_joiners=False)
     listener = await listen("127.0.0.1:0", server, own, lambda link: end, timeouts)
     home = HomeLine(mbps * 1e6 / 8, ("127.0.0.1", listener.port))
     proxy = await asyncio.start_server(home.carry, "127.0.0.1", 0, limit=MEMORY_BYTES)

@@ -222,10 +222,10 @@ async def tyrant(folder: Path, address: str, authority: Authority) -> Any:
         return handler
 
     identity = await asyncio.to_thread(authority.identity)
-    context = identity.server_context(admit_newcomers=True)
+    context = identity.server_context(admit_joiners=True)
     hello = Hello("broker", "broker", "control")
     timeouts = Timeouts(3.0)  # the worker waits longer before each return
-    listener = await listen(address, context, hello, admit, timeouts, authority.on_newcomer)
+    listener = await listen(address, context, hello, admit, timeouts, authority.on_joiner)
     try:
         yield Tyrant(listener, workers)
     finally:

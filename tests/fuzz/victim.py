@@ -95,7 +95,7 @@ async def main(context: ssl.SSLContext) -> None:
     victim, process = Victim(), psutil.Process()
     own = Hello("b", "worker", "data")
     timeouts = Timeouts(LEASE_SECONDS)
-    listener = await listen("127.0.0.1:0", context, own, victim.admit, timeouts, _on_newcomer)
+    listener = await listen("127.0.0.1:0", context, own, victim.admit, timeouts, _on_joiner)
     while True:
         holding = Holding(
             address=listener.address,
@@ -117,12 +117,12 @@ def _speak(link: Link) -> None:
     link.send_control(b"ask")
 
 
-async def _on_newcomer(request: bytes, remote: str) -> bytes:
+async def _on_joiner(request: bytes, remote: str) -> bytes:
     join_messages.decode_request(request)
-    return join_messages.encode(join_messages.Refuse("this endpoint accepts no newcomers"))
+    return join_messages.encode(join_messages.Refuse("this endpoint accepts no joiners"))
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     authority, certificate, key = map(Path, sys.argv[1:])
-    asyncio.run(main(server_context(authority.read_bytes(), certificate, key, admit_newcomers=True)))
+    asyncio.run(main(server_context(authority.read_bytes(), certificate, key, admit_joiners=True)))

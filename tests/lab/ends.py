@@ -47,7 +47,7 @@ def admitted(link: Link) -> Handler:
 async def serve(address: str, files: list[Path]) -> None:
     """Listen until killed."""
     authority, certificate, key = files
-    context = server_context(authority.read_bytes(), certificate, key, admit_newcomers=False)
+    context = server_context(authority.read_bytes(), certificate, key, admit_joiners=False)
     await listen(address, context, Hello("b", "worker", "data"), admitted, TIMEOUTS)
     tell("listening")
     await asyncio.Event().wait()

@@ -119,7 +119,7 @@ class Receiver(Worker):
 async def receive(folder: Path, address: str, options: LinkOptions, relayed: bool) -> None:
     """Listen until killed; with a relay at `address`, take a circuit each time the dialler asks for one."""
     worker, own = Receiver(), Hello(RECEIVER.id, RECEIVER.role, "data")
-    context = server_context(*files(folder, RECEIVER), admit_newcomers=False)
+    context = server_context(*files(folder, RECEIVER), admit_joiners=False)
     where = "[::]:7700" if relayed else address
     listener = await listen(where, context, own, worker.accept, TIMEOUTS, options=options)
     tell("listening")
@@ -134,7 +134,7 @@ async def relay(folder: Path, address: str) -> None:
     """Carry circuits until killed."""
     carrying = Relay(RELAY_BYTES_PER_SECOND, TIMEOUTS)
     own = Peer("r", "worker")
-    context = server_context(*files(folder, own), admit_newcomers=False)
+    context = server_context(*files(folder, own), admit_joiners=False)
     hello = Hello(own.id, own.role, "data")
     listener = await listen(address, context, hello, Recorder().admit, TIMEOUTS)
     listener.set_relay(carrying)

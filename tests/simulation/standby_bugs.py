@@ -25,7 +25,7 @@ def counts_on_standbys_that_are_gone(patch: Patch) -> None:
 
 
 def leaves_idle_workers_alone(patch: Patch) -> None:
-    """No newcomer ever stands by."""
+    """No worker that joins ever stands by."""
     patch.setattr(standbys, "_may_join", lambda *given: False)
 
 

@@ -64,11 +64,11 @@ class TestAuthority:
         secret.write_bytes(key_to_pem(key))
         return authority, shown, secret
 
-    def holder(self, id: str, role: Role, admit_newcomers: bool = False) -> Holder:
+    def holder(self, id: str, role: Role, admit_joiners: bool = False) -> Holder:
         """Issue a certificate for a fresh key and give the contexts that show it."""
         authority, shown, secret = self.files(id, role)
         pem = authority.read_bytes()
-        return Holder(client_context(pem, shown, secret), server_context(pem, shown, secret, admit_newcomers))
+        return Holder(client_context(pem, shown, secret), server_context(pem, shown, secret, admit_joiners))
 
     def stranger(self) -> ssl.SSLContext:
         """The context of somebody who knows the authority and holds no certificate."""

@@ -144,7 +144,7 @@ async def paired(
     """Worker a linked to worker b; at the end everything is closed, and each end was told exactly once."""
     timeouts = timeouts or Timeouts()
     authority = TestAuthority(folder)
-    dialler, server = authority.holder("a", "worker"), authority.holder("b", "worker", admit_newcomers=True)
+    dialler, server = authority.holder("a", "worker"), authority.holder("b", "worker", admit_joiners=True)
     heard_by_a, heard_by_b = Recorder(), heard_by_b or Recorder()
     own = Hello("b", "worker", "data")
     listener = await listen(

@@ -364,13 +364,13 @@ async def broker_door(holder: Holder, seen: list[tuple[bytes, str]], timeouts: T
         return b"answer to " + request
 
     own = Hello("b", "worker", "control")
-    return await listen("127.0.0.1:0", holder.server, own, Recorder().admit, timeouts, on_newcomer=answer)
+    return await listen("127.0.0.1:0", holder.server, own, Recorder().admit, timeouts, on_joiner=answer)
 
 
-def test_a_newcomer_may_send_one_request_and_nothing_else(tmp_path: Path) -> None:
+def test_a_joiner_may_send_one_request_and_nothing_else(tmp_path: Path) -> None:
     async def test() -> None:
         authority = TestAuthority(tmp_path)
-        holder = authority.holder("b", "worker", admit_newcomers=True)
+        holder = authority.holder("b", "worker", admit_joiners=True)
         context = authority.stranger()
         seen: list[tuple[bytes, str]] = []
         listener = await broker_door(holder, seen, Timeouts())
@@ -392,10 +392,10 @@ def test_a_newcomer_may_send_one_request_and_nothing_else(tmp_path: Path) -> Non
     run(test())
 
 
-def test_newcomers_have_a_time_limit_and_do_not_outlive_the_listener(tmp_path: Path) -> None:
+def test_joiners_have_a_time_limit_and_do_not_outlive_the_listener(tmp_path: Path) -> None:
     async def test() -> None:
         authority = TestAuthority(tmp_path)
-        holder = authority.holder("b", "worker", admit_newcomers=True)
+        holder = authority.holder("b", "worker", admit_joiners=True)
         context = authority.stranger()
         seen: list[tuple[bytes, str]] = []
         hasty = await broker_door(holder, seen, usual_but(join_seconds=0.3))
@@ -414,7 +414,7 @@ def test_newcomers_have_a_time_limit_and_do_not_outlive_the_listener(tmp_path: P
     run(test())
 
 
-def test_a_port_without_answers_for_newcomers_refuses_them(tmp_path: Path) -> None:
+def test_a_port_without_answers_for_joiners_refuses_them(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path) as pair:
             context = pair.authority.stranger()

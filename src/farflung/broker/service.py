@@ -1,4 +1,4 @@
-"""The broker process: one port for workers, submitters, viewers and newcomers with a join token."""
+"""The broker process: one port for workers, submitters, viewers and joiners."""
 
 from __future__ import annotations
 
@@ -167,14 +167,14 @@ class BrokerService:
     async def start(self, address: str) -> None:
         """Listen on `address` (HOST:PORT); ConnectionFailed if that is impossible."""
         self._identity = await asyncio.to_thread(self._authority.identity)
-        self._context = self._identity.server_context(admit_newcomers=True)
+        self._context = self._identity.server_context(admit_joiners=True)
         self._listener = await listen(
             address,
             self._context,
             Hello(BROKER_ID, "broker", "control", secrets.token_hex(8), self._timeouts.lease_seconds),
             self._admit,
             self._timeouts,
-            on_newcomer=self._on_newcomer,
+            on_joiner=self._on_joiner,
         )
         if self._relay is not None:
             self._listener.set_relay(self._relay)
@@ -329,9 +329,9 @@ class BrokerService:
             session.send_control(messages.encode(Denied(reason)))  # so that it does not come back
             self._dispatcher.close(session, reason)
 
-    async def _on_newcomer(self, request: bytes, remote: str) -> bytes:
+    async def _on_joiner(self, request: bytes, remote: str) -> bytes:
         """The authority's answer to a peer without a certificate, in the time in which it waits for one."""
-        answering = asyncio.create_task(self._authority.on_newcomer(request, remote))
+        answering = asyncio.create_task(self._authority.on_joiner(request, remote))
         try:
             limit = 0.8 * self._timeouts.join_seconds
             return await asyncio.wait_for(asyncio.shield(answering), limit)

@@ -21,7 +21,7 @@ from farflung.transport.net.sockets import connect
 from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.security import join_exchange
-from farflung.transport.security.join_exchange import Exchange, OnNewcomer
+from farflung.transport.security.join_exchange import Exchange, OnJoiner
 from farflung.transport.security.peer import Peer, require_peer
 from farflung.transport.striping.stripe_set import OpenStripe
 from farflung.transport.timeouts import Timeouts
@@ -33,7 +33,7 @@ __all__ = [
     "Link",
     "LinkOptions",
     "Listener",
-    "OnNewcomer",
+    "OnJoiner",
     "Peer",
     "answers",
     "ask",
@@ -159,7 +159,7 @@ async def _discard(link: Link, reason: str = "another address was faster") -> No
 async def ask(
     address: str, context: ssl.SSLContext, server_hostname: str | None, request: bytes, timeout: float
 ) -> bytes:
-    """Send one request (at most 8 KiB) to a listener's `on_newcomer`, without a certificate.
+    """Send one request (at most 8 KiB) to a listener's `on_joiner`, without a certificate.
 
     `timeout` bounds the whole exchange, in seconds.
 

@@ -11,7 +11,7 @@ import ipaddress
 from typing import Generic, TypeVar
 
 MOST = 256
-"""Limit on all of them, newcomers without a certificate included."""
+"""Limit on all of them, joiners without a certificate included."""
 
 MOST_OF_ONE_SOURCE = 64
 """Limit on those of one source. This machine has none of its own: a fleet on one machine starts at once."""

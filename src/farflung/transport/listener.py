@@ -30,7 +30,7 @@ from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
 from farflung.transport.relay.circuits import MAGIC, read_hello
 from farflung.transport.relay.relay import Relay
-from farflung.transport.security.join_exchange import Exchange, OnNewcomer, answer_newcomer
+from farflung.transport.security.join_exchange import Exchange, OnJoiner, answer_joiner
 from farflung.transport.security.peer import Peer, certified_peer, require_peer
 from farflung.transport.sparse_log import SparseLog
 from farflung.transport.timeouts import Timeouts
@@ -52,7 +52,7 @@ class Listener:
         own: Hello,
         admit: Callable[[Link], Handler],
         timeouts: Timeouts,
-        on_newcomer: OnNewcomer | None,
+        on_joiner: OnJoiner | None,
         options: LinkOptions,
     ) -> None:
         self.address = format_address(*listening.getsockname()[:2])
@@ -61,7 +61,7 @@ class Listener:
         self._own = own
         self._admit = admit
         self._timeouts = timeouts
-        self._on_newcomer = on_newcomer
+        self._on_joiner = on_joiner
         self._options = options
         self._by_token: weakref.WeakValueDictionary[bytes, Link] = weakref.WeakValueDictionary()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -166,10 +166,10 @@ class Listener:
             peer = certified_peer(connection.socket)
         except ProtocolError as error:
             self._sparse.write(logging.WARNING, "refused a connection from %s: %s", connection.remote, error)
-            await self._serve_newcomer(connection, str(error))
+            await self._serve_joiner(connection, str(error))
             return
         if peer is None:
-            await self._serve_newcomer(connection, None)
+            await self._serve_joiner(connection, None)
             return
         if peer.role == "broker":
             connection.abort()  # it only checks whose key is here, and has seen it now
@@ -216,17 +216,17 @@ class Listener:
             raw.close()
             raise
 
-    async def _serve_newcomer(self, connection: TlsStream, refusal: str | None) -> None:
+    async def _serve_joiner(self, connection: TlsStream, refusal: str | None) -> None:
         exchange = Exchange(connection)
         try:
             async with asyncio.timeout(self._timeouts.join_seconds):
                 if refusal is None:
-                    await answer_newcomer(exchange, self._on_newcomer)
+                    await answer_joiner(exchange, self._on_joiner)
                 else:
                     exchange.write(closing(refusal))
                     await exchange.closed.wait()
         except OSError:
-            pass  # A newcomer that is gone or silent gets no answer.
+            pass  # A joiner that is gone or silent gets no answer.
         finally:
             await exchange.hang_up()
 
@@ -237,7 +237,7 @@ async def listen(
     own: Hello,
     admit: Callable[[Link], Handler],
     timeouts: Timeouts,
-    on_newcomer: OnNewcomer | None = None,
+    on_joiner: OnJoiner | None = None,
     options: LinkOptions = DEFAULT_OPTIONS,
 ) -> Listener:
     """Listen on HOST:PORT (`[::]:PORT` includes IPv4; port 0 picks a free one).
@@ -249,7 +249,7 @@ async def listen(
     admit
         Called with each new link, whose peer, kind and boot are known by then; returns the link's handler.
         Raising ProtocolError or a subclass refuses the peer and sends it the message.
-    on_newcomer
+    on_joiner
         Answers the one request of a peer without a certificate. If None, such peers are refused.
 
     Raises
@@ -259,7 +259,7 @@ async def listen(
     """
     listening = await listening_socket(*parse_address(address))
     ask_for_congestion_control(listening, options.congestion_control)
-    return Listener(listening, context, own, admit, timeouts, on_newcomer, options)
+    return Listener(listening, context, own, admit, timeouts, on_joiner, options)
 
 
 def _went_away(error: OSError) -> bool:

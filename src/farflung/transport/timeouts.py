@@ -114,7 +114,7 @@ class Timeouts:
 
     @property
     def join_seconds(self) -> float:
-        """For a newcomer's whole request."""
+        """For a joiner's whole request."""
         return self.lease_seconds
 
     @property

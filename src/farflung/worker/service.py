@@ -143,7 +143,7 @@ class WorkerService:
             self._cache_beside(store), options.base, self._peers.tell_submitter, self._base_filled
         )
         client_context = self._identity.client_context()
-        self._server_context = self._identity.server_context(admit_newcomers=False)
+        self._server_context = self._identity.server_context(admit_joiners=False)
         self._line = BrokerLine(self._identity, client_context, self._server_context, self)
         self._listener: Listener | None = None
         self._device: Device | None = None

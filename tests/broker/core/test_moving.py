@@ -76,7 +76,7 @@ def moving(*workers: str) -> Scenario:
     return story
 
 
-def test_the_planner_is_asked_with_newcomers_and_not_again_before_something_changes() -> None:
+def test_the_planner_is_asked_with_new_workers_and_not_again_before_something_changes() -> None:
     story = asked()
     (first,) = asks(story)
     assert (first.workers, first.current, first.count) == (("a", "b", "c"), job_of(story).plan, 3)
@@ -160,12 +160,12 @@ def test_a_plan_without_protection_is_left() -> None:
     assert not considered(answer(story, "a", "b", "e")).moves
 
 
-@pytest.mark.parametrize("fault", ["newcomer", "version", "time"])
+@pytest.mark.parametrize("fault", ["new worker", "version", "time"])
 def test_until_the_switch_a_move_ends_for_free(fault: str) -> None:
     story = moving("a", "b", "d")
     for worker in "abc":
         story.ready(worker, MOVE + 1)
-    if fault == "newcomer":
+    if fault == "new worker":
         story.leave("d")
         spread(story, MOVE)
     elif fault == "version":
@@ -179,7 +179,7 @@ def test_until_the_switch_a_move_ends_for_free(fault: str) -> None:
     assert decisions[-1].unit == MOVE + 1
 
 
-def test_a_newcomer_that_refuses_after_a_move_costs_no_step() -> None:
+def test_a_new_worker_that_refuses_after_a_move_costs_no_step() -> None:
     story = moving("a", "b", "d")
     spread(story, MOVE)
     refused = Refused("job-1", 2, "compiled segments take 2 GB")
@@ -216,7 +216,7 @@ def test_a_broker_that_is_restarted_forgets_a_move() -> None:
     assert job_of(story).replanning.proposal is None and job_of(story).state == RUNNING
 
 
-def test_a_lost_newcomer_of_the_new_plan_does_not_end_the_job() -> None:
+def test_a_lost_worker_of_the_new_plan_does_not_end_the_job() -> None:
     story = moving("a", "b", "d")
     story.all_ready(MOVE + 1)
     spread(story, MOVE)

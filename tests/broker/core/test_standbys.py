@@ -118,7 +118,7 @@ def test_where_no_version_can_be_made_on_members_an_idle_worker_stands_by() -> N
     assert set(standbys(story).values()) == {"d"}
 
 
-def test_a_newcomer_stands_by_for_a_job_that_runs_and_the_run_goes_on() -> None:
+def test_a_worker_that_joins_stands_by_for_a_job_that_runs_and_the_run_goes_on() -> None:
     story = place()
     before = len(story.commands)
     join(story, "d")

@@ -45,8 +45,8 @@ async def broker(
     """A broker's authority behind a real port."""
     with Store(folder) as store:
         authority = Authority.open(folder, store, clock)
-        context = authority.identity().server_context(admit_newcomers=True)
-        async with door(context, authority.on_newcomer) as address:
+        context = authority.identity().server_context(admit_joiners=True)
+        async with door(context, authority.on_joiner) as address:
             yield authority, address
 
 
@@ -276,5 +276,5 @@ def _admit_nobody(link: Link) -> Handler:
 
 
 async def _worker(authority: Authority, token: Token, folder: Path) -> Identity:
-    async with door(authority.identity().server_context(True), authority.on_newcomer) as address:
+    async with door(authority.identity().server_context(True), authority.on_joiner) as address:
         return (await enrol(address, token, folder, "worker")).identity

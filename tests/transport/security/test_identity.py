@@ -135,12 +135,12 @@ def test_holders_of_another_authority_are_refused_by_both_sides(
         handshake(ours.client_context(), theirs.server_context(False), name)
     certificate, key = tmp_path / "2" / "certificate.pem", tmp_path / "2" / "key.pem"
     intruder = client_context(certificate_to_pem(authority.certificate), certificate, key)
-    for admit_newcomers in (False, True):
+    for admit_joiners in (False, True):
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            handshake(intruder, ours.server_context(admit_newcomers), name)
+            handshake(intruder, ours.server_context(admit_joiners), name)
 
 
-def test_only_a_port_that_admits_newcomers_accepts_a_peer_without_a_certificate(
+def test_only_a_port_that_admits_joiners_accepts_a_peer_without_a_certificate(
     authority: Authority, tmp_path: Path
 ) -> None:
     holder = join(authority, tmp_path / "1", "lab-1")

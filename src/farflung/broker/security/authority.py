@@ -181,12 +181,12 @@ class Authority:
         certificate = self._sign((BROKER_ID, "broker"), key_in(self.folder).public_key())
         return Identity.write(self.folder, certificate, certificate_to_pem(self.certificate), broker="")
 
-    async def on_newcomer(self, request: bytes, remote: str) -> bytes:
+    async def on_joiner(self, request: bytes, remote: str) -> bytes:
         """Answer a peer without a certificate; disk access runs on another thread."""
         return await asyncio.to_thread(self.answer, request, remote)
 
     def answer(self, request: bytes, remote: str) -> bytes:
-        """Answer one request of a newcomer (`farflung.transport.security.join_messages`)."""
+        """Answer one request of a joiner (`farflung.transport.security.join_messages`)."""
         try:
             asked = join_messages.decode_request(request)
             if isinstance(asked, join_messages.AskCertificate):
@@ -201,7 +201,7 @@ class Authority:
             own = certificate_to_pem(self.certificate)
             return join_messages.encode(join_messages.TellAuthority(own, self.clock()))
         except FarflungError as error:
-            _sparse.write(logging.WARNING, "refused a newcomer at %s: %s", remote, error)
+            _sparse.write(logging.WARNING, "refused a joiner at %s: %s", remote, error)
             return join_messages.encode(join_messages.Refuse(str(error)[:1000]))
 
     def enrol(self, asked: join_messages.AskCertificate) -> bytes:

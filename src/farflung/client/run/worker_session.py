@@ -91,7 +91,7 @@ class WorkerRoutes:
     async def _port(self) -> int:
         async with self._opening:
             if self._listener is None:
-                context = self._identity.server_context(admit_newcomers=False)
+                context = self._identity.server_context(admit_joiners=False)
                 self.contexts.append(context)
                 self._listener = await listen(ANYWHERE, context, self._own, self._accept, self._timeouts)
         return self._listener.port

@@ -1,1 +1,1 @@
-"""Certificates, identities, join tokens, and how a newcomer joins a broker."""
+"""Certificates, identities, join tokens, and how holders join a broker."""

@@ -154,12 +154,10 @@ def client_context(
     return context
 
 
-def server_context(
-    authority_pem: bytes, certificate: Path, key: Path, admit_newcomers: bool
-) -> ssl.SSLContext:
-    """A context for listening: peers show a certificate of this authority or, for newcomers, none."""
+def server_context(authority_pem: bytes, certificate: Path, key: Path, admit_joiners: bool) -> ssl.SSLContext:
+    """A context for listening: peers show a certificate of this authority or, for joiners, none."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
-    context.verify_mode = ssl.CERT_OPTIONAL if admit_newcomers else ssl.CERT_REQUIRED
+    context.verify_mode = ssl.CERT_OPTIONAL if admit_joiners else ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authority_pem.decode("ascii"))
     context.load_cert_chain(certificate, key)
     # A resumed session would skip the certificate check, and farflung never resumes one.

@@ -138,11 +138,11 @@ class Identity:
         authority = _read(self.folder, AUTHORITY_FILE)
         return certificates.client_context(authority, self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
 
-    def server_context(self, admit_newcomers: bool) -> ssl.SSLContext:
-        """The TLS context for listening; only a broker's port admits newcomers."""
+    def server_context(self, admit_joiners: bool) -> ssl.SSLContext:
+        """The TLS context for listening; only a broker's port admits joiners."""
         authority = _read(self.folder, AUTHORITY_FILE)
         certificate, key = self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE
-        return certificates.server_context(authority, certificate, key, admit_newcomers)
+        return certificates.server_context(authority, certificate, key, admit_joiners)
 
     def present_in(self, context: ssl.SSLContext) -> None:
         """Use this certificate for new connections of an existing context, after a renewal."""

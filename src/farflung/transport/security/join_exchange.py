@@ -11,7 +11,7 @@ from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.wire.frame_reader import FrameReader
 from farflung.transport.wire.frames import Close, Frame, Hello, Join, Reply, closing, encode
 
-OnNewcomer = Callable[[bytes, str], Awaitable[bytes]]
+OnJoiner = Callable[[bytes, str], Awaitable[bytes]]
 """Called with a request and the HOST:PORT that it came from; returns the answer."""
 
 REFUSAL = "this port admits only certificate holders: join the broker with a token first"
@@ -91,8 +91,8 @@ class Exchange:
             self._first_frame.exception()
 
 
-async def answer_newcomer(exchange: Exchange, answer: OnNewcomer | None) -> None:
-    """The listener's side: read one request, answer it, and wait for the newcomer to hang up."""
+async def answer_joiner(exchange: Exchange, answer: OnJoiner | None) -> None:
+    """The listener's side: read one request, answer it, and wait for the joiner to hang up."""
     try:
         exchange.write(Reply(), await _answer(exchange, answer))
     except FarflungError as error:
@@ -100,7 +100,7 @@ async def answer_newcomer(exchange: Exchange, answer: OnNewcomer | None) -> None
     await exchange.closed.wait()
 
 
-async def _answer(exchange: Exchange, answer: OnNewcomer | None) -> bytes:
+async def _answer(exchange: Exchange, answer: OnJoiner | None) -> bytes:
     frame, request = await exchange.first_frame()
     if answer is None or not isinstance(frame, Join):
         raise ProtocolError(REFUSAL)
@@ -108,7 +108,7 @@ async def _answer(exchange: Exchange, answer: OnNewcomer | None) -> bytes:
 
 
 async def request(exchange: Exchange, payload: bytes, address: str) -> bytes:
-    """The newcomer's side: send one request and return the answer.
+    """The joiner's side: send one request and return the answer.
 
     Raises
     ------

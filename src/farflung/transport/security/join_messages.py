@@ -76,7 +76,7 @@ def encode(message: Request | Answer) -> bytes:
 
 
 def decode_request(data: bytes) -> Request:
-    """Decode a newcomer's request; ProtocolError if it is not one."""
+    """Decode a joiner's request; ProtocolError if it is not one."""
     return _decode(data, _requests)
 
 

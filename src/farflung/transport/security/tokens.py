@@ -1,4 +1,4 @@
-"""Join tokens: a line of text that lets a newcomer join, and says which broker to trust.
+"""Join tokens: a line of text that lets a holder join, and says which broker to trust.
 
 A token is `ff1-` and 85 letters and digits: role, SHA-256 of the broker's CA certificate, a 128-bit secret
 and a CRC-32, which detects every single mistyped character.

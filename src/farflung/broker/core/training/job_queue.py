@@ -186,7 +186,7 @@ def can_go_on(state: State, job: Job) -> bool:
 def recut_on(state: State, job: Job) -> tuple[list[str], int]:
     """The workers to plan anew on, to go on from the job's newest version, and how many of them to use.
 
-    Best are those that have it, all of them; so no state moves to newcomers. If no plan fits these, any will
+    Best are those that have it, all of them; so no state moves to others. If no plan fits these, any will
     do (0: the planner chooses). There are none if a share of the version would not be there.
     """
     usable, unfit = usable_for(state, job), set(job.recovery.unfit)

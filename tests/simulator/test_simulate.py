@@ -248,3 +248,14 @@ def test_a_plan_that_takes_no_time_still_has_a_bottleneck() -> None:
     found = simulate(chain([0.0], [], 2), topology([1.0]))
     assert found.step_seconds == 0
     assert found.line() == "latency and waiting; the busiest is the device of w0, busy 0%"
+
+
+def test_a_mean_step_of_replicas_that_train_apart_has_its_part_of_a_merge() -> None:
+    plan, places = replicated([3, 3], 2 * MB), topology([1.0, 1.0], 8.0, 100.0)
+    each, never = simulate(plan, places), simulate(msgspec.structs.replace(plan, inner_steps=10**9), places)
+    apart = simulate(msgspec.structs.replace(plan, inner_steps=10), places)
+    assert never.step_seconds < each.step_seconds / 2
+    assert apart.step_seconds == pytest.approx(0.9 * never.step_seconds + 0.1 * each.step_seconds, rel=1e-6)
+    whole, part = (sum(load.bytes for load in one.loads) for one in (each, apart))
+    fed = sum(load.bytes for load in never.loads)
+    assert part - fed == pytest.approx((whole - fed) / 10)

@@ -64,7 +64,6 @@ class LinkCosts:
         self._ratios: dict[tuple[int, int], float] = {}
         self._codecs: dict[tuple[int, int, bool], Declared] = {}
         self._codec_speed = conditions.codec_speed
-        self._inner_steps = plan.inner_steps
         self._sum_codec = None if plan.sum_codec == DENSE else catalogue.declared(plan.sum_codec)
         if plan.codecs:
             numbers = {id: number for number, id in enumerate(ids)}
@@ -128,9 +127,7 @@ class LinkCosts:
 
         Workers of one site are a group (`plans.unfolding`): each heads an equal part of the values, and each
         group owns an equal part. Gradients go to heads, what these find to the owners, and both come back.
-        What is summed once in several steps counts as if each step sent its part.
         """
-        gradient_bytes /= self._inner_steps
         sites = [self._topology.workers[number].site or f"\0{number}" for number in workers]
         size_of = Counter(sites)
         found = []

@@ -7,22 +7,32 @@ Else gradients are added within sites first (`LinkCosts.sum_messages`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from farflung.plans import Plan, Topology
 from farflung.simulator.clock import Clock
 from farflung.simulator.conditions import Conditions
-from farflung.simulator.costs import LinkCosts, numbers_of, segment_seconds, throughput_seconds, transfers_of
+from farflung.simulator.costs import (
+    LinkCosts,
+    SumPart,
+    numbers_of,
+    segment_seconds,
+    throughput_seconds,
+    transfers_of,
+)
 from farflung.simulator.device import Cores
 from farflung.simulator.loads import Loads
 from farflung.simulator.network import Message, Priority, Wiring
 from farflung.simulator.pipeline import Pipeline
-from farflung.simulator.simulation import Simulation
+from farflung.simulator.simulation import Load, Simulation
 
 
 class Sync:
     """One segment's exchange in one step: begins once all replicas have called `ended`, ends with `done`.
+
+    Without `gradient_bytes` nothing is exchanged.
 
     Each worker sends its parts one by one, each after the last has arrived, starting with the next worker in
     the row. So no two workers send to the same third one at a time, unless some are slower. What a part waits
@@ -35,13 +45,15 @@ class Sync:
         wiring: Wiring,
         costs: LinkCosts,
         workers: Sequence[int],
-        gradient_bytes: float,
+        gradient_bytes: float | None,
         done: Callable[[], None],
     ) -> None:
         self._clock = clock
         self._wiring = wiring
         self._workers = workers
-        self._parts = costs.sum_messages(workers, gradient_bytes) if len(workers) > 1 else []
+        self._parts: list[list[SumPart]] = [[] for _ in workers]
+        if len(workers) > 1 and gradient_bytes is not None:
+            self._parts = costs.sum_messages(workers, gradient_bytes)
         self._done = done
         self._running = len(workers)
         self._sending = len(workers)
@@ -85,23 +97,50 @@ def simulate(
 
     A step begins with the broker's decision on the one before. Its first inputs have arrived already, because
     the feeder works ahead. If the feeder cannot keep up, steps are simulated from a cold start until two in a
-    row take equally long; if none do, the result is the mean of the last `TURNS` steps.
+    row take equally long; if none do, the result is the mean of the last `TURNS` steps. If replicas train
+    apart, it is a mean step, and the timeline is of one without a merge.
 
     Raises
     ------
     PlanError
         The topology lacks a worker of the plan or a link, or a worker runs segments of two replicas.
     """
-    return _Run(plan, topology, conditions, True).once(timeline) or _Run(
-        plan, topology, conditions, False
-    ).until_steady(timeline)
+    if plan.replicas == 1 or plan.inner_steps == 1:
+        return _steady(plan, topology, conditions, timeline)
+    apart = _steady(plan, topology, conditions, timeline, has_sums=False)
+    return _mean_of(apart, _steady(plan, topology, conditions, timeline), plan.inner_steps)
+
+
+def _steady(
+    plan: Plan, topology: Topology, conditions: Conditions, timeline: bool, has_sums: bool = True
+) -> Simulation:
+    ahead = _Run(plan, topology, conditions, True, has_sums).once(timeline)
+    return ahead or _Run(plan, topology, conditions, False, has_sums).until_steady(timeline)
+
+
+def _mean_of(apart: Simulation, merging: Simulation, inner_steps: int) -> Simulation:
+    """The mean step of replicas that train apart, of which one in `inner_steps` ends with a merge."""
+    weights = 1 - 1 / inner_steps, 1 / inner_steps
+    seconds = weights[0] * apart.step_seconds + weights[1] * merging.step_seconds
+    busy, sent, loads = defaultdict[str, float](float), defaultdict[str, float](float), dict[str, Load]()
+    for weight, one in zip(weights, (apart, merging), strict=True):
+        for load in one.loads:
+            loads[load.name] = load
+            busy[load.name] += weight * load.share * one.step_seconds
+            sent[load.name] += weight * load.bytes
+    found = [replace(load, share=busy[name] / seconds, bytes=sent[name]) for name, load in loads.items()]
+    ordered = sorted(found, key=lambda load: -load.share)
+    return Simulation(seconds, tuple(ordered), apart.steps + merging.steps, apart.timeline)
 
 
 class _Run:
     """The parts of a simulation, and its steps."""
 
-    def __init__(self, plan: Plan, topology: Topology, conditions: Conditions, is_ahead: bool) -> None:
+    def __init__(
+        self, plan: Plan, topology: Topology, conditions: Conditions, is_ahead: bool, has_sums: bool
+    ) -> None:
         self._plan = plan
+        self._has_sums = has_sums
         self._conditions = conditions
         self._clock = Clock()
         self._costs = LinkCosts(plan, topology, conditions)
@@ -172,7 +211,7 @@ class _Run:
                 self._wiring,
                 self._costs,
                 [workers[placement.segment] for workers in self._replicas],
-                placement.gradient_bytes,
+                placement.gradient_bytes if self._has_sums else None,
                 lambda segment=placement.segment: self._segment_synced(segment),  # type: ignore[misc]
             )
             for placement in self._plan.placements

@@ -98,7 +98,7 @@ def _ends(plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: C
         workers = [replica[placement.segment] for replica in replicas]
         away = max(costs.seconds_away(worker, costs.home) for worker in workers) if conditions.commit else 0.0
         sync = sync_seconds(workers, placement.gradient_bytes, costs) if len(workers) > 1 else 0.0
-        ends.append(sync + away)
+        ends.append(sync / plan.inner_steps + away)
     return ends
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan
+from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, unfolded
 
 
 def placement(segment: int, *workers: str) -> Placement:
@@ -26,6 +26,12 @@ def test_a_plan_prints_as_one_line_that_no_worker_s_name_can_break() -> None:
     plan = Plan([placement(0, "a"), placement(1, "b\n\x1b[2J")], [edge(FEEDER, 0), edge(0, 1)], 1, 1)
     assert str(plan).startswith("segment 0 on a (50%), 1 on b") and str(plan).endswith("(50%); 1 microbatch")
     assert str(plan).isprintable()
+
+
+def test_a_plan_with_replicas_prints_them_apart() -> None:
+    folded = Plan([placement(0, "a", "b")], [], 2, 1, shares=[1, 1])
+    plan = unfolded(folded, [{5: 4}], {})
+    assert str(plan) == "replica 1: segment 0 on a (100%); replica 2: segment 1 on b (100%); 2 microbatches"
 
 
 @pytest.mark.parametrize("pair", [(0, 3), (0, FEEDER), (3, 0), (-2, 0)])

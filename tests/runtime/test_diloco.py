@@ -134,10 +134,10 @@ def resumed(job: farflung.Job, step: int, merged: bool = True) -> list[float]:
     assert first is not None
     before, after = pipeline_of(job, 2), pipeline_of(job, 2, first=first)
     run(before, job, end=first)
-    state: Snapshot = {}
-    for segment in before.segments[:2]:
-        state |= segment.snapshot(set(segment.segment.owned), slots=True)
     for segment in after.segments:
+        state: Snapshot = {}  # of its own: a segment goes on in the memory that it is given
+        for first_ones in before.segments[:2]:
+            state |= first_ones.snapshot(set(first_ones.segment.owned), slots=True)
         segment.restore(part_of(segment.segment, state))
     return run(after, job, first)
 

@@ -275,10 +275,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """One line: each segment's worker, with its share of a replica's FLOPs, and the microbatches."""
         placed = [p for p in self.placements if p.workers]
         total = sum(p.flops for p in placed) / len(self.live_pipelines()) or 1
-        parts = [f"{p.segment} on {' and '.join(p.workers)} ({p.flops / total:.0%})" for p in placed]
-        return printable(
-            f"segment {', '.join(parts)}; {count_of(self.microbatches, 'microbatch', 'microbatches')}"
-        )
+        replicas: dict[int, list[str]] = {}
+        for p in placed:
+            words = f"{p.segment} on {' and '.join(p.workers)} ({p.flops / total:.0%})"
+            replicas.setdefault(self.pipeline_of(p.segment), []).append(words)
+        parts = [f"segment {', '.join(found)}" for found in replicas.values()]
+        if self.pipelines:
+            parts = [f"replica {number}: {words}" for number, words in enumerate(parts, 1)]
+        return printable("; ".join([*parts, count_of(self.microbatches, "microbatch", "microbatches")]))
 
     def workers(self) -> list[str]:
         """Every worker of the plan, in order of its first segment."""

@@ -188,7 +188,8 @@ def test_replicas_may_train_apart() -> None:
 @pytest.mark.parametrize(
     ("sync", "words"),
     [
-        (20, r"sync must be farflung.DiLoCo\(...\) or None, found int"),
+        ("diloco", r"sync must be farflung.DiLoCo\(inner_steps=...\) or None, found 'diloco'"),
+        (farflung.DiLoCo, r"sync must be farflung.DiLoCo\(inner_steps=...\) or None, found <class"),
         (farflung.DiLoCo(inner_steps=2, warmup=10**6), "steps of warm-up leave none of"),
     ],
 )

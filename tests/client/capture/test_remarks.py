@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.localhost.jobs import Vectors, job
 
+import farflung
 from farflung.client.capture.prepared import prepare
 
 
@@ -22,7 +23,8 @@ class Few(Vectors):
     [
         (
             {"validation": Few()},
-            "validation has 10 items, so an evaluation takes 2 batches of 4: fewer than validation_batches=8",
+            "validation has 10 items, so an evaluation takes 2 batches of 4: fewer than"
+            " validation_batches=8 (the default)",
         ),
         ({"validation_batches": 5}, "validation_batches=5 has no effect without Job(validation=)"),
         ({"validate_every": 2}, "validate_every=2 has no effect without Job(validation=)"),
@@ -38,6 +40,13 @@ class Few(Vectors):
 def test_what_has_no_effect_is_said(changes: dict[str, Any], words: str) -> None:
     found = [remark for remark in prepare(job(**changes)).remarks if "validat" in remark]
     assert found == ([words] if words else [])
+
+
+@pytest.mark.parametrize(("inner_steps", "is_said"), [(1, False), (500, True)])
+def test_replicas_that_merge_only_at_the_end_are_remarked(inner_steps: int, is_said: bool) -> None:
+    asked = job(sync=farflung.DiLoCo(inner_steps=inner_steps))
+    remarks = [remark for remark in prepare(asked).remarks if "merge only once, after the last of" in remark]
+    assert bool(remarks) == is_said
 
 
 @pytest.mark.parametrize(

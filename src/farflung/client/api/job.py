@@ -473,7 +473,7 @@ def _require_sync(sync: object, steps: int, optimizer: Optimizer) -> None:
     if sync is None:
         return
     if not isinstance(sync, DiLoCo):
-        raise JobError(f"sync must be farflung.DiLoCo(...) or None, found {_kind(sync)}")
+        raise JobError(f"sync must be farflung.DiLoCo(inner_steps=...) or None, found {sync!r:.60}")
     if optimizer.ema is not None:
         raise JobError("sync: moving averages of replicas that train apart are not merged: leave ema out")
     if sync.warmup >= steps:

@@ -33,7 +33,7 @@ def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path |
     if job.sync is not None and target.wishes.replicas == 1:
         raise JobError(
             "Job(sync=) lets replicas of the model train apart, and this run has one: ask for more with"
-            " --replicas 2 or auto (in Python replicas=2)"
+            " --replicas 2 (in Python replicas=2)"
         )
     if (replicas := target.wishes.replicas) > 1:
         from farflung.planner.replicas import require_possible

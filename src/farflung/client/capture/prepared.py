@@ -159,7 +159,7 @@ def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) ->
     graph = captured.graph
     # A tied parameter has several names in the model and one of them in the graph.
     require_patterns(job.optimizer, [entry.name for entry in graph.inputs_of("parameter") if entry.trainable])
-    remarks = (*_remarks(captured), *_on_validation(job), *gentler)
+    remarks = (*_remarks(captured), *_on_validation(job), *_on_merges(job), *gentler)
     return _with_state(job, captured, wire.dump(graph), remarks)
 
 
@@ -236,6 +236,15 @@ def prepare_emulated(job: Job, program: bytes) -> Prepared:
     return Prepared(job, graph, program, {}, (), emulated=True)
 
 
+def _on_merges(job: Job) -> Iterator[str]:
+    """That replicas which train apart merge only when the run is over."""
+    if job.sync is not None and job.steps - job.sync.warmup <= job.sync.inner_steps:
+        yield (
+            f"replicas merge only once, after the last of {count_of(job.steps, 'step')}"
+            f" (inner_steps={job.sync.inner_steps}, warmup={job.sync.warmup})"
+        )
+
+
 def _on_validation(job: Job) -> Iterator[str]:
     """What the job asks of evaluations and does not get."""
     asked, size = job.validation_batches, job.microbatch_size
@@ -245,9 +254,10 @@ def _on_validation(job: Job) -> Iterator[str]:
             yield f"{name}={getattr(job, name)} has no effect without Job(validation=)"
     elif asked is not None and job.validation_microbatches < asked:
         found = count_of(job.validation_microbatches, "batch", "batches")
+        default = " (the default)" if asked == Job.validation_batches else ""
         yield (
             f"validation has {count_of(len(job.held_out), 'item')}, so an evaluation takes {found} of {size}:"
-            f" fewer than validation_batches={asked}"
+            f" fewer than validation_batches={asked}{default}"
         )
     elif asked and asked == Job.validation_batches and (whole := len(job.held_out) // size) > asked:
         yield f"an evaluation takes {asked} of {whole} batches of validation (validation_batches=None: all)"

@@ -128,7 +128,9 @@ def measure(case: Case, folder: Path) -> Timing:
     plan = msgspec.json.decode((folder / "run" / "plan.json").read_bytes(), type=Plan)
     predicted = simulate(plan, topology).step_seconds
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    seconds = [row["seconds"] for row in rows[1:]]  # the first step also waits for its inputs
+    seconds = [row["seconds"] for row in rows if "seconds" in row][
+        1:
+    ]  # the first step also waits for its inputs
     void = json.loads(done.stdout)["lab"]["void"]
     return Timing(case.name, predicted, statistics.median(seconds), min(seconds), max(seconds), void)
 
@@ -162,7 +164,7 @@ async def fleet_cost(workers: int, folder: Path, idle_seconds: float) -> Cost:
         run.close()
     summary = json.loads((folder / "run" / "summary.json").read_text())
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    step = statistics.median(row["seconds"] for row in rows[1:])
+    step = statistics.median([row["seconds"] for row in rows if "seconds" in row][1:])
     return Cost(
         workers=workers,
         resident_megabytes_each=max(each.rss for each in memory) / 1e6,

@@ -76,7 +76,7 @@ def measure(testbed: str, scheduler: str, course: Course, folder: Path, pictures
         title = f"A step on {testbed}, planned by {scheduler}, simulated"
         write_picture(draw_timeline(found, title), pictures / f"gantt-{testbed}-{scheduler}.svg")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    seconds = [row["seconds"] for row in rows[WARM_UP:]]
+    seconds = [row["seconds"] for row in rows if "seconds" in row][WARM_UP:]
     return Row(
         testbed=testbed,
         scheduler=scheduler,

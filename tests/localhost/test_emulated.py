@@ -66,7 +66,9 @@ async def train(
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    """The rows of steps; those of evaluations have no loss of training."""
+    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in found if "loss" in row]
 
 
 def carried(path: Path) -> int:

@@ -138,6 +138,14 @@ def test_hosts_that_have_joined_before_need_no_token(
     assert passed == given if given else (passed == "none") == (token is None)
 
 
+def test_a_wrong_token_in_the_environment_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARFLUNG_TOKEN", "abc")
+    assert refused(capsys, *SLURM).startswith("FARFLUNG_TOKEN: this is not a farflung token")
+    assert refused(capsys, *SLURM, "--token", "abd").startswith("this is not a farflung token")
+
+
 def test_a_token_must_let_all_workers_in(
     capsys: pytest.CaptureFixture[str], home: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,11 +68,15 @@ def _needs_token(launcher: Launcher, submit: bool, broker: Path) -> bool:
 
 def _usable(text: str | None, workers: int, broker: Path, needed: bool) -> str | None:
     """The token, checked as far as this machine knows it; one that is made here if there is none."""
-    from farflung.launchers.launcher import TOKEN_HOURS, uses_for
+    from farflung.launchers.launcher import TOKEN_HOURS, TOKEN_VARIABLE, uses_for
     from farflung.transport.security.tokens import Token
 
     if text is not None:
-        token = Token.parse(text)
+        try:
+            token = Token.parse(text)
+        except IdentityError as error:
+            where = f"{TOKEN_VARIABLE}: " if text == os.environ.get(TOKEN_VARIABLE) else ""
+            raise IdentityError(f"{where}{error}") from None
         if token.role != "worker":
             raise IdentityError(f"the token is for {with_article(token.role)}, not for workers")
         if has_authority(broker):

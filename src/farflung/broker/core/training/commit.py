@@ -151,17 +151,9 @@ class CommitGroup:
         trouble = _trouble(loss)
         if finite and math.isfinite(loss):
             trouble = "" if self.apart else _drift(shares)
-        own = [scale * factor for scale, (_, factor) in zip(scales, self.apart, strict=False)]
+        own = tuple(scale * factor for scale, (_, factor) in zip(scales, self.apart, strict=False))
         return Verdict(
-            scales[0],
-            loss,
-            max(norms),
-            self.bytes_sent,
-            trouble,
-            self.links,
-            self.bytes_copied,
-            {},
-            tuple(own),
+            scales[0], loss, max(norms), self.bytes_sent, trouble, self.links, self.bytes_copied, scales=own
         )
 
     def _norms(self, shares: Sequence[Share]) -> list[tuple[float, float]]:

@@ -353,13 +353,17 @@ class LogLaws:
         if ledger.phase == "loading":  # as long as it is not known that they have the state again
             self._counts["replayed again"] += bool(replayers & before.replayers)
         self._counts["several replayed"] += len(replayers) > 1
+        self._keep_on(ledger, fact, Line(ledger.next_unit, fact.plan, keeps=True, replayers=replayers))
+
+    def _keep_on(self, ledger: Ledger, fact: facts.JobReplaying | facts.JobMended, line: Line) -> None:
+        """Begin an attempt in which members keep their state; there are not too many in vain."""
         is_further = ledger.next_unit > ledger.furthest
         ledger.fruitless = 0 if is_further else ledger.fruitless
         ledger.regrouped = 1 if is_further else ledger.regrouped + 1
         self._require(ledger.regrouped <= MOST_REPLAYED, f"{fact} is no. {ledger.regrouped} in a row")
         ledger.furthest = max(ledger.furthest, ledger.next_unit)
         ledger.attempt = fact.attempt
-        ledger.lines[fact.attempt] = Line(ledger.next_unit, fact.plan, keeps=True, replayers=replayers)
+        ledger.lines[fact.attempt] = line
         ledger.interrupt_copies()
 
     def _judge_mending(self, ledger: Ledger, fact: facts.JobMended) -> None:
@@ -387,14 +391,7 @@ class LogLaws:
         left, known = len(fact.plan.live_pipelines()), len(before.plan.live_pipelines())
         self._counts["a replica less"] += left < known
         self._counts["a replica more"] += left > known
-        is_further = ledger.next_unit > ledger.furthest
-        ledger.fruitless = 0 if is_further else ledger.fruitless
-        ledger.regrouped = 1 if is_further else ledger.regrouped + 1
-        self._require(ledger.regrouped <= MOST_REPLAYED, f"{fact} is no. {ledger.regrouped} in a row")
-        ledger.furthest = max(ledger.furthest, ledger.next_unit)
-        ledger.attempt = fact.attempt
-        ledger.lines[fact.attempt] = Line(ledger.next_unit, fact.plan, keeps=True)
-        ledger.interrupt_copies()
+        self._keep_on(ledger, fact, Line(ledger.next_unit, fact.plan, keeps=True))
 
     def _pipeline(self, fact: facts.JobMended, segment: int) -> int:
         return fact.plan.pipeline_of(segment)

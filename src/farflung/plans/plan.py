@@ -204,7 +204,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def home_pipeline(self) -> int:
-        """The pipeline that gives its state to the submitter; all have the same parameters."""
+        """The pipeline that gives its state to the submitter; after a merge all have the same parameters."""
         return self.live_pipelines()[0]
 
     def live_segments(self) -> list[int]:

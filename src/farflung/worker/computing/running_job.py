@@ -249,7 +249,7 @@ class RunningJob(Generic[Array]):
     def give_state(self, whole: bool) -> None:
         """Emit all owned tensors that training changes, as the last applied step left them.
 
-        Of several pipelines, which all have the same parameters, only one gives them.
+        Of several pipelines only one gives them (`Plan.home_pipeline`).
         If `whole`, with optimizer slots and the coders' state. After `ComputeThread.end_training` this takes
         no memory; before, what is emitted are copies, and the unit in flight goes on.
         """

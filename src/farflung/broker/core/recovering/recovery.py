@@ -90,10 +90,13 @@ def may_link_up(turn: Transition, job: Job) -> bool:
 
 def way_on(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | Mending | None:
     """How some members keep their state once those that are `lost` are lost, if they can."""
-    found = (
-        mending.mending(state, job, lost) if job.has_equal_pipelines else replaying.takeover(state, job, lost)
-    )
+    found = _way_on(state, job, lost)
     return None if isinstance(found, Obstacle) else found
+
+
+def _way_on(state: State, job: Job, lost: Collection[str]) -> Takeover | Mending | Obstacle:
+    find = mending.mending if job.has_equal_pipelines else replaying.takeover
+    return find(state, job, lost)
 
 
 def can_regroup(turn: Transition, job: Job) -> bool:
@@ -131,21 +134,14 @@ def _because(reason: str, message: _Kept) -> _Kept:
 
 def worker_lost(turn: Transition, job: Job, worker: str, reason: str) -> None:
     """A member is lost. If there is a way for them to go on from it, the others keep their state."""
-    found = way_on(turn.state, job, {worker})
-    if found is not None and not is_in_vain(job):
-        keep_on(turn, job, found, reason)
-    elif found is None and protection.version_to_restore(job) is not None:
-        give_up(turn, job, f"{reason}; all members go back, as {_obstacle(turn.state, job, worker)}")
-    else:
+    found = _way_on(turn.state, job, {worker})
+    if isinstance(found, Obstacle):
+        goes_back = protection.version_to_restore(job) is not None
+        give_up(turn, job, f"{reason}; all members go back, as {found.reason}" if goes_back else reason)
+    elif is_in_vain(job):
         give_up(turn, job, reason)
-
-
-def _obstacle(state: State, job: Job, worker: str) -> str:
-    """Why no member can keep its state once this one is lost."""
-    find = mending.mending if job.has_equal_pipelines else replaying.takeover
-    found = find(state, job, {worker})
-    assert isinstance(found, Obstacle)
-    return found.reason
+    else:
+        keep_on(turn, job, found, reason)
 
 
 def is_in_vain(job: Job) -> bool:

@@ -34,6 +34,7 @@ class Event(msgspec.Struct, frozen=True):
     replayers: list[str] = []
     replay_from: int = 0
     another_run: bool = False
+    prediction: dict[str, object] | None = None
 
 
 class Copy(NamedTuple):

@@ -179,7 +179,8 @@ def _remove_one(fleet: Fleet, worker: WorkerProcess, seconds: float) -> None:
     """An operator removes a worker; its owner starts it again once it is allowed to join."""
     removal = RemovalAsked(fleet.world.now, worker.name, "worker", "olga", "it lies")
     fleet.broker.ask(removal)
-    fleet.world.schedule(5 * seconds, fleet.world.weather, partial(_allow_one, fleet, worker))
+    once_decided = max(1.0, 5 * seconds)
+    fleet.world.schedule(once_decided, fleet.world.weather, partial(_allow_one, fleet, worker))
 
 
 def _allow_one(fleet: Fleet, worker: WorkerProcess) -> None:

@@ -38,8 +38,9 @@ def free_port() -> int:
 class ChaosFleet:
     """`workers` workers of one broker, each with a folder of its own below `folder`; ends with the block.
 
-    All are at `place`, or else on the loopback. Workers named in `relays` carry links of others; all `join`
-    with these options. With `is_surveyed`, the broker lets workers measure their links first.
+    The broker listens at `address`. All are at `place`, or else on the loopback. Workers named in `relays`
+    carry links of others; all `join` with these options. With `is_surveyed`, the broker lets workers measure
+    their links first.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ChaosFleet:
         self._join = join
         self._is_surveyed = is_surveyed
         host = place.network.address(HUB) if place else "127.0.0.1"
-        self._address = f"{host}:{PORT if place else free_port()}"
+        self.address = f"{host}:{PORT if place else free_port()}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.workers = [f"w{number}" for number in range(workers)]
 
@@ -67,10 +68,10 @@ class ChaosFleet:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.start_broker()
         self._eventually(lambda: self._has_said(LISTENS), "the broker listens")
-        token = self._token("worker", "--uses", str(len(self.workers)))
+        token = self.token("worker", "--uses", str(len(self.workers)))
         for name in self.workers:
             self.start_worker(name, token)
-        self._ask(DESK, "status", "--broker", self._address, "--token", self._token("submitter"))
+        self._ask(DESK, "status", "--broker", self.address, "--token", self.token("submitter"))
         self.wait_for_workers()
         if self._is_surveyed:
             self._eventually(lambda: self._has_said(SURVEYED), "the links are measured")
@@ -87,12 +88,12 @@ class ChaosFleet:
         """Start the broker on its folder."""
         lease = f"{self._lease:g}"
         survey = [] if self._is_surveyed else ["--no-survey"]
-        self._start(BROKER, HUB, "broker", "--listen", self._address, "--lease", lease, *survey)
+        self._start(BROKER, HUB, "broker", "--listen", self.address, "--lease", lease, *survey)
 
     def start_worker(self, name: str, token: str = "") -> None:
         """Start a worker, which needs the token once."""
         listen = "[::]:0" if self._place else "127.0.0.1:0"
-        arguments = ["join", self._address, "--name", name, "--listen", listen]
+        arguments = ["join", self.address, "--name", name, "--listen", listen]
         arguments += ["--relay", "50"] if name in self._relays else []
         arguments += self._join
         self._start(name, name, *arguments, *(["--token", token] if token else []))
@@ -116,9 +117,9 @@ class ChaosFleet:
         except NoAnswer:
             return []
 
-    def train(self, run: Path, *arguments: str, job: Path = JOB) -> None:
-        """Start the submitter."""
-        self._start(SUBMITTER, DESK, "train", str(job), *arguments, log=run.with_suffix(".log"))
+    def train(self, run: Path, *arguments: str, job: Path = JOB, name: str = SUBMITTER) -> None:
+        """Start the submitter, as the process `name`."""
+        self._start(name, DESK, "train", str(job), *arguments, log=run.with_suffix(".log"))
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process; a killed one has ended when this returns."""
@@ -160,7 +161,8 @@ class ChaosFleet:
             raise NoAnswer(f"farflung {arguments[0]} failed: {done.stderr.decode()[-500:]}")
         return json.loads(done.stdout)
 
-    def _token(self, role: str, *arguments: str) -> str:
+    def token(self, role: str, *arguments: str) -> str:
+        """A new token of the broker for this role."""
         return str(self._ask(HUB, "token", "create", "--role", role, *arguments)["token"])
 
     def _has_said(self, words: bytes) -> bool:

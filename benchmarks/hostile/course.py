@@ -1,0 +1,186 @@
+"""One attack on one fleet: training with and without it in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from benchmarks.chaos.fleet import BROKER, ROOT, SUBMITTER, ChaosFleet
+from benchmarks.chaos.place import HUB
+from benchmarks.chaos.run_files import RunFiles
+from benchmarks.hostile.attacker import READY
+from benchmarks.hostile.cage import Cage
+from benchmarks.hostile.figures import Attacked, Window, holds, speed_kept
+from benchmarks.hostile.newcomer import join_seconds
+from benchmarks.hostile.raw import Tally
+from benchmarks.kills.follower import wait_until
+
+from farflung.transport.security.enrolment import enrol
+from farflung.transport.security.tokens import Token, TokenRole
+
+JOB = Path(__file__).with_name("job.py")
+LEASE_SECONDS = 10.0
+MEMBERS, SPARE = ("w0", "w1"), ("w2", "w3")
+SECOND = "second submitter"
+SECOND_STEPS = 5
+SECOND_SECONDS = 90.0
+FIRST_STEPS = 200
+"""Steps before the first window, so that both workers are warm."""
+SETTLE_SECONDS = 1.0
+STOP_SECONDS = 10.0
+STARTED_AGAIN = ("rolled back", "regrouping")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How long and how often each attack is measured, and how many cores its attacker may use."""
+
+    rounds: int
+    window_seconds: float
+    cpu: float
+    folder: Path
+
+
+class Course:
+    """A fleet under one attack. `measure` once."""
+
+    def __init__(self, name: str, role: str, setting: Setting) -> None:
+        self._name, self._role, self._setting = name, role, setting
+        self._folder = setting.folder / f"{role}-{name.replace(' ', '-')}"
+        self._fleet = ChaosFleet(self._folder, len(MEMBERS + SPARE), LEASE_SECONDS)
+        self._tally = Tally()
+        self._joins: list[float] = []
+        self._second_seconds: float | None = None
+        self._second_failed = False
+
+    def measure(self) -> Attacked:
+        """Alternate windows without and with the attack, and end with a second honest job under attack."""
+        with self._fleet as fleet:
+            self._run = RunFiles(self._folder / "run")
+            options = ("--on", ",".join(MEMBERS), "--checkpoint-every", "never")
+            fleet.train(self._run.folder, *options, "--out", str(self._run.folder), job=JOB)
+            try:
+                wait_until(lambda: self._run.written >= FIRST_STEPS, "training begins")
+                return self._measured()
+            finally:
+                self._run.close()
+
+    def _measured(self) -> Attacked:
+        identity = self._attacker_identity()
+        token = self._fleet.token("worker", "--uses", str(self._setting.rounds))
+        before_bytes = _size_of(self._folder / HUB)
+        calm, attacked = [self._speed()], list[float]()
+        with Cage(self._setting.cpu) as cage:
+            for number in range(self._setting.rounds):
+                with _Attacker(self._name, self._role, self._fleet.address, identity, cage) as attacker:
+                    time.sleep(SETTLE_SECONDS)
+                    attacked.append(self._speed())
+                    newcomer = self._folder / f"newcomer-{number}"
+                    self._joins.append(join_seconds(self._fleet.address, token, newcomer))
+                    if number == self._setting.rounds - 1:
+                        self._train_second()
+                    self._tally.add(attacker.stop())
+                time.sleep(SETTLE_SECONDS)
+                calm.append(self._speed())
+        windows = list(map(Window, calm, attacked, calm[1:]))
+        return self._row(windows, _size_of(self._folder / HUB) - before_bytes)
+
+    def _row(self, windows: list[Window], grown_bytes: int) -> Attacked:
+        kept, broker_mb = speed_kept(windows), _peak_mb(self._fleet.process(BROKER))
+        failed, slowest = self._has_failed(), max(self._joins)
+        return Attacked(
+            name=self._name,
+            role=self._role,
+            held=holds(kept, broker_mb, failed, slowest),
+            speed_kept=kept,
+            broker_mb=broker_mb,
+            honest_failed=failed,
+            join_seconds=slowest,
+            second_job_seconds=self._second_seconds,
+            disk_mb=grown_bytes / 1e6,
+            tries=self._tally.tries,
+            refused=self._tally.refused,
+            reasons=self._tally.reasons,
+            windows=windows,
+        )
+
+    def _speed(self) -> float:
+        """Steps per second in a window from now on."""
+        begin = len(self._run.steps)
+        began = time.monotonic()
+        time.sleep(self._setting.window_seconds)
+        return (len(self._run.steps) - begin) / (time.monotonic() - began)
+
+    def _train_second(self) -> None:
+        """Train a small honest job on spare workers; where the attacker is a worker, it may get a part."""
+        where = ("--workers", "2") if self._role == "worker" else ("--on", ",".join(SPARE))
+        folder = self._folder / "second"
+        options = (*where, "--steps", str(SECOND_STEPS), "--out", str(folder))
+        begin = time.monotonic()
+        self._fleet.train(folder, *options, job=JOB, name=SECOND)
+        while (code := self._fleet.exit_code(SECOND)) is None and time.monotonic() - begin < SECOND_SECONDS:
+            time.sleep(0.05)
+        self._second_seconds, self._second_failed = time.monotonic() - begin, code != 0
+
+    def _has_failed(self) -> bool:
+        again = any(event.event in STARTED_AGAIN for event in self._run.events)
+        return again or self._second_failed or self._fleet.exit_code(SUBMITTER) is not None
+
+    def _attacker_identity(self) -> Path | None:
+        if self._role == "stranger":
+            return None
+        role: TokenRole = msgspec.convert(self._role, TokenRole)
+        folder, token = self._folder / "attacker", Token.parse(self._fleet.token(role))
+        asyncio.run(enrol(self._fleet.address, token, folder, role, "a-mallory"))
+        return folder
+
+
+class _Attacker:
+    """The process of an attacker, capped once it is ready, which attacks until `stop` or the block's end."""
+
+    def __init__(self, name: str, role: str, address: str, identity: Path | None, cage: Cage) -> None:
+        arguments = [name, role, address, *([str(identity)] if identity else [])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.hostile.attacker", *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
+        )  # fmt: skip
+        self._cage = cage
+
+    def __enter__(self) -> _Attacker:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != READY:
+            raise SystemExit("hostile: the attacker did not start")
+        self._cage.hold(self._process.pid)
+        self._say()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self) -> Tally:
+        """What it has tried until now; it attacks no more."""
+        self._say()
+        assert self._process.stdout is not None
+        return msgspec.json.decode(self._process.stdout.readline(), type=Tally)
+
+    def _say(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+
+
+def _peak_mb(process: int) -> float:
+    """The most memory that a process has had, in MB."""
+    status = Path(f"/proc/{process}/status").read_text()
+    (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(kilobytes) * 1024 / 1e6
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,88 @@
+"""What a run of hostile attackers found."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+LEAST_SPEED_KEPT = 0.9
+MOST_BROKER_MB = 256.0
+MOST_JOIN_SECONDS = 10.0
+
+CONTROL = "nothing"
+"""The attack that is none: what its windows differ by is the noise of this machine."""
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Steps per second while an attack went on, and in the windows just before and after it."""
+
+    before: float
+    attacked: float
+    after: float
+
+    @property
+    def kept(self) -> float:
+        """The share of its speed that training kept; 0 where it stood still without an attack, too."""
+        calm = (self.before + self.after) / 2
+        return self.attacked / calm if calm else 0.0
+
+
+class Attacked(msgspec.Struct, frozen=True):
+    """One attack: whether the fleet `held`, and by which figures.
+
+    `speed_kept` is the median of the windows' shares. `broker_mb` is the most memory that the broker process
+    had at any time, `disk_mb` by how much its folder grew. `honest_failed`: a job of the honest submitter
+    ended badly, or its attempt did. `join_seconds` is the longest time that a newcomer took from its token to
+    its registration, `second_job_seconds` how long a small honest job took that was submitted under attack
+    (None: that was not tried). `tries` and `refused` count what the attacker did, `reasons` say why.
+    """
+
+    name: str
+    role: str
+    held: bool
+    speed_kept: float
+    broker_mb: float
+    honest_failed: bool
+    join_seconds: float
+    second_job_seconds: float | None
+    disk_mb: float
+    tries: int
+    refused: int
+    reasons: dict[str, int]
+    windows: list[Window]
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One run. `cap` says how attackers were held to `cpu` cores; `load` is over 15 min at the end."""
+
+    ok: bool
+    cap: str
+    cpu: float
+    window_seconds: float
+    load: float
+    attacks: list[Attacked]
+
+
+def holds(speed_kept: float, broker_mb: float, honest_failed: bool, join_seconds: float) -> bool:
+    """Whether a fleet that is attacked is still one that can be used."""
+    is_slow = speed_kept < LEAST_SPEED_KEPT or join_seconds > MOST_JOIN_SECONDS
+    return not (is_slow or honest_failed or broker_mb >= MOST_BROKER_MB)
+
+
+def speed_kept(windows: Sequence[Window]) -> float:
+    """The median over windows."""
+    return statistics.median(window.kept for window in windows)
+
+
+def line(row: Attacked) -> str:
+    """One attack for people."""
+    kept = " ".join(f"{window.kept:.2f}" for window in row.windows)
+    second = "" if row.second_job_seconds is None else f", second job {row.second_job_seconds:.1f} s"
+    held = "held" if row.held else "NOT held"
+    return (
+        f"{row.name + ', ' + row.role:32} {held:8} speed kept {row.speed_kept:.2f} ({kept}),"
+        f" broker {row.broker_mb:.0f} MB, disk +{row.disk_mb:.0f} MB, honest failed: {row.honest_failed},"
+        f" join {row.join_seconds:.2f} s{second}; {row.tries:,} tries, {row.refused:,} refused"
+    )

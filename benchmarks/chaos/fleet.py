@@ -40,7 +40,7 @@ class ChaosFleet:
 
     The broker listens at `address`. All are at `place`, or else on the loopback. Workers named in `relays`
     carry links of others; all `join` with these options. With `is_surveyed`, the broker lets workers measure
-    their links first.
+    their links first. With `is_open`, others may dial it at each IPv4 address of this machine.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class ChaosFleet:
         relays: tuple[str, ...] = (),
         join: tuple[str, ...] = (),
         is_surveyed: bool = False,
+        is_open: bool = False,
     ) -> None:
         self._folder = folder
         self._lease = lease
@@ -59,6 +60,7 @@ class ChaosFleet:
         self._relays = relays
         self._join = join
         self._is_surveyed = is_surveyed
+        self._is_open = is_open
         host = place.network.address(HUB) if place else "127.0.0.1"
         self.address = f"{host}:{PORT if place else free_port()}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -88,7 +90,8 @@ class ChaosFleet:
         """Start the broker on its folder."""
         lease = f"{self._lease:g}"
         survey = [] if self._is_surveyed else ["--no-survey"]
-        self._start(BROKER, HUB, "broker", "--listen", self.address, "--lease", lease, *survey)
+        listen = f"0.0.0.0:{self.address.rpartition(':')[2]}" if self._is_open else self.address
+        self._start(BROKER, HUB, "broker", "--listen", listen, "--lease", lease, *survey)
 
     def start_worker(self, name: str, token: str = "") -> None:
         """Start a worker, which needs the token once."""

@@ -9,8 +9,8 @@ attacked round a newcomer joins with a token; in the last one a second honest jo
 other two workers.
 
 Attackers are processes of their own that together get `--cpu` cores: by cgroup v2 `cpu.max` or v1
-`cpu.cfs_quota_us` where this process may make a group, else by nice 19; `cap` says which. They come from this
-machine, for which there is no limit of one source on unfinished handshakes, only that on all of them.
+`cpu.cfs_quota_us` where this process may make a group, else by nice 19; `cap` says which. They dial the
+broker at another address of this machine than the loopback, if it has one, and so come from there.
 
 * Stranger, without a certificate: 400 silent sockets; joins with wrong secrets, 8 at once; one recorded
   ClientHello sent again and again, 32 at once.
@@ -23,8 +23,9 @@ machine, for which there is no limit of one source on unfinished handshakes, onl
 
 An attack is `held` if training keeps at least 90 % of its speed (the median of attacked windows, each beside
 the mean of those before and after it), the broker stays below 256 MB, no honest job fails or begins again,
-and newcomers join within 10 s. "nothing" is the control: what it loses is the noise of the machine. Exits 1
-if an honest job failed; speed depends on the machine, so `ok` alone does not decide. Linux only.
+and newcomers join within 10 s. There are two controls: what "nothing" loses is the noise of the machine,
+and what "idle loop" loses is the price of the attacker's own CPU. Exits 1 if an honest job failed; speed
+depends on the machine, so `ok` alone does not decide. Linux only.
 """
 
 from __future__ import annotations

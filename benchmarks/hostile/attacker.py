@@ -8,6 +8,7 @@ It ends when standard input does, and so with the process that started it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import sys
 from pathlib import Path
@@ -42,4 +43,5 @@ if __name__ == "__main__":
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # each link that the broker cuts is a line
     asyncio.run(main(*sys.argv[1:]))

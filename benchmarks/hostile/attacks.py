@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
 
 import msgspec
 from benchmarks.hostile.raw import HUNG_UP, RawLink, Target
+from benchmarks.hostile.trying import LinkRefused, say_all, together, use_links
 
 from farflung.errors import FarflungError
 from farflung.protocol import messages
@@ -37,8 +38,6 @@ FLOODS_AT_ONCE = 4
 JOBS = 3000
 GRAPH_BYTES = 100_000
 WORKERS_THAT_ARE_NOT_THERE = 50
-PAUSE_SECONDS = 0.01
-"""Before an attacker that was refused tries again: it has little CPU, and should not spend it on its loop."""
 
 UNREACHABLE = (["203.0.113.7:7001"], ["203.0.113.8:7001", "203.0.113.9:7001"])
 DEVICE = Device("cpu", "of an attacker", 8, 2**36, "2.13.0", Opset.own(), tflops=10.0)
@@ -48,6 +47,14 @@ TRAINING = Training(steps=10, microbatches=2, microbatch_size=2, optimizer=SGD(l
 async def nothing(at: Target) -> None:
     """Attack nobody: what is measured then is the noise of the measurement."""
     await asyncio.Event().wait()
+
+
+async def idle_loop(at: Target) -> None:
+    """Use up the attacker's CPU and leave the fleet alone: what that costs is no fault of the broker's."""
+    while True:
+        for _ in range(10_000):
+            pass
+        await asyncio.sleep(0)
 
 
 async def silent_sockets(at: Target) -> None:
@@ -62,7 +69,7 @@ async def silent_sockets(at: Target) -> None:
         finally:
             writer.transport.abort()
 
-    await _together(at, SILENT_SOCKETS, one)
+    await together(at, SILENT_SOCKETS, one)
 
 
 async def wrong_joins(at: Target) -> None:
@@ -76,7 +83,7 @@ async def wrong_joins(at: Target) -> None:
         answer = join_messages.decode_answer(reply)
         at.tally.refuse(answer.reason if isinstance(answer, join_messages.Refuse) else "")
 
-    await _together(at, JOINS_AT_ONCE, one)
+    await together(at, JOINS_AT_ONCE, one)
 
 
 async def handshake_flood(at: Target) -> None:
@@ -92,12 +99,12 @@ async def handshake_flood(at: Target) -> None:
         finally:
             writer.transport.abort()
 
-    await _together(at, HANDSHAKES_AT_ONCE, one)
+    await together(at, HANDSHAKES_AT_ONCE, one)
 
 
 async def many_links(at: Target) -> None:
     """Open link after link, and keep all."""
-    await _links(at, LINKS_AT_ONCE, _keep)
+    await use_links(at, LINKS_AT_ONCE, _keep)
 
 
 async def unfinished_messages(at: Target) -> None:
@@ -113,11 +120,11 @@ async def unfinished_messages(at: Target) -> None:
         try:
             with suppress(OSError):
                 await link.send(body, len(body) + 1)
-            raise _Refused(await listening)
+            raise LinkRefused(await listening)
         finally:
             listening.cancel()
 
-    await _links(at, UNFINISHED_AT_ONCE, one)
+    await use_links(at, UNFINISHED_AT_ONCE, one)
 
 
 LARGEST = {
@@ -148,18 +155,18 @@ async def many_jobs(at: Target) -> None:
     numbers = iter(range(JOBS))
 
     async def one(link: RawLink, _: int) -> None:
-        await _say_all(at, link, (_job(f"many-{number}") for number in numbers), _count_denials(at))
+        await say_all(at, link, (_job(f"many-{number}") for number in numbers), _count_denials(at))
 
-    await _links(at, 1, one)
+    await use_links(at, 1, one)
 
 
 async def job_in_the_way(at: Target) -> None:
     """Submit three jobs that cannot run, before the honest one that is submitted then."""
 
     async def one(link: RawLink, _: int) -> None:
-        await _say_all(at, link, (_job(f"in-the-way-{number}") for number in range(3)), _count_denials(at))
+        await say_all(at, link, (_job(f"in-the-way-{number}") for number in range(3)), _count_denials(at))
 
-    await _links(at, 1, one)
+    await use_links(at, 1, one)
 
 
 async def moves(at: Target) -> None:
@@ -167,9 +174,9 @@ async def moves(at: Target) -> None:
 
     async def one(link: RawLink, _: int) -> None:
         await link.say(_registration(at))
-        await _say_all(at, link, (Moved(list(UNREACHABLE[number % 2])) for number in count()), None)
+        await say_all(at, link, (Moved(list(UNREACHABLE[number % 2])) for number in count()), None)
 
-    await _links(at, 1, one)
+    await use_links(at, 1, one)
 
 
 async def refused_loads(at: Target) -> None:
@@ -190,15 +197,16 @@ async def refused_loads(at: Target) -> None:
         await link.say(_registration(at))
         answering = asyncio.create_task(answer())
         try:
-            raise _Refused(await link.until_closed(hear))
+            raise LinkRefused(await link.until_closed(hear))
         finally:
             answering.cancel()
 
-    await _links(at, 1, one)
+    await use_links(at, 1, one)
 
 
 ATTACKS: dict[tuple[str, str], Attack] = {
     ("nothing", "stranger"): nothing,
+    ("idle loop", "stranger"): idle_loop,
     ("silent sockets", "stranger"): silent_sockets,
     ("wrong joins", "stranger"): wrong_joins,
     ("handshake flood", "stranger"): handshake_flood,
@@ -217,7 +225,7 @@ ATTACKS: dict[tuple[str, str], Attack] = {
     ("moves", "worker"): moves,
     ("refused loads", "worker"): refused_loads,
 }
-"""By name and role of the attacker; "nothing" is the control."""
+"""By name and role of the attacker; "nothing" and "idle loop" are the controls."""
 
 
 def client_hello() -> bytes:
@@ -234,7 +242,8 @@ def _registration(at: Target) -> Register:
 
 
 def _job(name: str) -> Submit:
-    return Submit(name, bytes(GRAPH_BYTES), TRAINING, WORKERS_THAT_ARE_NOT_THERE)
+    graph = os.urandom(GRAPH_BYTES)  # equal ones would be stored once
+    return Submit(name, graph, TRAINING, WORKERS_THAT_ARE_NOT_THERE)
 
 
 def _count_denials(at: Target) -> Callable[[bytes], None]:
@@ -250,66 +259,11 @@ def _count_denials(at: Target) -> Callable[[bytes], None]:
 async def _flood(at: Target, make: Callable[[], Message]) -> None:
     async def one(link: RawLink, _: int) -> None:
         said = make()
-        await _say_all(at, link, (said for _ in count()), None)
+        await say_all(at, link, (said for _ in count()), None)
 
-    await _links(at, FLOODS_AT_ONCE, one)
+    await use_links(at, FLOODS_AT_ONCE, one)
 
 
 async def _keep(link: RawLink, _: int) -> None:
-    """Hold a link; `_links` counts why it ended."""
-    raise _Refused(await link.until_closed())
-
-
-class _Refused(Exception):
-    """The broker ended a link, for this reason."""
-
-
-async def _say_all(
-    at: Target, link: RawLink, said: Iterable[Message], hear: Callable[[bytes], None] | None
-) -> None:
-    """Say one message after another, until all are said and the broker has closed the link."""
-    listening = asyncio.create_task(link.until_closed(hear))
-    try:
-        for message in said:
-            if listening.done():
-                break
-            at.tally.tries += 1
-            with suppress(OSError):
-                await link.say(message)
-            await asyncio.sleep(0)
-        raise _Refused(await listening)
-    finally:
-        listening.cancel()
-
-
-async def _links(at: Target, most: int, use: Callable[[RawLink, int], Awaitable[None]]) -> None:
-    """Use `most` links at once, each again when it has ended."""
-    context = at.holder.client_context()
-
-    async def one(number: int) -> None:
-        link = await RawLink.open(at, context)
-        try:
-            await use(link, number)
-        except _Refused as refused:
-            at.tally.refuse(str(refused))
-        finally:
-            link.abort()
-
-    await _together(at, most, one)
-
-
-async def _together(at: Target, most: int, one: Callable[[int], Awaitable[None]]) -> None:
-    """Do `most` of these at once, each again and again; one that fails was refused."""
-
-    async def again(number: int) -> None:
-        while True:
-            at.tally.tries += 1
-            try:
-                await one(number)
-            except (OSError, FarflungError) as error:
-                at.tally.refuse(f"{type(error).__name__}: {error}"[:200])
-            await asyncio.sleep(PAUSE_SECONDS)
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(most):
-            group.create_task(again(number))
+    """Hold a link; `use_links` counts why it ended."""
+    raise LinkRefused(await link.until_closed())

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import psutil
 from benchmarks.chaos.fleet import BROKER, ROOT, SUBMITTER, ChaosFleet
 from benchmarks.chaos.place import HUB
 from benchmarks.chaos.run_files import RunFiles
@@ -52,7 +57,8 @@ class Course:
     def __init__(self, name: str, role: str, setting: Setting) -> None:
         self._name, self._role, self._setting = name, role, setting
         self._folder = setting.folder / f"{role}-{name.replace(' ', '-')}"
-        self._fleet = ChaosFleet(self._folder, len(MEMBERS + SPARE), LEASE_SECONDS)
+        self._fleet = ChaosFleet(self._folder, len(MEMBERS + SPARE), LEASE_SECONDS, is_open=True)
+        self._attacked = f"{outside_address()}:{self._fleet.address.rpartition(':')[2]}"
         self._tally = Tally()
         self._joins: list[float] = []
         self._second_seconds: float | None = None
@@ -74,23 +80,27 @@ class Course:
         identity = self._attacker_identity()
         token = self._fleet.token("worker", "--uses", str(self._setting.rounds))
         before_bytes = _size_of(self._folder / HUB)
-        calm, attacked = [self._speed()], list[float]()
+        calm, attacked = [self._window()], list[_Pace]()
         with Cage(self._setting.cpu) as cage:
             for number in range(self._setting.rounds):
-                with _Attacker(self._name, self._role, self._fleet.address, identity, cage) as attacker:
+                with _Attacker(self._name, self._role, self._attacked, identity, cage) as attacker:
                     time.sleep(SETTLE_SECONDS)
-                    attacked.append(self._speed())
+                    attacked.append(self._window())
                     newcomer = self._folder / f"newcomer-{number}"
                     self._joins.append(join_seconds(self._fleet.address, token, newcomer))
                     if number == self._setting.rounds - 1:
                         self._train_second()
                     self._tally.add(attacker.stop())
                 time.sleep(SETTLE_SECONDS)
-                calm.append(self._speed())
-        windows = list(map(Window, calm, attacked, calm[1:]))
-        return self._row(windows, _size_of(self._folder / HUB) - before_bytes)
+                calm.append(self._window())
+        around = zip(calm, attacked, calm[1:], strict=False)
+        windows = [
+            Window(one.speed, then.speed, other.speed, then.broker_cores) for one, then, other in around
+        ]
+        calm_cores = statistics.median(pace.broker_cores for pace in calm)
+        return self._row(windows, calm_cores, _size_of(self._folder / HUB) - before_bytes)
 
-    def _row(self, windows: list[Window], grown_bytes: int) -> Attacked:
+    def _row(self, windows: list[Window], calm_cores: float, grown_bytes: int) -> Attacked:
         kept, broker_mb = speed_kept(windows), _peak_mb(self._fleet.process(BROKER))
         failed, slowest = self._has_failed(), max(self._joins)
         return Attacked(
@@ -103,18 +113,21 @@ class Course:
             join_seconds=slowest,
             second_job_seconds=self._second_seconds,
             disk_mb=grown_bytes / 1e6,
+            broker_cores=statistics.median(window.broker_cores for window in windows),
+            broker_calm_cores=calm_cores,
             tries=self._tally.tries,
             refused=self._tally.refused,
             reasons=self._tally.reasons,
             windows=windows,
         )
 
-    def _speed(self) -> float:
-        """Steps per second in a window from now on."""
-        begin = len(self._run.steps)
-        began = time.monotonic()
+    def _window(self) -> _Pace:
+        """How fast the job trains and the broker works in a window from now on."""
+        broker = psutil.Process(self._fleet.process(BROKER))
+        steps, cpu, began = self._run.written, _cpu_seconds(broker), time.monotonic()
         time.sleep(self._setting.window_seconds)
-        return (len(self._run.steps) - begin) / (time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return _Pace((self._run.written - steps) / seconds, (_cpu_seconds(broker) - cpu) / seconds)
 
     def _train_second(self) -> None:
         """Train a small honest job on spare workers; where the attacker is a worker, it may get a part."""
@@ -138,6 +151,13 @@ class Course:
         folder, token = self._folder / "attacker", Token.parse(self._fleet.token(role))
         asyncio.run(enrol(self._fleet.address, token, folder, role, "a-mallory"))
         return folder
+
+
+class _Pace(NamedTuple):
+    """Steps per second, and how many processors the broker used."""
+
+    speed: float
+    broker_cores: float
 
 
 class _Attacker:
@@ -175,11 +195,27 @@ class _Attacker:
         self._process.stdin.flush()
 
 
+def outside_address() -> str:
+    """An address of this machine that others may know: who dials it from here comes from it.
+
+    It is the loopback where there is no network. Nothing is sent.
+    """
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect(("203.0.113.1", 9))
+        return str(asked.getsockname()[0])
+    return "127.0.0.1"
+
+
 def _peak_mb(process: int) -> float:
     """The most memory that a process has had, in MB."""
     status = Path(f"/proc/{process}/status").read_text()
     (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(kilobytes) * 1024 / 1e6
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return used.user + used.system
 
 
 def _size_of(folder: Path) -> int:

@@ -11,16 +11,17 @@ LEAST_SPEED_KEPT = 0.9
 MOST_BROKER_MB = 256.0
 MOST_JOIN_SECONDS = 10.0
 
-CONTROL = "nothing"
-"""The attack that is none: what its windows differ by is the noise of this machine."""
-
 
 class Window(msgspec.Struct, frozen=True):
-    """Steps per second while an attack went on, and in the windows just before and after it."""
+    """Steps per second while an attack went on, and in the windows just before and after it.
+
+    `broker_cores` is what the broker then used of the processors.
+    """
 
     before: float
     attacked: float
     after: float
+    broker_cores: float
 
     @property
     def kept(self) -> float:
@@ -33,10 +34,12 @@ class Attacked(msgspec.Struct, frozen=True):
     """One attack: whether the fleet `held`, and by which figures.
 
     `speed_kept` is the median of the windows' shares. `broker_mb` is the most memory that the broker process
-    had at any time, `disk_mb` by how much its folder grew. `honest_failed`: a job of the honest submitter
-    ended badly, or its attempt did. `join_seconds` is the longest time that a newcomer took from its token to
-    its registration, `second_job_seconds` how long a small honest job took that was submitted under attack
-    (None: that was not tried). `tries` and `refused` count what the attacker did, `reasons` say why.
+    had at any time, `disk_mb` by how much its folder grew, `broker_cores` the median of the processors that
+    it used in attacked windows, and `broker_calm_cores` in the others. `honest_failed`: a job of the honest
+    submitter ended badly, or its attempt did. `join_seconds` is the longest time that a newcomer took from
+    its token to its registration, `second_job_seconds` how long a small honest job took that was submitted
+    under attack (None: that was not tried). `tries` and `refused` count what the attacker did, `reasons` say
+    why.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Attacked(msgspec.Struct, frozen=True):
     join_seconds: float
     second_job_seconds: float | None
     disk_mb: float
+    broker_cores: float
+    broker_calm_cores: float
     tries: int
     refused: int
     reasons: dict[str, int]
@@ -83,6 +88,7 @@ def line(row: Attacked) -> str:
     held = "held" if row.held else "NOT held"
     return (
         f"{row.name + ', ' + row.role:32} {held:8} speed kept {row.speed_kept:.2f} ({kept}),"
-        f" broker {row.broker_mb:.0f} MB, disk +{row.disk_mb:.0f} MB, honest failed: {row.honest_failed},"
+        f" broker {row.broker_mb:.0f} MB, {row.broker_calm_cores:.2f} to {row.broker_cores:.2f} cores,"
+        f" disk +{row.disk_mb:.0f} MB, honest failed: {row.honest_failed},"
         f" join {row.join_seconds:.2f} s{second}; {row.tries:,} tries, {row.refused:,} refused"
     )

@@ -92,8 +92,10 @@ class RawLink:
         await self.send(messages.encode(message))
 
     async def send(self, data: bytes, total: int | None = None) -> None:
-        """Send the first bytes of a message of `total` bytes; without it, the whole message."""
+        """Send the first bytes of a message of `total` bytes, or a whole one; OSError if the link is over."""
         for offset in range(0, len(data), MAXIMUM_CHUNK_BYTES):
+            if self._writer.is_closing():
+                raise ConnectionResetError(HUNG_UP)
             chunk = data[offset : offset + MAXIMUM_CHUNK_BYTES]
             self._writer.write(encode(Control(offset, total or len(data)), len(chunk)) + chunk)
             await self._writer.drain()

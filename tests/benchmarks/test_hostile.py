@@ -55,9 +55,9 @@ def test_a_fleet_holds_within_each_limit_only() -> None:
 
 
 def test_speed_is_held_against_the_windows_around() -> None:
-    windows = [Window(10.0, 9.0, 20.0), Window(20.0, 20.0, 20.0), Window(20.0, 5.0, 5.0)]
+    windows = [Window(10.0, 9.0, 20.0, 0.2), Window(20.0, 20.0, 20.0, 0.2), Window(20.0, 5.0, 5.0, 0.2)]
     assert [window.kept for window in windows] == [0.6, 1.0, 0.4] and speed_kept(windows) == 0.6
-    assert Window(0.0, 0.0, 0.0).kept == 0.0  # a fleet that stands still has not held
+    assert Window(0.0, 0.0, 0.0, 0.0).kept == 0.0  # a fleet that stands still has not held
 
 
 def test_a_tally_keeps_so_many_reasons_and_all_counts() -> None:

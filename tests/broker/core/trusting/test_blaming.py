@@ -6,6 +6,7 @@ import pytest
 from tests.broker.core import test_restoring
 from tests.broker.core.test_protection import job_of
 from tests.broker.core.test_replaying import KERNELS, load_all, place
+from tests.broker.core.test_standbys import spread_all
 from tests.broker.core.trusting.test_removing import allow, answer, is_whole
 from tests.broker.scenario import Scenario, told
 
@@ -244,6 +245,20 @@ def test_a_job_with_copies_goes_on_from_them_without_the_worker_that_failed() ->
     for unit in range(first, 5):
         story.all_ready(unit)
     assert set(story.state.suspicions) == {"b"}
+
+
+def test_a_worker_whose_blame_has_become_a_suspicion_stands_by_at_once() -> None:
+    """A blamed worker has no part in the job; a suspected one may hold copies of its state."""
+    story = place()
+    fail(story, "b")
+    load_all(story)
+    unit = job_of(story).next_unit
+    story.all_ready(unit)
+    spread_all(story, unit)  # so that no version is under way, which would put off who stands by
+    while "b" in job_of(story).blamed:
+        assert "b" not in job_of(story).standbys.values()
+        story.all_ready(job_of(story).next_unit)
+    assert "b" in job_of(story).standbys.values()
 
 
 def test_state_that_the_failed_worker_alone_has_is_given_up() -> None:

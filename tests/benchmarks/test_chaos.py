@@ -19,12 +19,15 @@ from farflung.lab.machine import check_machine
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.lab, pytest.mark.faults]
 
 HELD = """
-import subprocess, sys, time
+import subprocess, time
+from pathlib import Path
 from benchmarks.chaos.place import Place
 from farflung.lab.spec import LabSpec, Node
 with Place(LabSpec((Node("w0"),)), ["w0"], None) as place:
     (place.home("w0") / "file").write_text("kept in memory")
     sleeper = subprocess.Popen([*place.prefix("w0"), "sleep", "1000"])
+    while Path(f"/proc/{sleeper.pid}/comm").read_text() != "sleep\\n":  # until it has entered the namespaces
+        time.sleep(0.01)
     print(place.folder, place.network.namespace("w0"), sleeper.pid, flush=True)
     time.sleep(1000)
 """

@@ -37,6 +37,7 @@ def test_longer_items_are_cut_only_if_asked_for() -> None:
 @pytest.mark.parametrize(
     ("items", "words"),
     [
+        ([{"x": "a b"}], r"'x' of an item is text: 'a b': .* data\.remove_columns\(\['x'\]\)"),
         ([{"x": ["a"]}], "'x' of an item is no tensor or list of numbers"),
         ([(1, 2)], "an item to pad must be a dict of tensors, found tuple"),
         ([{"x": [1]}, {"y": [1]}], "every item must have the same names"),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -109,6 +110,23 @@ def test_lists_of_numbers_are_refused_with_the_collate_that_takes_them(
     items = [{name: [1, 2, 3] for name in columns}]
     with pytest.raises(JobError, match=rf"Job\(collate=farflung\.data\.{collates}\(length\)\)$"):
         collate(items)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"text": "a b", "y": [1]}, r"'text': str: .*; text must .* data\.remove_columns\(\['text'\]\)$"),
+        (
+            {"x": np.zeros(2)},
+            r"'x': ndarray: .*; torch\.as_tensor makes one; so does data\.with_format\('torch'\)",
+        ),
+        ({"y": 3}, r"'y': int: .*; torch\.as_tensor makes one"),
+        ({"y": None}, r"'y': NoneType: a dict of tensors by argument name was expected$"),
+    ],
+)
+def test_what_makes_tensors_of_text_arrays_and_numbers_is_said(item: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=words):
+        collate([item])
 
 
 def test_the_users_own_collate_makes_the_batch_and_is_checked() -> None:

@@ -6,6 +6,7 @@ past step again after a fault. So a loader is never iterated; its parts are used
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from farflung.data.sampling import draw, require_own_generator
@@ -81,7 +82,14 @@ def sampled_items(parts: LoaderParts, seed: int) -> Any:
 
 
 def require_numbered(name: str, data: object, kind: str) -> None:
-    """Raise JobError unless items can be read by their numbers."""
+    """Raise JobError unless items can be read by their numbers: those of a `datasets.DatasetDict` can not."""
+    if isinstance(data, Mapping) and 0 not in data:
+        keys = ", ".join(repr(key) for key in list(data)[:5])
+        one = f", such as data[{next(iter(data))!r}]" if data else ""
+        raise JobError(
+            f"{name} is a {kind} of {keys or 'nothing'}, where items have numbers: if these are the splits of"
+            f" a data set, give one of them{one}"
+        )
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         return
     raise JobError(

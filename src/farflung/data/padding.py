@@ -64,6 +64,11 @@ class Pad:
     def _padded(self, name: str, value: Any) -> Tensor:
         import torch
 
+        if isinstance(value, str):
+            raise JobError(
+                f"{name!r} of an item is text: {value!r:.60}: tokenize it, or leave it out:"
+                f" data.remove_columns([{name!r}])"
+            )
         try:
             tensor = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError):

@@ -220,11 +220,15 @@ def _require_tensors(found: object, what: str) -> None:
 
 
 def _cure(found: Mapping[Any, Any]) -> str:
-    """What makes tensors of items that have lists of numbers."""
-    if not any(isinstance(value, list) for value in found.values()):
-        return ""
-    collate = "Pairs" if found.keys() >= {"prompt", "chosen", "rejected"} else "Pad"
-    return f"; lists of numbers become one with Job(collate=farflung.data.{collate}(length))"
+    """What makes tensors of items that have text, lists of numbers, or arrays and numbers."""
+    if text := [name for name, value in found.items() if isinstance(value, str)]:
+        return f"; text must become numbers by a tokenizer, or be left out: data.remove_columns({text})"
+    if any(isinstance(value, list) for value in found.values()):
+        collate = "Pairs" if found.keys() >= {"prompt", "chosen", "rejected"} else "Pad"
+        return f"; lists of numbers become one with Job(collate=farflung.data.{collate}(length))"
+    if any(isinstance(value, int | float) or hasattr(value, "__array__") for value in found.values()):
+        return "; torch.as_tensor makes one; so does data.with_format('torch') of the package datasets"
+    return ""
 
 
 def _require_alike(name: str, tensors: list[Tensor]) -> None:

@@ -105,6 +105,10 @@ def test_data_that_cannot_be_addressed_or_is_too_short_is_refused(name: str) -> 
         make(**{name: 20})
     with pytest.raises(JobError, match=f"^{name} has 1 items, one batch needs {8 if name == 'data' else 2}"):
         make(**{name: items(1)})
+    with pytest.raises(JobError, match=rf"^{name} is a dict of 'train', 'test', .* such as data\['train'\]$"):
+        make(**{name: {"train": items(20), "test": items(20)}})
+    with pytest.raises(JobError, match=f"^{name} is a dict of nothing"):
+        make(**{name: {}})
     with pytest.raises(JobError, match=f"^{name} is unfit: an item of the data is a tuple"):
         make(**{name: [(1, 2)] * 20})
 

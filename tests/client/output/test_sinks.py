@@ -68,9 +68,10 @@ def test_a_log_that_cannot_be_is_refused_in_one_line(tmp_path: Path, monkeypatch
         LoggingObserver(partial(open_sink, log, tmp_path, "some"), pytest.fail)
 
 
-def test_a_sink_that_fails_costs_one_warning() -> None:
+def test_a_sink_that_fails_costs_one_warning_and_is_closed() -> None:
     warnings: list[str] = []
     threads: set[str] = set()
+    closed: list[str] = []
 
     class Failing(Sink):
         def add(self, step: int, numbers: object) -> None:
@@ -78,11 +79,13 @@ def test_a_sink_that_fails_costs_one_warning() -> None:
             raise OSError("the server is gone")
 
         def close(self) -> None:
-            pytest.fail("closed after it failed")
+            closed.append("once")
+            raise OSError("and stays away")
 
     observer = LoggingObserver(Failing, warnings.append)
     for step in (1, 2):
         observer.stepped(row(step))
     observer.close()
     assert warnings == ["warning: the log ends here, and the run goes on: OSError: the server is gone"]
+    assert closed == ["once"]
     assert len(threads) == 1 and not threads & {threading.current_thread().name}

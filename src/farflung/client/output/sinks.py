@@ -6,6 +6,7 @@ import csv
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,7 +57,7 @@ class Sink(ABC):
 class LoggingObserver(Observer):
     """Logs each step as `train/...` and each evaluation as `validation/...`, on a thread of its own.
 
-    A sink that fails costs the run one warning, and gets no more numbers.
+    A sink that fails costs the run one warning, gets no more numbers, and is closed at the end all the same.
 
     Raises
     ------
@@ -88,14 +89,21 @@ class LoggingObserver(Observer):
         self._add(step, {f"validation/{name}": value for name, value in {"loss": loss, **metrics}.items()})
 
     def close(self) -> None:
-        """Wait until all is logged."""
-        self._thread.submit(self._guard, self._sink.close)
+        """Wait until all is logged, and let the sink end its own run."""
+        self._thread.submit(self._end)
         self._thread.shutdown()
 
     def _add(self, step: int, found: Mapping[str, float | None]) -> None:
         numbers = {name: float(value) for name, value in found.items() if value is not None}
         if numbers:
             self._thread.submit(self._guard, lambda: self._sink.add(step, numbers))
+
+    def _end(self) -> None:
+        if self._is_over:
+            with suppress(Exception):  # its warning has been given
+                self._sink.close()
+        else:
+            self._guard(self._sink.close)
 
     def _guard(self, write: Callable[[], None]) -> None:
         if self._is_over:

@@ -27,6 +27,14 @@ CASES: list[tuple[Any, str]] = [
     ),
     (torch.optim.Adafactor(LAYER.parameters(), lr=0.01), "farflung.Adafactor(lr=0.01)"),
     (
+        torch.optim.Muon([LAYER.weight], lr=0.02, momentum=0.9),
+        "farflung.Muon(lr=0.02, momentum=0.9, others=farflung.AdamW(lr=...))",
+    ),
+    (
+        torch.optim.Muon([LAYER.weight], lr=0.02, adjust_lr_fn="match_rms_adamw"),
+        "farflung.Muon(lr=0.02, adjust_lr_fn='match_rms_adamw', others=farflung.AdamW(lr=...))",
+    ),
+    (
         torch.optim.SGD([{"params": [LAYER.weight]}, {"params": [LAYER.bias], "lr": 1.0}], lr=0.1),
         "farflung.SGD(lr=0.1, groups=(farflung.Group(...), ...))",
     ),

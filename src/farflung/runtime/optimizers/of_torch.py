@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Optimizer
+from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Muon, Optimizer
 
-_ALIKE: Mapping[str, type[Optimizer]] = {"AdamW": AdamW, "Adam": AdamW, "SGD": SGD, "Adafactor": Adafactor}
+_ALIKE: Mapping[str, type[Optimizer]] = {
+    "AdamW": AdamW, "Adam": AdamW, "SGD": SGD, "Adafactor": Adafactor, "Muon": Muon,
+}  # fmt: skip
+_OTHERS = "others=farflung.AdamW(lr=...)"
+"""Of embeddings, norms and biases: with torch, a second optimizer has them."""
 _ANY = "farflung.AdamW(lr=...), SGD, Lion, Adafactor or Muon"
 
 
@@ -25,6 +29,8 @@ def declared_instead(optimizer: object) -> str | None:
     if kind is None or changes or (name == "Adam" and numbers.get("weight_decay")):
         return _ANY
     given = [f"{field}={_shown(value)}" for field, value in _changed(kind, numbers)]
+    if kind is Muon:
+        given.append(_OTHERS)
     if len(groups) > 1:
         given.append("groups=(farflung.Group(...), ...)")
     return f"farflung.{kind.__name__}({', '.join(given)})"
@@ -32,8 +38,10 @@ def declared_instead(optimizer: object) -> str | None:
 
 def _changed(kind: type[Optimizer], numbers: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """The rate, and what differs from the declared optimizer's own defaults."""
-    usual = kind(lr=1.0)
+    usual = Muon(lr=1.0, others=AdamW(lr=1.0)) if kind is Muon else kind(lr=1.0)
     for field in kind.__struct_fields__:
+        if field == "adjust_lr_fn" and numbers.get(field) is None:
+            continue  # torch's word for "original"
         if field == "lr" or (field in numbers and numbers[field] != getattr(usual, field)):
             yield field, numbers[field]
 
@@ -41,6 +49,6 @@ def _changed(kind: type[Optimizer], numbers: Mapping[str, object]) -> Iterator[t
 def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
-    if isinstance(value, bool) or value is None:
-        return str(value)
+    if isinstance(value, bool | str) or value is None:
+        return repr(value)
     return f"{float(value):g}"  # type: ignore[arg-type]  # torch also takes a tensor for the rate

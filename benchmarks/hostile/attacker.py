@@ -30,8 +30,8 @@ async def main(name: str, role: str, address: str, folder: str = "") -> None:
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.readline)
     attacking = asyncio.ensure_future(ATTACKS[name, role](at))
-    told = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
-    await asyncio.wait([attacking, told], return_when=asyncio.FIRST_COMPLETED)
+    end = asyncio.create_task(asyncio.to_thread(sys.stdin.readline))
+    await asyncio.wait([attacking, end], return_when=asyncio.FIRST_COMPLETED)
     if attacking.done():
         attacking.result()  # it never ends by itself: this raises why it failed
     print(msgspec.json.encode(at.tally).decode(), flush=True)

@@ -45,7 +45,7 @@ TRAINING = Training(steps=10, microbatches=2, microbatch_size=2, optimizer=SGD(l
 
 
 async def nothing(at: Target) -> None:
-    """Attack nobody: what is measured then is the noise of the measurement."""
+    """Do nothing: what is measured then is the noise of the measurement."""
     await asyncio.Event().wait()
 
 

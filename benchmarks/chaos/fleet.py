@@ -106,6 +106,10 @@ class ChaosFleet:
         wanted = len(self.workers) if idle is None else idle
         self._eventually(lambda: len(self._idle()) == wanted, f"{wanted} workers idle")
 
+    def token(self, role: str, *arguments: str) -> str:
+        """A new token of the broker for this role."""
+        return str(self._ask(HUB, "token", "create", "--role", role, *arguments)["token"])
+
     def relays(self) -> set[str]:
         """The workers that carry links of others now; empty while no broker answers."""
         try:
@@ -163,10 +167,6 @@ class ChaosFleet:
         if done.returncode:
             raise NoAnswer(f"farflung {arguments[0]} failed: {done.stderr.decode()[-500:]}")
         return json.loads(done.stdout)
-
-    def token(self, role: str, *arguments: str) -> str:
-        """A new token of the broker for this role."""
-        return str(self._ask(HUB, "token", "create", "--role", role, *arguments)["token"])
 
     def _has_said(self, words: bytes) -> bool:
         return words in (self._folder / f"{BROKER}.log").read_bytes()

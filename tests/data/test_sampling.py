@@ -122,6 +122,7 @@ def test_lists_of_numbers_are_refused_with_the_collate_that_takes_them(
         ),
         ({"y": 3}, r"'y': int: .*; torch\.as_tensor makes one"),
         ({"y": None}, r"'y': NoneType: a dict of tensors by argument name was expected$"),
+        ({"x": torch.ones(2), "y": None}, r"'y': NoneType: a dict of tensors by argument name was expected$"),
     ],
 )
 def test_what_makes_tensors_of_text_arrays_and_numbers_is_said(item: dict[str, Any], words: str) -> None:

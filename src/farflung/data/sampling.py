@@ -216,17 +216,18 @@ def _require_tensors(found: object, what: str) -> None:
         raise JobError(f"{what} empty: {expected}")
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise JobError(f"{what} a dict with {name!r}: {type(value).__name__}: {expected}{_cure(found)}")
+            others = {key: one for key, one in found.items() if not isinstance(one, Tensor)}
+            raise JobError(f"{what} a dict with {name!r}: {type(value).__name__}: {expected}{_cure(others)}")
 
 
-def _cure(found: Mapping[Any, Any]) -> str:
-    """What makes tensors of items that have text, lists of numbers, or arrays and numbers."""
-    if text := [name for name, value in found.items() if isinstance(value, str)]:
+def _cure(others: Mapping[Any, Any]) -> str:
+    """What makes tensors of the parts of an item that are none: text, lists of numbers, arrays or numbers."""
+    if text := [name for name, value in others.items() if isinstance(value, str)]:
         return f"; text must become numbers by a tokenizer, or be left out: data.remove_columns({text})"
-    if any(isinstance(value, list) for value in found.values()):
-        collate = "Pairs" if found.keys() >= {"prompt", "chosen", "rejected"} else "Pad"
+    if any(isinstance(value, list) for value in others.values()):
+        collate = "Pairs" if others.keys() >= {"prompt", "chosen", "rejected"} else "Pad"
         return f"; lists of numbers become one with Job(collate=farflung.data.{collate}(length))"
-    if any(isinstance(value, int | float) or hasattr(value, "__array__") for value in found.values()):
+    if any(isinstance(value, int | float) or hasattr(value, "__array__") for value in others.values()):
         return "; torch.as_tensor makes one; so does data.with_format('torch') of the package datasets"
     return ""
 

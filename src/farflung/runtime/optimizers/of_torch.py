@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Muon, Optimizer
 
 _ALIKE: Mapping[str, type[Optimizer]] = {
@@ -37,13 +39,11 @@ def declared_instead(optimizer: object) -> str | None:
 
 
 def _changed(kind: type[Optimizer], numbers: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """The rate, and what differs from the declared optimizer's own defaults."""
-    usual = Muon(lr=1.0, others=AdamW(lr=1.0)) if kind is Muon else kind(lr=1.0)
-    for field in kind.__struct_fields__:
-        if field == "adjust_lr_fn" and numbers.get(field) is None:
-            continue  # torch's word for "original"
-        if field == "lr" or (field in numbers and numbers[field] != getattr(usual, field)):
-            yield field, numbers[field]
+    """The rate, and what differs from the declared optimizer's own defaults; torch says None for some."""
+    for field in msgspec.structs.fields(kind):
+        found = numbers.get(field.name)
+        if field.name == "lr" or (found is not None and found != field.default):
+            yield field.name, found
 
 
 def _shown(value: object) -> str:

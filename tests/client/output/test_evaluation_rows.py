@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ def test_an_evaluation_has_a_row_beside_those_of_steps(tmp_path: Path, emulated:
 
     asyncio.run(trained())
     rows = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
+    times = [row.pop("at") for row in rows]
+    assert times == sorted(times) and time.time() - 3600 < times[0] <= time.time()
     evaluations = [row for row in rows if "loss" not in row]
     expected = [] if emulated else [{"step": 0, "validation_loss": 9.0, "metrics": {}, "attempt": 1}]
     assert evaluations[:1] == expected

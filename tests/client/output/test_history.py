@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 from tests.client.output.test_run_folder import row
 
-from farflung.client.output.history import Recorded, attempts_of, effective_rows, recorded_until
+from farflung.client.output.history import Recorded, attempts_of, counted, effective_rows, recorded_until
+from farflung.client.output.records import StepRow, ValidationRow
 from farflung.client.output.run_folder import RunFolder
 from farflung.schedule.units import Units
 
@@ -40,6 +41,14 @@ def test_steps_that_a_run_went_back_behind_do_not_count(tmp_path: Path) -> None:
 def test_a_row_of_an_earlier_attempt_never_replaces_a_later_one(tmp_path: Path) -> None:
     run = written(tmp_path / "run", (1, 2), (2, 2), (1, 1), (3, 2))
     assert steps_and_places(run) == [(1, 0), (2, 1), (3, 3)]
+
+
+def test_an_evaluation_counts_until_the_step_before_it_runs_again() -> None:
+    rows: list[StepRow | ValidationRow] = [ValidationRow(0, 9.0, {}, 1), row(1, 5.0), row(2, 4.0)]
+    rows += [ValidationRow(2, 4.5, {}, 1), msgspec.structs.replace(row(2, 4.0), attempt=2)]
+    assert counted(rows) == [rows[0], rows[1], rows[4]]
+    again = ValidationRow(2, 4.25, {}, 2)
+    assert counted([*rows, again, again]) == [rows[0], rows[1], rows[4], again]
 
 
 def test_a_row_in_part_does_not_count(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from farflung.client.output.records import StepRow
+from farflung.client.output.records import StepRow, ValidationRow
 from farflung.client.output.run_folder import EVENTS, METRICS
 from farflung.schedule.units import Unit, Units
 
@@ -37,13 +37,27 @@ def effective_rows(path: Path) -> list[StepRow]:
     OSError
         The file cannot be read.
     """
-    rows: list[StepRow] = []
-    for row in _rows(path / METRICS if path.is_dir() else path, StepRow):
-        while rows and rows[-1].step >= row.step and rows[-1].attempt <= row.attempt:
-            rows.pop()
-        if not rows or rows[-1].step < row.step:
-            rows.append(row)
-    return rows
+    found = read_rows(path / METRICS if path.is_dir() else path, StepRow)
+    return [row for row in counted(found) if isinstance(row, StepRow)]
+
+
+def counted(rows: Iterable[StepRow | ValidationRow]) -> list[StepRow | ValidationRow]:
+    """The rows that count, in order, of all rows of a run's `metrics.jsonl`; see `effective_rows`.
+
+    An evaluation after a step that is run again no longer counts either.
+    """
+    found: list[StepRow | ValidationRow] = []
+    for row in rows:
+        while found and _place(found[-1]) >= _place(row) and found[-1].attempt <= row.attempt:
+            found.pop()
+        if not found or _place(found[-1]) < _place(row):
+            found.append(row)
+    return found
+
+
+def _place(row: StepRow | ValidationRow) -> tuple[int, bool]:
+    """Where a row stands in a run: an evaluation comes after the step that it follows."""
+    return row.step, isinstance(row, ValidationRow)
 
 
 def attempts_of(folder: Path) -> int:
@@ -55,7 +69,7 @@ def attempts_of(folder: Path) -> int:
         A file cannot be read.
     """
     files = (path for name in (METRICS, EVENTS) if (path := folder / name).exists())
-    return max((row.attempt for path in files for row in _rows(path, _Attempt)), default=0)
+    return max((row.attempt for path in files for row in read_rows(path, _Attempt)), default=0)
 
 
 class Recorded(NamedTuple):
@@ -86,7 +100,7 @@ def recorded_until(folder: Path, units: Units) -> Recorded:
         A file cannot be read.
     """
     attempt, step, behind, validated = 0, 0, 0, set[str]()
-    for event in _rows(folder / EVENTS, _Event):
+    for event in read_rows(folder / EVENTS, _Event):
         attempt = max(attempt, event.attempt)
         if event.event in ("resumed", "rolled back"):
             step, behind, validated = event.step, attempt, set()
@@ -118,11 +132,20 @@ def _event_of(units: Units, unit: Unit) -> str:
     return f"{kind} {unit.step}"
 
 
-def _rows(path: Path, kind: type[Row]) -> Iterator[Row]:
-    decoder = msgspec.json.Decoder(kind)
+def read_rows(path: Path, *kinds: type[Row]) -> Iterator[Row]:
+    """The rows of a file of JSON lines, each as the first of `kinds` that it fits; the others are left out.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    decoders = [msgspec.json.Decoder(kind) for kind in kinds]
     with path.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):  # a killed process left it; the next row replaces it
                 return
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                yield decoder.decode(line)
+            for decoder in decoders:
+                with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                    yield decoder.decode(line)
+                    break

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from farflung.client.api.job import Job
 from farflung.client.output.progress import Observer, goes_on
 from farflung.client.output.records import NO_BASE, BaseBytes, Summary
@@ -96,6 +98,8 @@ class Recorder:
             prediction=message.prediction,
             unable=message.unable,
             notes=message.notes,
+            placements=message.plan.placements,
+            codecs=message.plan.codecs,
         )
 
     async def regrouping(self, message: Planned) -> None:
@@ -147,10 +151,12 @@ class Recorder:
         """
         unit = self.metrics.current
         merges = unit is not None and unit.merges
+        at = None if is_repeated else time.time()
         row = self.metrics.finished(message, None if is_repeated else time.monotonic(), sent_bytes)
         await self._warn(message.links)
         is_looped = unit is not None and self.metrics.is_looped(unit)
         if row is not None:
+            row = msgspec.structs.replace(row, at=at)
             self.observer.stepped(row)
         elif not is_looped and not merges:
             found = self.metrics
@@ -166,7 +172,8 @@ class Recorder:
             await self._record("validated with codecs", step=self.metrics.steps, loss=loss)
         else:
             if not self._emulated:
-                await asyncio.to_thread(self.folder.add_validation, self.metrics.validation(message.attempt))
+                found_row = msgspec.structs.replace(self.metrics.validation(message.attempt), at=at)
+                await asyncio.to_thread(self.folder.add_validation, found_row)
             await self._record("validated", step=self.metrics.steps, loss=self.metrics.validation_loss)
 
     async def codecs_chosen(self, message: CodecsChosen) -> None:

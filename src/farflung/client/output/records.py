@@ -31,7 +31,7 @@ class StepRow(msgspec.Struct, frozen=True):
     `step` counts from 1. `seconds` is from the end of the unit before to the end of this one,
     `bytes_on_wire` what all links carried meanwhile, framing included; `bytes_copied`, what workers sent of
     their state, comes on top. They are None where this process was away at one of these ends, and so cannot
-    know them. `gradient_norm` is before clipping.
+    know them, nor `at`, the Unix time of the step's end. `gradient_norm` is before clipping.
     Of two rows for a step the one with the higher `attempt` counts. On `emulated` devices nothing is
     computed, so `loss` and `gradient_norm` are None. `links` are those between workers: what is still queued
     when a worker is through with a step counts for the next one.
@@ -51,6 +51,7 @@ class StepRow(msgspec.Struct, frozen=True):
     emulated: bool = False
     links: list[LinkRow] = []
     bytes_copied: int | None = 0
+    at: float | None = None
 
     def __getitem__(self, name: str) -> Any:
         """The field with this name; raises KeyError if there is none."""
@@ -67,13 +68,14 @@ class ValidationRow(msgspec.Struct, frozen=True):
     """One evaluation in `metrics.jsonl`, after `step` steps; `metrics` are empty without `Job(metrics=)`.
 
     Of a step that the run did again, the row with the higher `attempt` counts. A metric whose value is not
-    finite is left out.
+    finite is left out. `at` is the Unix time of its end; None where this process was away.
     """
 
     step: int
     validation_loss: float | None
     metrics: dict[str, float]
     attempt: int
+    at: float | None = None
 
 
 class BaseBytes(NamedTuple):

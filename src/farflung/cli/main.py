@@ -29,6 +29,7 @@ from farflung.cli.commands import (
     launch,
     member,
     plan,
+    report,
     simulate,
     status,
     token,
@@ -65,6 +66,7 @@ app.add_typer(topology.app, name="topology")
 for _command in (
     train.train,
     export.export,
+    report.report,
     check.check,
     capture.capture,
     plan.plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import typer
@@ -57,6 +58,7 @@ def report_run(
     if summary.reason:
         note(f"{summary.reason} (step {summary.steps} of {prepared.job.steps})")
     note(f"done: {count_of(summary.steps, 'step')}; {files} are in {run.path}")
+    note(f"to look at it: farflung report {shlex.quote(str(run.path))}")
     if (best := summary.best) is not None and best.step == summary.weights_step:
         note(f"its weights are those of step {best.step}, with the best {best.metric}: {best.value:.6g}")
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:

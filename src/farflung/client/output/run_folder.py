@@ -291,12 +291,19 @@ def _free_beside(path: Path) -> Path:
 
 
 def _require_unlocked(path: Path, cure: str = "wait, or choose another --out") -> None:
+    if is_being_written(path):
+        raise JobError(f"another run is writing to {path}: {cure}")
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a run is writing to the folder now; raises OSError if its files may not be written here."""
     if not (path / EVENTS).exists():
-        return
+        return False
     descriptor = os.open(path / EVENTS, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise JobError(f"another run is writing to {path}: {cure}") from None
+        return True
     finally:
         os.close(descriptor)
+    return False

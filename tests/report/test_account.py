@@ -1,0 +1,63 @@
+"""Where a run's time went adds up to the whole of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.report.runs import BEGAN, Writer, run_with_a_fault, step_row
+
+from farflung.client.output.records import StepRow
+from farflung.report.account import account
+from farflung.report.recorded import Event, RecordedRun, read_run
+
+NAMES = (
+    "submitted", "waiting", "planned", "running", "validated", "merged", "rolled back", "regrouping",
+    "resumed", "broker lost", "returned", "checkpoint", "codecs", "collecting", "ended", "left", "later",
+)  # fmt: skip
+
+
+def test_each_second_of_a_run_with_a_fault_is_in_its_place(tmp_path: Path) -> None:
+    shares = dict(account(read_run(run_with_a_fault(tmp_path / "run"))))
+    assert shares == {
+        "training steps": pytest.approx(2 + 4),
+        "evaluations": pytest.approx(1 + 4),
+        "waiting for workers and a plan": pytest.approx(3),
+        "loading the workers": pytest.approx(2),
+        "collecting the weights": pytest.approx(5),
+        "recovering from faults": pytest.approx(3 + 2 + 2),
+        "steps that were done again": pytest.approx(1),
+        "ending": pytest.approx(1),
+    }
+
+
+def test_the_time_between_two_parts_of_a_run_is_no_part_of_either(tmp_path: Path) -> None:
+    run = Writer(tmp_path / "run")
+    run.event(0, "submitted", name="gpt", broker="127.0.0.1:7700")
+    run.step(1, 2.0)
+    run.event(3, "ended", state="failed", reason="")
+    run.event(100, "submitted", name="gpt", broker="127.0.0.1:7700")
+    run.event(101, "resumed", step=1, place="there")
+    run.step(2, 105.0, attempt=2)
+    run.ended(106)
+    assert dict(account(read_run(run.path))) == {"training steps": 6.0, "ending": 2.0, "not running": 98.0}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e4), st.sampled_from(NAMES)), max_size=12),
+    st.lists(st.tuples(st.floats(0, 1e4), st.booleans()), max_size=12),
+)
+def test_the_shares_add_up_to_the_time_from_the_first_mark_to_the_last(
+    events: list[tuple[float, str]], steps: list[tuple[float, bool]]
+) -> None:
+    rows: list[StepRow] = [step_row(number, at) for number, (at, _) in enumerate(steps)]
+    counting = [row for row, (_, counts) in zip(rows, steps, strict=True) if counts]
+    found = [Event(BEGAN + at, name) for at, name in events]
+    run = RecordedRun(Path("run"), None, None, found, counting, rows, "done", "", [])
+    marks = [BEGAN + at for at, name in events if name not in ("checkpoint", "codecs", "later")]
+    marks += [row.at for row in rows if row.at is not None]
+    whole = max(marks) - min(marks) if marks else 0.0
+    assert math.fsum(seconds for _, seconds in account(run)) == pytest.approx(whole, abs=1e-3)

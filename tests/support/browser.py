@@ -27,8 +27,8 @@ class Opened:
 
 
 @contextmanager
-def opened(file: Path, **context: Any) -> Iterator[Opened]:
-    """The page of a file, in a new browser; options of the context are Playwright's, such as `viewport`."""
+def opened(where: Path | str, **context: Any) -> Iterator[Opened]:
+    """The page of a file or at a URL, in a new browser; options are Playwright's, such as `viewport`."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: `make dev` installs it")
     if CHROMIUM is None:
         pytest.skip("no Chromium here: `apt install chromium` brings one")
@@ -41,6 +41,6 @@ def opened(file: Path, **context: Any) -> Iterator[Opened]:
         page.on("console", lambda message: found.complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: found.complaints.append(str(error)))
         page.on("request", lambda request: found.requests.append(request.url))
-        page.goto(file.resolve().as_uri())
+        page.goto(where if isinstance(where, str) else where.resolve().as_uri())
         yield found
         browser.close()

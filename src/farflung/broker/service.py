@@ -7,6 +7,7 @@ import hmac
 import logging
 import secrets
 import time
+from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ from farflung.transport.wire.headers import DataHeader
 
 _log = logging.getLogger("farflung.broker")
 
+Pages = Callable[[Callable[[], Status]], Coroutine[Any, Any, None]]
+"""Shows what the callable returns, until it is cancelled."""
+
 _UNIONS: dict[str, Any] = {
     "worker": messages.FromWorker,
     "submitter": messages.FromSubmitter,
@@ -69,13 +73,14 @@ async def serve(
     store_address: str | None = None,
     standby: bool = False,
     most_suspicions: int = MOST_SUSPICIONS,
+    pages: Pages | None = None,
 ) -> None:
     """Run a broker on `folder` until cancelled; the first start creates the folder and its authority.
 
     `relay_mbps` is the rate at which the broker relays links between peers that cannot reach each other.
     Without `surveys`, links are measured only on request. `store_address` names a database for the store
     (postgresql://...). With `standby`, the broker waits while another one owns the store. A worker
-    gets no jobs after `most_suspicions`.
+    gets no jobs after `most_suspicions`. `pages` shows its status to viewers with a browser.
 
     Raises
     ------
@@ -91,7 +96,7 @@ async def serve(
         )
         await service.start(address)
         try:
-            await service.run()
+            await service.run(pages)
         finally:
             await service.stop()
 
@@ -181,11 +186,13 @@ class BrokerService:
         await asyncio.to_thread(write_address, self._authority.folder, self.address)
         _log.info("the broker listens on %s", self.address)
 
-    async def run(self) -> None:
-        """Work until cancelled.
+    async def run(self, pages: Pages | None = None) -> None:
+        """Work until cancelled; `pages` shows the status meanwhile.
 
         Raises
         ------
+        ConnectionFailed
+            The pages cannot be served where they should.
         StoreError
             A decision cannot be stored, or another broker took over.
         FarflungError
@@ -199,6 +206,7 @@ class BrokerService:
                 self._renew_own(),
                 self._renew_store(),
                 self._until_replaced(),
+                *([] if pages is None else [self._show(pages)]),
             )
         ]
         try:
@@ -265,6 +273,15 @@ class BrokerService:
                 f"this one is {own}; leave the fleet to that one, or stop it and restore a backup of it here"
             )
         )
+
+    async def _show(self, pages: Pages) -> None:
+        """Show the status to viewers; if that breaks, the broker goes on without it."""
+        try:
+            await pages(self._status)
+        except FarflungError:
+            raise
+        except Exception:
+            _log.exception("the pages have ended, the broker goes on: restart it to have them again")
 
     async def _until_replaced(self) -> None:
         await self._replaced

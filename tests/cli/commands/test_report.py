@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.report.runs import run_with_a_fault
+from tests.pages.report.runs import run_with_a_fault
 
 from farflung.cli.main import run
 

@@ -23,7 +23,7 @@ def report(
 
     The run may be done, have failed or still go on. The page needs no broker and no network.
     """
-    from farflung.report.page import write_page
+    from farflung.pages.report.page import write_page
 
     page = write_page(runs, out)
     if as_json:

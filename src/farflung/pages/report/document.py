@@ -9,10 +9,17 @@ from typing import TypeVar
 import msgspec
 
 from farflung.client.output.records import StepRow, ValidationRow
-from farflung.report.account import account
-from farflung.report.curves import MOST_POINTS, LinkCurves, StepCurves, link_curves, rounded, step_curves
-from farflung.report.happenings import Happening, happenings
-from farflung.report.recorded import Event, RecordedRun
+from farflung.pages.report.account import account
+from farflung.pages.report.curves import (
+    MOST_POINTS,
+    LinkCurves,
+    StepCurves,
+    link_curves,
+    rounded,
+    step_curves,
+)
+from farflung.pages.report.happenings import Happening, happenings
+from farflung.pages.report.recorded import Event, RecordedRun
 from farflung.text import format_bytes, format_seconds, format_utc
 
 MOST_HAPPENINGS = 2000

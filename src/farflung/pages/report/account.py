@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from farflung.client.output.records import StepRow, ValidationRow
-from farflung.report.recorded import Event, RecordedRun
+from farflung.pages.report.recorded import Event, RecordedRun
 
 STEPS, AGAIN, EVALUATING = "training steps", "steps that were done again", "evaluations"
 WAITING, LOADING, RECOVERING = (

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.runs import Writer, change, run_with_a_fault
+from tests.pages.report.runs import Writer, change, run_with_a_fault
 from tests.support.browser import Opened, opened
 
-from farflung.report.page import write_page
+from farflung.pages.report.page import write_page
 
 pytestmark = pytest.mark.processes
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.runs import BEGAN, Writer, run_with_a_fault, step_row
+from tests.pages.report.runs import BEGAN, Writer, run_with_a_fault, step_row
 
 from farflung.client.output.records import StepRow
-from farflung.report.account import account
-from farflung.report.recorded import Event, RecordedRun, read_run
+from farflung.pages.report.account import account
+from farflung.pages.report.recorded import Event, RecordedRun, read_run
 
 NAMES = (
     "submitted", "waiting", "planned", "running", "validated", "merged", "rolled back", "regrouping",

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.runs import WORKERS, Writer, change, run_with_a_fault
+from tests.pages.report.runs import WORKERS, Writer, change, run_with_a_fault
 
 from farflung.errors import JobError
-from farflung.report.page import write_page
+from farflung.pages.report.page import write_page
 
 MOST_BYTES = 2_000_000
 HOSTILE = "</script><script>alert(1)</script><!-- \u2028 \u202e & \" '"

@@ -19,11 +19,11 @@ import msgspec
 import farflung
 from farflung.errors import JobError
 from farflung.files import write_atomically
-from farflung.report.document import RunDocument, document_of
-from farflung.report.recorded import read_run
+from farflung.pages.report.document import RunDocument, document_of
+from farflung.pages.report.recorded import read_run
 from farflung.text import count_of, printable
 
-SCRIPTS = ("uplot.js", "dom.js", "axes.js", "charts.js", "replay.js", "page.js")
+SCRIPTS = ("uplot.js", "dom.js", "axes.js", "charts.js", "replay.js", "report.js")
 STYLES = ("uplot.css", "page.css")
 MOST_RUNS = 2
 ENDINGS = (".html", ".htm")
@@ -87,7 +87,7 @@ def render(runs: Sequence[RunDocument]) -> bytes:
     """The page of these runs, in UTF-8."""
     script, style = _joined(SCRIPTS), _joined(STYLES)
     data = PageData(1, farflung.__version__, list(runs))
-    page = Template(_static("page.html")).substitute(
+    page = Template(_static("report.html")).substitute(
         title=_escaped(" and ".join(run.title for run in runs)),
         script=script,
         style=style,
@@ -132,4 +132,4 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _static(name: str) -> str:
-    return (resources.files("farflung.report") / "static" / name).read_text(encoding="utf-8")
+    return (resources.files("farflung.pages") / "static" / name).read_text(encoding="utf-8")

@@ -11,5 +11,5 @@ curves
 document
     The data of a page.
 page
-    The page itself; its parts are in `static`, with uPlot (MIT licence), which draws the curves.
+    The page itself.
 """

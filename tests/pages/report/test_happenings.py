@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.report.runs import Writer, run_with_a_fault
+from tests.pages.report.runs import Writer, run_with_a_fault
 
-from farflung.report.document import document_of
-from farflung.report.recorded import read_run
+from farflung.pages.report.document import document_of
+from farflung.pages.report.recorded import read_run
 
 
 def test_the_events_of_a_run_with_a_fault_in_words(tmp_path: Path) -> None:

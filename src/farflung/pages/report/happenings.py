@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from farflung.report.recorded import Event
+from farflung.pages.report.recorded import Event
 from farflung.text import and_more, count_of, format_seconds
 
 FAULTS = ("rolled back", "regrouping", "broker lost", "links lost", "not finite", "checkpoint failed")

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.runs import step_row
+from tests.pages.report.runs import step_row
 
 from farflung.client.output.records import LinkRow
-from farflung.report.curves import MOST_LINKS, MOST_POINTS, link_curves, step_curves
+from farflung.pages.report.curves import MOST_LINKS, MOST_POINTS, link_curves, step_curves
 
 losses = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.report.runs import Writer, run_with_a_fault
+from tests.pages.report.runs import Writer, run_with_a_fault
 
 from farflung.errors import JobError
-from farflung.report.recorded import read_run
+from farflung.pages.report.recorded import read_run
 
 
 def test_a_whole_run_is_read_with_the_steps_that_it_did_again(tmp_path: Path) -> None:

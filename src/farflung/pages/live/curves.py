@@ -1,0 +1,60 @@
+"""Losses of jobs over time, from one status after another, in bounded memory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from farflung.protocol.viewer import JobStatus
+
+MOST_POINTS = 1000
+MOST_JOBS = 100
+
+
+class JobCurve(msgspec.Struct):
+    """Columns of equal length: steps that were done, Unix seconds at which that was seen, and the loss then.
+
+    `every` is the least number of steps between two points. It grows as a curve does, so that a curve holds
+    at most 1,000 points; where a job went back, later points are dropped.
+    """
+
+    step: list[int] = []
+    at: list[float] = []
+    loss: list[float | None] = []
+    every: int = 1
+
+    def add(self, step: int, at: float, loss: float | None) -> bool:
+        """Add what a job was at; returns whether there is a new point."""
+        while self.step and self.step[-1] > step:
+            self._cut(len(self.step) - 1)
+        if self.step and step < self.step[-1] + self.every:
+            return False
+        self.step.append(step)
+        self.at.append(at)
+        self.loss.append(loss)
+        if len(self.step) > MOST_POINTS:
+            self._halve()
+        return True
+
+    def _halve(self) -> None:
+        for column in (self.step, self.at, self.loss):
+            del column[1::2]
+        self.every *= 2
+
+    def _cut(self, count: int) -> None:
+        for column in (self.step, self.at, self.loss):
+            del column[count:]
+
+
+class Curves:
+    """The curves of the newest 100 jobs."""
+
+    def __init__(self) -> None:
+        self.of_jobs: dict[str, JobCurve] = {}
+
+    def add(self, jobs: list[JobStatus], at: float) -> None:
+        """Add what jobs are at now; one that has not begun has no curve."""
+        for job in jobs:
+            if job.step > 0:
+                self.of_jobs.setdefault(job.job, JobCurve()).add(job.step, at, job.loss)
+        for oldest in list(self.of_jobs)[:-MOST_JOBS]:
+            del self.of_jobs[oldest]

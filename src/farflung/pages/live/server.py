@@ -1,0 +1,205 @@
+"""The page over HTTP: static files, the API, and the stream of events. All of it only reads.
+
+The page and its API need no certificate, so they listen on this machine alone unless a token guards them. A
+page of another site that a viewer's browser has open cannot read them: answers carry no CORS permission, and
+on this machine only its own names are answered, not a domain that points at 127.0.0.1 (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import resources
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from farflung.errors import ConnectionFailed
+from farflung.pages.live.feed import Feed
+from farflung.protocol.messages import Status
+from farflung.transport.net.addresses import format_address, is_loopback, parse_address
+from farflung.transport.net.sockets import listening_socket
+
+_log = logging.getLogger("farflung.pages")
+
+FILES = {
+    "/": ("live.html", "text/html; charset=utf-8"),
+    "/live.css": ("live.css", "text/css; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/uplot.css": ("uplot.css", "text/css; charset=utf-8"),
+    "/uplot.js": ("uplot.js", "text/javascript; charset=utf-8"),
+    "/dom.js": ("dom.js", "text/javascript; charset=utf-8"),
+    "/live.js": ("live.js", "text/javascript; charset=utf-8"),
+}
+"""All files that are served, by their paths: no path of a request reaches the disk."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+COOKIE = "farflung-pages"
+LEAST_TOKEN = 16
+MOST_VIEWERS = 100
+SLOWEST_SECONDS = 30.0
+"""A viewer that takes nothing for so long is dropped."""
+
+
+def check_pages(address: str, token: str) -> None:
+    """Refuse an address that needs a token without one, and a token that is easily guessed.
+
+    Raises
+    ------
+    ConnectionFailed
+        With what to do.
+    """
+    host, _ = parse_address(address)
+    if not token and not is_loopback(host):
+        raise ConnectionFailed(
+            f"the page on {address} could be read by all who reach it: give --web-token, or listen on"
+            " 127.0.0.1 and look at it through `ssh -L 7701:127.0.0.1:7701 THIS-MACHINE`"
+        )
+    if token and len(token) < LEAST_TOKEN:
+        raise ConnectionFailed(
+            f"--web-token must have at least {LEAST_TOKEN} characters: `openssl rand -hex 16`"
+        )
+
+
+async def serve_pages(address: str, status: Callable[[], Status], token: str = "") -> None:
+    """Serve the live page at `address` (HOST:PORT) until cancelled; `status` is asked once a second.
+
+    Raises
+    ------
+    ConnectionFailed
+        The port is in use, or the address may not be used without a token.
+    """
+    check_pages(address, token)
+    host, port = parse_address(address)
+    listening = await listening_socket(host, port)
+    _drop_dead_ones(listening)
+    where = format_address(host, listening.getsockname()[1])
+    feed = Feed(status)
+    _log.info("the page of the fleet is at http://%s/", where)
+    config = uvicorn.Config(
+        application(feed, token),
+        log_config=None, log_level="critical", access_log=False, server_header=False, date_header=False,
+        lifespan="off", limit_concurrency=MOST_VIEWERS, timeout_graceful_shutdown=1, ws="none",
+    )  # fmt: skip
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        await feed.run()
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def application(feed: Feed, token: str = "") -> ASGIApp:
+    """The ASGI application of the page."""
+
+    async def status(_: Request) -> Response:
+        return Response(feed.status, media_type="application/json")
+
+    async def curves(_: Request) -> Response:
+        return Response(feed.curves, media_type="application/json")
+
+    async def events(request: Request) -> Response:
+        last = request.headers.get("last-event-id", "")
+        seen = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else 0
+        return _Stream(feed.events(seen), media_type="text/event-stream")
+
+    routes = [Route(path, _file(*file)) for path, file in FILES.items()]
+    routes += [
+        Route("/api/v1/status", status),
+        Route("/api/v1/curves", curves),
+        Route("/api/v1/events", events),
+    ]
+    return _Guard(Starlette(routes=routes), token)
+
+
+def _file(name: str, kind: str) -> Callable[[Request], object]:
+    content = (resources.files("farflung.pages") / "static" / name).read_bytes()
+
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return answer
+
+
+class _Guard:
+    """Answers only requests that name this machine, or show the token; adds the headers of security."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *extra]
+            await send(message)
+
+        if scope["type"] == "http":
+            request = Request(scope)
+            await (self._refusal(request) or self._app)(scope, receive, guarded)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that may not pass; None if it may."""
+        if not self._token:
+            own = _host_of(request) in OWN_NAMES
+            return None if own else Response("this page is for this machine only\n", 403)
+        if self._is_right(request.query_params.get("token", "")):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            return answer
+        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+        if self._is_right(request.cookies.get(COOKIE, "")) or (scheme == "Bearer" and self._is_right(shown)):
+            return None
+        return Response("open the page once with ?token=TOKEN, that of --web-token\n", 401)
+
+    def _is_right(self, shown: str) -> bool:
+        return hmac.compare_digest(shown.encode(), self._token.encode())
+
+
+def _host_of(request: Request) -> str:
+    """The name by which the browser found the page, without the port; empty if it is none."""
+    with suppress(ValueError):
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    return ""
+
+
+class _Stream(StreamingResponse):
+    """A stream that ends if its viewer takes nothing for long."""
+
+    async def stream_response(self, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            async with asyncio.timeout(SLOWEST_SECONDS):
+                await send(message)
+
+        await super().stream_response(in_time)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the broker."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _drop_dead_ones(listening: socket.socket) -> None:
+    """Have the system end connections, which inherit this, whose other end takes nothing for long."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SLOWEST_SECONDS * 1000))

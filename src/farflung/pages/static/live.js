@@ -1,0 +1,182 @@
+// The fleet as the broker sees it now: one picture a second at most, by server-sent events.
+
+const SHOWN_JOBS = 5;
+const OVER = ["done", "failed", "cancelled"];
+const SHOWN_LEFT = 5;
+
+const place = (id) => document.getElementById(id);
+const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
+const badge = (state) => element("span", { class: `badge ${state.split(" ")[0]}` }, state);
+
+/** The card of a job, with its curve. It stays in the page while its texts change. */
+class JobCard {
+  constructor(job) {
+    this.texts = element("div");
+    this.chart = element("div", { class: "chart", role: "img" });
+    this.root = element("article", { class: "job", id: `job-${job.job}`, "aria-label": `${job.name}, ${job.job}` }, this.texts, this.chart);
+    this.curve = { step: [], at: [], loss: [] };
+    this.plot = null;
+  }
+
+  show(job, at) {
+    this.#add(job, at);
+    this.texts.replaceChildren(
+      element("h3", {}, `${job.name} `, badge(conditionOf(job)), element("span", { class: "faint" }, ` ${job.job}`)),
+      element("progress", { max: String(Math.max(1, job.steps)), value: String(job.step), "aria-label": `${job.step} of ${job.steps} steps` }),
+      this.#figures(job),
+      ...[job.reason, job.protection, job.planning].filter(Boolean).map((words, index) =>
+        element("p", { class: index === 0 && words === job.reason ? "why" : "faint" }, words)),
+      codecsOf(job),
+    );
+    this.#draw(job);
+  }
+
+  #figures(job) {
+    const figures = [["step", `${job.step} of ${job.steps}`]];
+    if (job.loss !== null) figures.push(["loss", digits(job.loss, 5)]);
+    if (job.samples_per_second !== null) figures.push(["samples a second", digits(job.samples_per_second)]);
+    const left = OVER.includes(job.state) ? null : this.#secondsLeft(job);
+    if (left !== null) figures.push(["left", secondsWords(left)]);
+    figures.push(["workers", job.workers.join(" \u2192 ") || "none"]);
+    return element("dl", { class: "figures" }, ...figures.map(([name, value]) =>
+      element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  }
+
+  /** By the newest steps, so that a pause in the past is not counted again. */
+  #secondsLeft(job) {
+    const { step, at } = this.curve, from = Math.max(0, step.length - 20), done = step.at(-1) - step[from];
+    return done > 0 ? ((at.at(-1) - at[from]) / done) * (job.steps - job.step) : null;
+  }
+
+  #add(job, at) {
+    const { step, at: times, loss } = this.curve;
+    while (step.length && step.at(-1) > job.step) [step, times, loss].forEach((column) => column.pop());
+    if (job.step === 0 || step.at(-1) === job.step) return;
+    step.push(job.step);
+    times.push(at);
+    loss.push(job.loss);
+  }
+
+  #draw(job) {
+    const { step, loss } = this.curve;
+    if (step.length < 2 || loss.every((value) => value === null)) return;
+    this.chart.setAttribute("aria-label", `Loss of ${job.name}: ${digits(loss.find((value) => value !== null))} at step ${step[0]}, now ${digits(job.loss)}`);
+    if (this.plot) this.plot.setData([step, loss]);
+    else this.redraw();
+  }
+
+  /** Draw the curve anew, in the present theme and width. */
+  redraw() {
+    if (this.curve.step.length < 2) return;
+    this.plot?.destroy();
+    const axis = { stroke: colour("ink"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("rule"), width: 1 } };
+    this.plot = new uPlot({
+      width: Math.max(240, this.chart.clientWidth), height: 180, scales: { x: { time: false } },
+      axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => digits(tick)) }],
+      series: [{ label: "step" }, { label: "loss", stroke: colour("first"), width: 2, value: (_, value) => digits(value, 6) }],
+    }, [this.curve.step, this.curve.loss], this.chart);
+  }
+}
+
+function conditionOf(job) {
+  if (OVER.includes(job.state)) return job.state;
+  if (job.held) return "held";
+  return job.waits_for.length ? `waiting for ${job.waits_for.slice(0, 3).join(", ")}` : job.state;
+}
+
+function codecsOf(job) {
+  if (!job.codecs.length) return null;
+  const rows = job.codecs.map((link) => [`${link.source} \u2192 ${link.target}`, link.codec, `${digits(link.ratio)}x`]);
+  return element("details", {}, element("summary", {}, `Codecs of ${rows.length} links`), table("", ["link", "codec", "fewer bytes"], rows, [2]));
+}
+
+/** All that the page shows, from one picture to the next. */
+class Page {
+  constructor() {
+    this.cards = new Map();
+    this.at = null;
+  }
+
+  /** Begin with the curves that the broker has seen, if it has any. */
+  remember(curves) {
+    for (const [job, curve] of Object.entries(curves)) this.#card({ job, name: job }).curve = curve;
+  }
+
+  show({ at, status }) {
+    this.at = at;
+    place("broker").textContent = `broker ${status.version}, as of ${clock(at)}`;
+    this.#jobs(status.jobs, at);
+    this.#workers(status.workers, at);
+    this.#links(status);
+  }
+
+  redraw() {
+    this.cards.forEach((card) => card.redraw());
+  }
+
+  #card(job) {
+    if (!this.cards.has(job.job)) this.cards.set(job.job, new JobCard(job));
+    return this.cards.get(job.job);
+  }
+
+  #jobs(jobs, at) {
+    const going = jobs.filter((job) => !OVER.includes(job.state)), over = jobs.filter((job) => OVER.includes(job.state)).reverse();
+    const shown = [...going, ...over.slice(0, SHOWN_JOBS)], older = over.slice(SHOWN_JOBS);
+    const cards = shown.map((job) => this.#card(job));
+    const roots = cards.map((card) => card.root), present = [...place("jobs").children];
+    if (roots.length !== present.length || roots.some((root, index) => root !== present[index])) place("jobs").replaceChildren(...roots);
+    cards.forEach((card, index) => card.show(shown[index], at));
+    place("no-jobs").hidden = jobs.length > 0;
+    place("older").hidden = older.length === 0;
+    place("older-jobs").replaceChildren(table("", ["job", "name", "state", "steps"], older.map((job) => [job.job, job.name, job.state, `${job.step}/${job.steps}`])));
+  }
+
+  #workers(workers, at) {
+    const there = workers.filter((worker) => worker.state !== "left"), left = workers.filter((worker) => worker.state === "left");
+    const states = [...new Set(there.map((worker) => worker.state))].map((state) => `${there.filter((worker) => worker.state === state).length} ${state}`);
+    place("counted").textContent = `${there.length} here${states.length ? `: ${states.join(", ")}` : ": farflung token create, then farflung join on each machine"}${left.length ? `; ${left.length} left` : ""}`;
+    const rows = there.map((worker) => [worker.worker, badge(worker.state), worker.job, worker.reason, worker.device, worker.site, worker.framework, worker.address]);
+    place("workers").replaceChildren(there.length ? table("", ["worker", "state", "job", "why", "device", "site", "framework", "address"], rows) : "");
+    const gone = [...left].sort((one, other) => one.gone_seconds - other.gone_seconds).slice(0, SHOWN_LEFT);
+    place("left").replaceChildren(...gone.map((worker) => element("li", {}, `${worker.worker} `, badge("left"),
+      ` at ${clock(at - worker.gone_seconds)}${worker.reason ? `: ${worker.reason}` : ""}`)));
+  }
+
+  #links(status) {
+    const going = new Set(status.jobs.filter((job) => !OVER.includes(job.state)).map((job) => job.job));
+    const codecs = new Map(status.jobs.flatMap((job) => job.codecs.map((one) => [JSON.stringify([job.job, one.source, one.target]), one.codec])));
+    const views = status.links.filter((view) => going.has(view.job));
+    const most = Math.max(1e-9, ...views.map((view) => view.report.link?.rate_mbps ?? 0));
+    const rows = views.map((view) => {
+      const link = view.report.link, ends = `${view.holder} \u2192 ${view.report.peer}`;
+      if (!link) return [ends, "not connected: farflung doctor shows why", "", "", "", ""];
+      return [ends, link.path, link.round_trip_ms === null ? "-" : `${digits(link.round_trip_ms)} ms`,
+        link.rate_mbps === null ? "-" : `${digits(link.rate_mbps)} Mbit/s`, bar((link.rate_mbps ?? 0) / most),
+        codecs.get(JSON.stringify([view.job, view.holder, view.report.peer])) ?? "dense"];
+    });
+    place("links").replaceChildren(rows.length ? table("", ["link", "route", "round trip", "sends at", "of the fastest", "codec"], rows, [2, 3])
+      : element("p", { class: "faint" }, "No job uses links now."));
+  }
+}
+
+function trouble(words) {
+  place("trouble").hidden = !words;
+  place("trouble").textContent = words;
+}
+
+async function show() {
+  const page = new Page();
+  const answer = await fetch("/api/v1/curves");
+  if (answer.ok) page.remember(await answer.json());
+  const source = new EventSource("/api/v1/events");
+  source.onmessage = (event) => { page.show(JSON.parse(event.data)); trouble(""); };
+  source.onerror = () => {
+    const of = page.at === null ? "" : `: what you see is of ${clock(page.at)}`;
+    if (source.readyState !== EventSource.CLOSED) return trouble(`The broker does not answer${of}. Trying again`);
+    trouble(`The broker refuses to go on${of}. Open the page again, with its token if it has one`);
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page.redraw());
+  addEventListener("resize", () => page.redraw());
+}
+
+show().catch(() => trouble("The broker does not answer: load this page again when it is back"));

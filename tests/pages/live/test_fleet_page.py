@@ -1,0 +1,85 @@
+"""A real fleet under training, seen in a real browser while a worker is killed and another one comes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tests.support.browser import opened
+from tests.support.ports import held_port
+from tests.support.processes import Command, Machines, machines, train
+
+pytestmark = [pytest.mark.processes, pytest.mark.faults]
+
+WORKERS = ("home", "lab", "attic", "cellar")
+
+
+def shown(on: Machines, page: str) -> Command:
+    """A broker that shows a page."""
+    lease = f"{on.lease_seconds:g}"
+    arguments = ["broker", "--listen", on.address, "--lease", lease, "--no-survey", "--web", page]
+    broker = on.start("hub", *arguments)
+    broker.says("the page of the fleet is at", page)
+    return broker
+
+
+def test_what_happens_to_a_fleet_is_seen_as_it_happens(tmp_path: Path) -> None:
+    with machines(tmp_path) as on, held_port() as port:
+        page = f"127.0.0.1:{port}"
+        broker, token = shown(on, page), on.token("worker", "--uses", "9")
+        workers = {name: on.worker(name, token) for name in WORKERS}
+        with opened(f"http://{page}/") as found:
+            browser = found.page
+            browser.get_by_text("4 here: 4 ready").wait_for()
+            submitter = ["--token", on.token("submitter"), "--broker", on.address]
+            run = train(on, "seen", "--workers", "3", *submitter)
+            browser.locator(".job .badge.running").wait_for()
+            browser.locator(".job canvas").wait_for()  # at least two points
+            said = browser.locator(".job progress").get_attribute("value")
+            moved = f".job progress:not([value='{said}'])"
+            browser.locator(moved).wait_for()
+
+            victim = run.workers[1]
+            workers.pop(victim).signal(signal.SIGKILL)
+            browser.locator("#left li").filter(has_text=victim).wait_for()
+            assert "closed without a goodbye" in browser.locator("#left li").inner_text()
+            assert browser.locator("#workers td").filter(has_text=victim).count() == 0
+            workers["late"] = on.worker("late", token)
+            browser.locator("#workers td").filter(has_text="late").wait_for()
+
+            with urllib.request.urlopen(f"http://{page}/api/v1/curves") as answer:
+                curve = json.load(answer)["job-1"]
+            seen = dict(zip(curve["step"], curve["loss"], strict=True))
+            written = {row["step"]: row["loss"] for row in run.rows}
+            assert len(seen) >= 2
+            assert seen.items() <= written.items()
+            run.command.signal(signal.SIGINT)
+            run.command.code()
+            browser.locator(".job .badge.cancelled").wait_for()
+            assert found.complaints == []
+            assert {request.split("/")[2] for request in found.requests if request[:4] == "http"} == {page}
+
+            broker.stop()
+            browser.locator("#trouble").filter(has_text="The broker does not answer").wait_for()
+        for worker in workers.values():
+            worker.stop()
+
+
+def test_hostile_names_show_as_text(tmp_path: Path) -> None:
+    """A submitter chooses the name of its job, a worker the name of its site."""
+    hostile = "<img src=x onerror='window.owned=1'>"
+    with machines(tmp_path) as on, held_port() as port:
+        page = f"127.0.0.1:{port}"
+        broker = shown(on, page)
+        joins = ["join", on.address, "--name", "home", "--listen", on.listen, "--site", hostile]
+        worker = on.start("home", *joins, "--token", on.token("worker"))
+        worker.says("registered")
+        with opened(f"http://{page}/") as found:
+            found.page.locator("#workers td").filter(has_text=hostile).wait_for()
+            assert found.page.evaluate("document.querySelectorAll('img').length") == 0
+            assert found.complaints == []
+        worker.stop()
+        broker.stop()

@@ -1,0 +1,172 @@
+"""The page over real HTTP: who may read it, which paths there are, and how slow viewers are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+from tests.pages.live.statuses import job, status, worker
+from tests.support.ports import held_port
+
+pytest.importorskip("uvicorn", reason="the live page needs farflung[web]: `make dev` installs it")
+
+from farflung.errors import ConnectionFailed
+from farflung.pages.live import server
+from farflung.pages.live.server import FILES, check_pages, serve_pages
+from farflung.protocol.messages import Status
+
+TOKEN = "a-token-of-16-characters-or-more"
+
+
+@asynccontextmanager
+async def served(says: Callable[[], Status], token: str = "") -> AsyncIterator[int]:
+    """The page on a port of this machine."""
+    with held_port() as port:
+        serving = asyncio.create_task(serve_pages(f"127.0.0.1:{port}", says, token))
+        try:
+            while True:
+                try:
+                    (await asyncio.open_connection("127.0.0.1", port))[1].close()
+                    break
+                except OSError:
+                    assert not serving.done(), serving.exception()
+                    await asyncio.sleep(0.01)
+            yield port
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+def fleet() -> Status:
+    return status([job()], [worker()])
+
+
+async def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """One request on a connection of its own: status, headers by lower-case names, and body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    lines = {"Host": f"127.0.0.1:{port}", "Connection": "close", **headers}
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+    writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode())
+    answer = await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    top, _, body = answer.partition(b"\r\n\r\n")
+    first, *rest = top.decode().split("\r\n")
+    return int(first.split()[1]), {n.lower(): v for n, _, v in (line.partition(": ") for line in rest)}, body
+
+
+def test_the_page_its_files_and_the_api_are_there_with_a_strict_policy() -> None:
+    async def seen() -> None:
+        async with served(fleet) as port:
+            for path in FILES:
+                code, headers, body = await ask(port, path)
+                assert (code, headers["content-type"]) == (200, FILES[path][1])
+                assert "default-src 'none'" in headers["content-security-policy"]
+                assert "unsafe" not in headers["content-security-policy"]
+                assert headers["x-content-type-options"] == "nosniff"
+                assert "access-control-allow-origin" not in headers
+                assert b"http://" not in body.replace(b"http://www.w3.org", b"")
+            _, _, body = await ask(port, "/api/v1/status")
+            assert json.loads(body)["status"]["jobs"][0]["loss"] == 2.5
+            _, _, body = await ask(port, "/api/v1/curves")
+            assert json.loads(body)["job-1"]["step"] == [3]
+
+    asyncio.run(seen())
+
+
+def test_no_path_reaches_the_disk_and_nothing_can_be_changed() -> None:
+    async def seen() -> None:
+        async with served(fleet) as port:
+            for path in ("/../server.py", "/%2e%2e/server.py", "/static/live.js", "//etc/passwd", "/docs"):
+                assert (await ask(port, path))[0] == 404, path
+            for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+                assert (await ask(port, "/api/v1/status", method, Content_Length="0"))[0] == 405
+            assert (await ask(port, "/" + "a" * 100_000))[0] in (400, 404, 431)
+
+    asyncio.run(seen())
+
+
+def test_only_names_of_this_machine_are_answered_so_that_no_domain_can_point_here() -> None:
+    async def seen() -> None:
+        async with served(fleet) as port:
+            for host in (f"localhost:{port}", "localhost", "127.0.0.1", f"[::1]:{port}", "[::1]"):
+                assert (await ask(port, "/", Host=host))[0] == 200, host
+            for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil"):
+                assert (await ask(port, "/api/v1/status", Host=host))[0] == 403, host
+
+    asyncio.run(seen())
+
+
+def test_a_token_opens_the_page_once_and_then_a_cookie_does() -> None:
+    async def seen() -> None:
+        async with served(fleet, TOKEN) as port:
+            assert (await ask(port, "/"))[0] == 401
+            assert (await ask(port, "/api/v1/status", Authorization="Bearer wrong"))[0] == 401
+            assert (await ask(port, "/?token=wrong"))[0] == 401
+            assert (await ask(port, "/api/v1/status", Authorization=f"Bearer {TOKEN}"))[0] == 200
+            code, headers, _ = await ask(port, f"/?token={TOKEN}", Host="box.example:7701")
+            cookie = headers["set-cookie"]
+            assert (code, headers["location"]) == (303, "/")
+            assert "HttpOnly" in cookie
+            assert "SameSite=strict" in cookie
+            assert (await ask(port, "/", Cookie=cookie.partition(";")[0]))[0] == 200
+
+    asyncio.run(seen())
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "words"),
+    [
+        ("0.0.0.0:7701", "", "give --web-token"),
+        ("[::]:7701", "", "give --web-token"),
+        ("127.0.0.1:7701", "short", "at least 16 characters"),
+        ("127.0.0.1:port", "", "port"),
+    ],
+)
+def test_an_address_that_others_reach_needs_a_token(address: str, token: str, words: str) -> None:
+    with pytest.raises(ConnectionFailed, match=words):
+        check_pages(address, token)
+
+
+def test_a_port_in_use_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(ConnectionFailed, match=address):
+            asyncio.run(serve_pages(address, fleet))
+
+
+def test_a_viewer_that_never_reads_is_dropped_and_others_see_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SLOWEST_SECONDS", 0.5)
+    monkeypatch.setattr("farflung.pages.live.feed.SECONDS", 0.02)
+    steps = iter(range(10**9))
+    many = [worker(f"worker-{number}", reason="w" * 100) for number in range(1000)]
+
+    async def seen() -> None:
+        async with served(lambda: status([job(next(steps))], many)) as port:
+            silent = socket.socket()
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect(("127.0.0.1", port))
+            silent.sendall(f"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
+            writer.write(f"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            numbers = set()
+            async with asyncio.timeout(60):
+                while len(numbers) < 20 or _is_held(silent, port):
+                    if (line := await reader.readline()).startswith(b"id: "):
+                        numbers.add(line)
+            assert sorted(numbers) == sorted(numbers, key=lambda one: int(one.split()[1]))
+            writer.close()
+            silent.close()
+
+    asyncio.run(seen())
+
+
+def _is_held(viewer: socket.socket, port: int) -> bool:
+    """Whether the server, which is in this process, still has the connection of a viewer."""
+    ends = port, viewer.getsockname()[1]
+    held = psutil.Process().net_connections("tcp")
+    return any(one.raddr and (one.laddr.port, one.raddr.port) == ends for one in held)

@@ -15,6 +15,8 @@ from tests.support.ports import held_port
 
 pytest.importorskip("uvicorn", reason="the live page needs farflung[web]: `make dev` installs it")
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from farflung.errors import ConnectionFailed
 from farflung.pages.live import server
 from farflung.pages.live.server import FILES, check_pages, serve_pages
@@ -74,6 +76,27 @@ def test_the_page_its_files_and_the_api_are_there_with_a_strict_policy() -> None
             assert json.loads(body)["status"]["jobs"][0]["loss"] == 2.5
             _, _, body = await ask(port, "/api/v1/curves")
             assert json.loads(body)["job-1"]["step"] == [3]
+
+    asyncio.run(seen())
+
+
+def test_prometheus_reads_the_fleet_with_names_as_they_are() -> None:
+    def says() -> Status:
+        return status([job(loss=2.5), job(loss=None, id='job-2"\\\n')], [worker(), worker("lab", "left")])
+
+    async def seen() -> None:
+        async with served(says) as port:
+            code, headers, body = await ask(port, "/metrics")
+        assert (code, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        found = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(body.decode())
+            for sample in family.samples
+        }
+        assert found["farflung_workers", "training"] == found["farflung_workers", "left"] == 1
+        assert found["farflung_job_loss", "job-1", "gpt"] == 2.5
+        assert found["farflung_job_step", 'job-2"\\\n', "gpt"] == 3
+        assert ("farflung_job_loss", 'job-2"\\\n', "gpt") not in found
 
     asyncio.run(seen())
 

@@ -59,6 +59,11 @@ class Feed:
         self._changed = asyncio.Event()
 
     @property
+    def current(self) -> Status:
+        """The status now."""
+        return self._status()
+
+    @property
     def status(self) -> bytes:
         """The newest picture, in JSON."""
         return self._newest

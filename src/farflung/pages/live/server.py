@@ -24,7 +24,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farflung.errors import ConnectionFailed
+from farflung.pages.live import prometheus
 from farflung.pages.live.feed import Feed
+from farflung.pages.live.prometheus import exposed
 from farflung.protocol.messages import Status
 from farflung.transport.net.addresses import format_address, is_loopback, parse_address
 from farflung.transport.net.sockets import listening_socket
@@ -119,11 +121,15 @@ def application(feed: Feed, token: str = "") -> ASGIApp:
         seen = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else 0
         return _Stream(feed.events(seen), media_type="text/event-stream")
 
+    async def metrics(_: Request) -> Response:
+        return Response(exposed(feed.current), media_type=prometheus.TYPE)
+
     routes = [Route(path, _file(*file)) for path, file in FILES.items()]
     routes += [
         Route("/api/v1/status", status),
         Route("/api/v1/curves", curves),
         Route("/api/v1/events", events),
+        Route("/metrics", metrics),
     ]
     return _Guard(Starlette(routes=routes), token)
 

@@ -1,0 +1,126 @@
+"""What the live page costs a broker's process: CPU, memory, and bytes that a viewer loads first.
+
+A process serves the page of a fleet that is made up: so many workers and links, and a job whose step changes
+each second, so that each second brings a new picture. The status is built anew for each, as a broker does.
+Viewers are processes of their own, which read all they get.
+
+    python benchmarks/live_page.py [--workers N] [--links N] [--viewers N] [--seconds S] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import sys
+import time
+from itertools import count
+from typing import NamedTuple
+
+from farflung.pages.live.server import FILES, serve_pages
+from farflung.protocol.messages import Status
+from farflung.protocol.reachability import LinkReport, LinkStatus
+from farflung.protocol.viewer import JobStatus, LinkView, WorkerStatus
+
+ADDRESS = "127.0.0.1:7791"
+WARM_UP_SECONDS = 3.0
+VIEWER = """
+import socket
+viewer = socket.create_connection(("127.0.0.1", 7791))
+viewer.sendall(b"GET /api/v1/events HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n")
+while viewer.recv(1 << 20):
+    pass
+"""
+
+
+class Cost(NamedTuple):
+    """`core_share` is CPU seconds a second of the serving process; `first_view_bytes` are not compressed."""
+
+    workers: int
+    links: int
+    viewers: int
+    seconds: float
+    core_share: float
+    most_memory_mb: float
+    first_view_bytes: int
+
+
+async def measured(workers: int, links: int, viewers: int, seconds: float) -> Cost:
+    """The cost while so many viewers look."""
+    steps = count(1)
+    serving = asyncio.create_task(serve_pages(ADDRESS, lambda: fleet(workers, links, next(steps))))
+    await asyncio.sleep(1.0)
+    watching = [await asyncio.create_subprocess_exec(sys.executable, "-c", VIEWER) for _ in range(viewers)]
+    try:
+        await asyncio.sleep(WARM_UP_SECONDS)
+        spent, began = time.process_time(), time.monotonic()
+        await asyncio.sleep(seconds)
+        share = (time.process_time() - spent) / (time.monotonic() - began)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+        return Cost(workers, links, viewers, seconds, share, memory, await first_view())
+    finally:
+        for one in watching:
+            one.kill()
+            await one.wait()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def fleet(workers: int, links: int, step: int) -> Status:
+    """A status, built anew."""
+    names = [f"worker-{number}" for number in range(workers)]
+    job = JobStatus("job-1", "gpt", "running", "", step, 10**9, 2.5, 100.0, names[:8])
+    link = LinkStatus("worker-1", "direct", "203.0.113.5:7000", "bbr", 4, 12.5, 100.0, 10**9, 10**9)
+    views = [
+        LinkView(names[n % workers], "job-1", LinkReport(names[(n + 1) % workers], "", 7000, link))
+        for n in range(links)
+    ]
+    shown = [
+        WorkerStatus(name, "training", "a device", "site", "203.0.113.5:7000", 0.5, "job-1", 0.0)
+        for name in names
+    ]
+    return Status("0.1.0", float(step), shown, [job], [], {}, views, 100.0)
+
+
+async def first_view() -> int:
+    """The bytes of the page's files."""
+    found = 0
+    host, _, port = ADDRESS.partition(":")
+    for path in FILES:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        found += len((await reader.read()).partition(b"\r\n\r\n")[2])
+        writer.close()
+    return found
+
+
+def main() -> None:
+    """Measure without viewers and with them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--links", type=int, default=5000)
+    parser.add_argument("--viewers", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    if min(asked.workers, asked.viewers + 1, asked.links + 1) < 1 or not asked.seconds > 0:
+        parser.error("expected at least one worker, and seconds above 0")
+    found = [
+        asyncio.run(measured(asked.workers, asked.links, viewers, asked.seconds))
+        for viewers in dict.fromkeys((0, asked.viewers))
+    ]
+    if asked.json:
+        print(json.dumps([one._asdict() for one in found]))
+        return
+    for one in found:
+        print(
+            f"{one.workers} workers, {one.links} links, {one.viewers} viewers: {100 * one.core_share:.2f} % of"
+            f" a core, {one.most_memory_mb:.0f} MB; a first view loads {one.first_view_bytes / 1000:.0f} kB"
+        )
+
+
+if __name__ == "__main__":
+    main()

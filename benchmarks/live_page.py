@@ -116,10 +116,9 @@ def main() -> None:
         print(json.dumps([one._asdict() for one in found]))
         return
     for one in found:
-        print(
-            f"{one.workers} workers, {one.links} links, {one.viewers} viewers: {100 * one.core_share:.2f} % of"
-            f" a core, {one.most_memory_mb:.0f} MB; a first view loads {one.first_view_bytes / 1000:.0f} kB"
-        )
+        of = f"{one.workers} workers, {one.links} links, {one.viewers} viewers"
+        cost = f"{100 * one.core_share:.2f} % of a core, {one.most_memory_mb:.0f} MB"
+        print(f"{of}: {cost}; a first view loads {one.first_view_bytes / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

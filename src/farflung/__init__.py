@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from farflung.errors import FarflungError
     from farflung.localhost.local import local
     from farflung.opdag.capture import Capture
+    from farflung.pages.report.notebook import show
     from farflung.runtime.optimizers.declared import SGD, Adafactor, AdamW, Group, Lion, Muon
     from farflung.runtime.optimizers.diloco import DiLoCo, Nesterov
     from farflung.runtime.optimizers.schedules import (
@@ -79,6 +80,7 @@ __all__ = [
     "metrics",
     "objectives",
     "plan",
+    "show",
     "simulate",
 ]
 
@@ -118,6 +120,7 @@ _HOMES = {
     "connect": "farflung.client.api.connect",
     "local": "farflung.localhost.local",
     "plan": "farflung.client.api.planning",
+    "show": "farflung.pages.report.notebook",
     "simulate": "farflung.client.api.planning",
 }
 

@@ -12,4 +12,6 @@ document
     The data of a page.
 page
     The page itself.
+notebook
+    The same in a notebook.
 """

@@ -21,7 +21,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(FOR_GPU) $(BIN)/pip install --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
 	@echo "2 of 2: farflung, and the rest of what it needs"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock hatchling editables
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --no-build-isolation -e '.[torch,pictures]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint requirements.lock --no-build-isolation -e '.[torch,pictures,web]'
 	@touch $(STAMP)
 
 # What tests, checks, benchmarks and the documentation need besides.

@@ -204,6 +204,8 @@ class LocalFleet(FleetProcesses):
         What each worker on PyTorch computes on (`join --device`); if empty, the CPU.
     bases
         From where workers may fetch base weights (`join --base`).
+    web
+        HOST:PORT of the fleet's page (`broker --web`); empty for none.
     """
 
     def __init__(
@@ -215,9 +217,11 @@ class LocalFleet(FleetProcesses):
         backends: Sequence[str] = (),
         devices: Sequence[str] = (),
         bases: Sequence[str] = (),
+        web: str = "",
     ) -> None:
         super().__init__(logs)
         self._count = workers
+        self._broker_options = (*NO_SURVEY, *(("--web", web) if web else ()))
         self._bases = [word for base in bases for word in ("--base", base)]
         self._memory_bytes = share_of_memory(workers) if memory_bytes is None else memory_bytes
         self._emulated_tflops = emulated_tflops
@@ -242,7 +246,9 @@ class LocalFleet(FleetProcesses):
         self._prepare_forks([self._backend(number) for number in range(self._count)])  # takes longest
         submitter, worker = await asyncio.to_thread(self._tokens, self._count)
         # The broker chooses its port: one that is free now could be taken before it listens.
-        self._identity = await self._enrolled(await self._start_broker(f"{HOST}:0", NO_SURVEY), submitter)
+        self._identity = await self._enrolled(
+            await self._start_broker(f"{HOST}:0", self._broker_options), submitter
+        )
         arguments = ["--site", SITE, "--listen", f"{HOST}:0", *self._bases]
         for number in range(self._count):
             backend = self._backend(number)

@@ -61,7 +61,7 @@ def local(workers: int, *, device: str | None = None, backends: Sequence[str] | 
 
 
 class LocalWorkers(Fleet):
-    """Local workers as `target` and `options` say; see `local`.
+    """Local workers as `target` and `options` say; see `local`. Their page is at `web` (HOST:PORT), if given.
 
     Raises
     ------
@@ -69,12 +69,13 @@ class LocalWorkers(Fleet):
         This machine lacks the device that was asked for.
     """
 
-    def __init__(self, target: Target, options: RunOptions) -> None:
+    def __init__(self, target: Target, options: RunOptions, web: str = "") -> None:
         if target.device == "cuda":
             devices_for(target.device, target.local)  # says now, not after a capture, if there are too few
         super().__init__()
         self._target = target
         self._options = options
+        self._web = web
         self._processes: LocalFleet | None = None
         self._has_joined = False
         self._starting = asyncio.Lock()
@@ -127,9 +128,11 @@ class LocalWorkers(Fleet):
     async def _start(self, logs: Path | None, frontend: Frontend) -> LocalFleet:
         target = self._target
         devices = await asyncio.to_thread(devices_for, target.device, target.local)
-        fleet = LocalFleet(target.local, logs, backends=target.frameworks, devices=devices)
+        fleet = LocalFleet(target.local, logs, backends=target.frameworks, devices=devices, web=self._web)
         shares = "; ".join(f"{name} on {', '.join(ids)}" for name, ids in fleet.computing().items())
         start = f"starting a broker and {count_of(target.local, 'worker')} on this machine"
         frontend.note(f"{start}: {shares}" if shares else start)
         await fleet.__aenter__()
+        if self._web:
+            frontend.note(f"watch them at http://{self._web}/")
         return fleet

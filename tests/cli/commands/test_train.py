@@ -53,7 +53,7 @@ class Fleet:
 
     identity = None
 
-    def __init__(self, count: int, logs: Path, backends: Any, devices: Any) -> None:
+    def __init__(self, count: int, logs: Path, backends: Any, devices: Any, web: str = "") -> None:
         Pretending.fleets.append((count, list(backends)))
 
     async def __aenter__(self) -> Fleet:

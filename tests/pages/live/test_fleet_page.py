@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -66,6 +67,28 @@ def test_what_happens_to_a_fleet_is_seen_as_it_happens(tmp_path: Path) -> None:
             browser.locator("#trouble").filter(has_text="The broker does not answer").wait_for()
         for worker in workers.values():
             worker.stop()
+
+
+def test_local_workers_have_a_page_while_they_train(tmp_path: Path) -> None:
+    with machines(tmp_path) as on, held_port() as port:
+        page = f"127.0.0.1:{port}"
+        run = train(on, "run", "--local", "2", "--web", page)
+        run.reaches(3)
+        assert f"watch them at http://{page}/" in run.command.err
+        with opened(f"http://{page}/") as found:
+            found.page.locator(".job .badge.running").wait_for()
+            assert found.complaints == []
+        run.command.signal(signal.SIGINT)
+        assert run.command.code() == 130
+
+
+def test_a_page_that_cannot_be_is_one_clear_line_before_anything_begins(tmp_path: Path) -> None:
+    with machines(tmp_path) as on, socket.create_server(("127.0.0.1", 0)) as other:
+        used = f"127.0.0.1:{other.getsockname()[1]}"
+        assert used in on.fails("desk", "train", "net.py", "--local", "2", "--web", used)
+        assert "--web is for --local" in on.fails("desk", "train", "net.py", "--web", used)
+        assert "give --web-token" in on.fails("hub", "broker", "--listen", on.address, "--web", "0.0.0.0:0")
+        assert used in on.fails("hub", "broker", "--listen", on.address, "--web", used)
 
 
 def test_hostile_names_show_as_text(tmp_path: Path) -> None:

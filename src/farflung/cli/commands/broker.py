@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.options.pages import WebOption, WebTokenOption, pages_at
 from farflung.cli.process.service import ExitWithParent, heed_parent, run_service
 from farflung.cli.render.output import JsonOption, note, print_json
-from farflung.errors import JobError
 from farflung.text import count_of, format_bytes
 from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
     from farflung.broker.backup import Contents
-    from farflung.broker.service import Pages
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -67,23 +65,8 @@ def broker(
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another broker owns the store, then take over.")
     ] = False,
-    web: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Serve a live page of the fleet there, such as 127.0.0.1:7701. It needs pip install"
-            " 'farflung[web]'.",
-        ),
-    ] = None,
-    web_token: Annotated[
-        str,
-        typer.Option(
-            envvar="FARFLUNG_WEB_TOKEN",
-            metavar="T",
-            help="Show the page only to those who know T; needed where others reach HOST. T travels"
-            " unencrypted.",
-        ),
-    ] = "",
+    web: WebOption = None,
+    web_token: WebTokenOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
@@ -94,20 +77,8 @@ def broker(
     from farflung.broker.service import serve
 
     where = folder_of("broker", folder)
-    pages = None if web is None else _pages(web, web_token)
+    pages = None if web is None else pages_at(web, web_token)
     run_service(serve(where, listen, lease, relay, survey, store, standby, suspicions, pages), as_json)
-
-
-def _pages(address: str, token: str) -> Pages:
-    """Serves the live page at an address, which is checked at once."""
-    try:
-        from farflung.pages.live.server import check_pages, serve_pages
-    except ModuleNotFoundError as error:
-        raise JobError(
-            f"--web needs {error.name}, which is not installed: pip install 'farflung[web]'"
-        ) from None
-    check_pages(address, token)
-    return partial(serve_pages, address, token=token)
 
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="File of the backup.", dir_okay=False)]

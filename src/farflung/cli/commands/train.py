@@ -15,6 +15,7 @@ import typer
 from farflung.cli.options.checkpoints import CheckpointEveryOption, CheckpointToOption, ResumeOption
 from farflung.cli.options.codecs import CodecOption, SumCodecOption
 from farflung.cli.options.job import JobArgument, PrecisionOption, SetOption, StepsOption, TextOption
+from farflung.cli.options.pages import WebOption, require_pages
 from farflung.cli.options.planning import (
     EfficiencyOption,
     GivenRecomputeOption,
@@ -71,6 +72,7 @@ def train(
     patience: PatienceOption = None,
     log: LogOption = None,
     detach: DetachOption = False,
+    web: WebOption = None,
     text: TextOption = None,
     precision: PrecisionOption = None,
     folder: Annotated[
@@ -117,12 +119,14 @@ def train(
     asked = ask(Request(given, out, resume, token, wait, emulated))
     require_job_file(job)
     is_local = bool(asked.target.local)
+    if web is not None:
+        require_pages(web, is_local)
     if detach:
         require_broker(is_local)
         go_on_in_background(context.obj, folder, as_json)
         return
     frontend = CommandLine(is_local, as_json, None if report_to is None else Background(report_to))
-    fleet = _open_fleet(asked, frontend)
+    fleet = _open_fleet(asked, frontend, web)
     try:
         run = fleet.begin(asked, JobFile(str(job)), frontend)
     except BaseException:
@@ -132,12 +136,12 @@ def train(
     report_run(summary, frontend.prepared, frontend.folder, as_json, run.resuming)
 
 
-def _open_fleet(asked: Asked, frontend: CommandLine) -> Fleet:
+def _open_fleet(asked: Asked, frontend: CommandLine, web: str | None) -> Fleet:
     """Local workers, or the broker that the options, a token or an identity names."""
     if asked.target.local:
         from farflung.localhost.local import LocalWorkers
 
-        return LocalWorkers(asked.target, asked.options)
+        return LocalWorkers(asked.target, asked.options, web or "")
     from farflung.client.api.connect import connect
 
     options, token = asked.options, asked.request.token

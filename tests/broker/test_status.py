@@ -91,6 +91,7 @@ def test_a_running_job_shows_its_step_loss_and_speed() -> None:
     # One event a second: a step of 2 x 4 samples took one.
     assert job.samples_per_second == 8.0
     assert job.workers == ["a"]
+    assert (job.step_seconds, job.computing, job.bottleneck) == (None, {}, "")  # one step says little
     story.leave("a")
     (job,) = status(story).jobs
     assert job.state == "queued" and "worker a was lost" in job.reason

@@ -122,6 +122,9 @@ def _job_status(state: State, job: Job) -> JobStatus:
         planning=job.replanning.words,
         held=job.held and not job.over,
         waits_for=_waits_for(state, job),
+        step_seconds=job.replanning.step_seconds if moving else None,
+        computing=job.replanning.usual_computing if moving else {},
+        bottleneck=job.replanning.bottleneck if moving else "",
     )
 
 

@@ -79,7 +79,9 @@ class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     `links` is the traffic between workers since the job began or the broker was started, `codecs` the codecs
     of links that are not dense. `protection` says what the loss of a worker costs, if the job has a plan,
     and `planning` what came of the last look for a better one. A job that is `held` waits for its submitter;
-    one that `waits_for` workers cannot go on, or begin, without them.
+    one that `waits_for` workers cannot go on, or begin, without them. Once some steps of an attempt are
+    measured, `step_seconds` is what one takes, `computing` for how long of it each worker computes, and
+    `bottleneck` what it waits for most, in words.
     """
 
     job: str
@@ -98,6 +100,9 @@ class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     planning: str = ""
     held: bool = False
     waits_for: list[str] = []
+    step_seconds: float | None = None
+    computing: dict[str, float] = {}
+    bottleneck: str = ""
 
     @property
     def condition(self) -> str:

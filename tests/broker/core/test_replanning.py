@@ -134,3 +134,28 @@ def test_faults_are_expected_as_often_as_they_were() -> None:
 )
 def test_a_move_names_its_cause(slow: list[str], workers: str, words: str) -> None:
     assert cause(slow, ["a", "b"], list(workers)) == words
+
+
+def after_steps(step: float, computing: dict[str, float], steps: int = LEAST_STEPS) -> Replanning:
+    known = Replanning()
+    for _ in range(steps):
+        known = known.stepped(step, computing)
+    return known
+
+
+def test_what_limits_a_step_is_said_once_enough_steps_are_after_steps() -> None:
+    assert after_steps(1.0, {"a": 0.9}, LEAST_STEPS - 1).bottleneck == ""
+    device = after_steps(1.0, {"a": 0.3, "b": 0.9})
+    assert device.bottleneck == "b computes 900 ms of the 1 s of a step: its device limits the run"
+    assert device.usual_computing == {"a": 0.3, "b": 0.9}
+    links = after_steps(1.0, {"a": 0.3, "b": 0.2}).bottleneck
+    assert links.startswith(
+        "a computes 300 ms of the 1 s of a step, no worker more: the rest goes by on links"
+    )
+    assert "no worker more" not in after_steps(1.0, {"a": 0.3}).bottleneck
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), SECONDS, min_size=1), SECONDS)
+def test_the_worker_that_is_named_computes_most(computing: dict[str, float], step: float) -> None:
+    name = after_steps(step, computing).bottleneck.split()[0]
+    assert computing[name] == max(computing.values())

@@ -42,11 +42,15 @@ def test_what_happens_to_a_fleet_is_seen_as_it_happens(tmp_path: Path) -> None:
             said = browser.locator(".job progress").get_attribute("value")
             moved = f".job progress:not([value='{said}'])"
             browser.locator(moved).wait_for()
+            browser.locator(".job p").filter(has_text="of a step").wait_for()  # what limits it
+            assert browser.locator(".job td").filter(has_text="%").count() == 3
+            shown_words = browser.locator("body").inner_text()
+            assert not {"null", "undefined", "NaN", "[object"} & {*shown_words.split()}
 
             victim = run.workers[1]
             workers.pop(victim).signal(signal.SIGKILL)
             browser.locator("#left li").filter(has_text=victim).wait_for()
-            assert "closed without a goodbye" in browser.locator("#left li").inner_text()
+            assert "may have died" in browser.locator("#left li").inner_text()
             assert browser.locator("#workers td").filter(has_text=victim).count() == 0
             workers["late"] = on.worker("late", token)
             browser.locator("#workers td").filter(has_text="late").wait_for()

@@ -55,7 +55,7 @@ def job_lines(all_jobs: Sequence[JobStatus], everything: bool = False) -> Iterat
     for job in jobs:
         if job.reason:
             yield from _wrapped(f"  {job.job}: {job.reason}")
-        for words in (job.protection, job.planning):
+        for words in (job.bottleneck, job.protection, job.planning):
             if words:
                 yield from _wrapped(f"  {job.job}: {words}")
 

@@ -20,14 +20,15 @@ class JobCard {
 
   show(job, at) {
     this.#add(job, at);
-    this.texts.replaceChildren(
+    this.texts.replaceChildren(...[
       element("h3", {}, `${job.name} `, badge(conditionOf(job)), element("span", { class: "faint" }, ` ${job.job}`)),
       element("progress", { max: String(Math.max(1, job.steps)), value: String(job.step), "aria-label": `${job.step} of ${job.steps} steps` }),
       this.#figures(job),
-      ...[job.reason, job.protection, job.planning].filter(Boolean).map((words, index) =>
-        element("p", { class: index === 0 && words === job.reason ? "why" : "faint" }, words)),
+      ...[job.reason, job.bottleneck, job.protection, job.planning].filter(Boolean).map((words) =>
+        element("p", { class: [job.reason, job.bottleneck].includes(words) ? "why" : "faint" }, words)),
+      computingOf(job),
       codecsOf(job),
-    );
+    ].filter(Boolean));
     this.#draw(job);
   }
 
@@ -82,6 +83,16 @@ function conditionOf(job) {
   if (OVER.includes(job.state)) return job.state;
   if (job.held) return "held";
   return job.waits_for.length ? `waiting for ${job.waits_for.slice(0, 3).join(", ")}` : job.state;
+}
+
+/** How much of a step each worker computes. */
+function computingOf(job) {
+  const members = Object.entries(job.computing);
+  if (!members.length || !job.step_seconds) return null;
+  const order = job.workers.filter((name) => name in job.computing);
+  const rows = order.map((name) => [name, secondsWords(job.computing[name]),
+    `${Math.round((100 * job.computing[name]) / job.step_seconds)} %`, bar(job.computing[name] / job.step_seconds)]);
+  return table(`Computing, of ${secondsWords(job.step_seconds)} a step`, [], rows, [1, 2]);
 }
 
 function codecsOf(job) {

@@ -34,6 +34,9 @@ LEAST_STEPS = 5
 SLOW = 1.5
 """A worker that takes so many times as long as it did is slow."""
 
+BUSY = 0.8
+"""A worker that computes for such a share of each step limits the run."""
+
 LEAST_CONSIDER_SECONDS = 10.0
 """The planner is not asked more often than that, however often workers come and go."""
 
@@ -139,6 +142,26 @@ class Replanning:
     def step_seconds(self) -> float | None:
         """The seconds of a step; None until enough are measured."""
         return statistics.median(self.steps) if len(self.steps) >= LEAST_STEPS else None
+
+    @property
+    def usual_computing(self) -> dict[str, float]:
+        """The seconds for which each member computes in a step; empty until enough are measured."""
+        if self.step_seconds is None:
+            return {}
+        return {name: statistics.median(newest) for name, newest in sorted(self.computing.items())}
+
+    @property
+    def bottleneck(self) -> str:
+        """What a step waits for most, in words; empty until enough are measured."""
+        step, members = self.step_seconds, self.usual_computing
+        if step is None or not members:
+            return ""
+        name = max(members, key=members.__getitem__)
+        found = f"{name} computes {format_seconds(members[name])} of the {format_seconds(step)} of a step"
+        if members[name] >= BUSY * step:
+            return f"{found}: its device limits the run"
+        others = ", no worker more" if len(members) > 1 else ""
+        return f"{found}{others}: the rest goes by on links, in codecs and while the pipeline fills"
 
     @property
     def slow(self) -> dict[str, float]:

@@ -19,7 +19,8 @@ from farflung.broker.storage.store import Store, TokenRecord
 from farflung.cli.commands import topology
 from farflung.cli.main import run
 from farflung.client.output.progress import Observer
-from farflung.client.output.recorder import Outcome, Recorder
+from farflung.client.output.recorder import Recorder
+from farflung.client.output.records import Outcome
 from farflung.client.output.run_folder import EVENTS, METRICS, SUMMARY, RunFolder
 from farflung.localhost import doctor
 from farflung.localhost.findings import Finding

@@ -69,6 +69,7 @@ def test_what_is_asked_around_the_loss_of_the_place_ends_the_run(
             start=SimpleNamespace(at_checkpoint=Again, command="resume it"),
             folder=folder,
             checkpointing=None,
+            log=None,
         )
 
         @asynccontextmanager

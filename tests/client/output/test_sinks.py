@@ -11,18 +11,29 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.client.output.test_run_folder import row
+from tests.localhost.jobs import job
 
-from farflung.client.output.sinks import LoggingObserver, LogTo, Sink, open_sink, parse_log
+from farflung.client.output.configuration import configuration_of
+from farflung.client.output.log_observer import LoggingObserver, begin_log
+from farflung.client.output.records import Outcome
+from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.run_record import RunOptions, RunRecord
+from farflung.client.output.sinks import SINKS, LogTo, Opening, Sink, open_sink, parse_log
 from farflung.errors import JobError
+from farflung.runtime.optimizers.declared import SGD
+
+CONFIGURATION = {"steps": 2, "optimizer.lr": 0.5, "codec": "dense"}
 
 
 def log_some(log: LogTo, folder: Path, begin: int = 1) -> None:
     """Two steps and an evaluation after the second."""
-    observer = LoggingObserver(partial(open_sink, log, folder, "some"), pytest.fail)
+    observer = LoggingObserver(partial(open_sink, log, folder, "some", CONFIGURATION), pytest.fail)
     observer.stepped(row(begin, 2.5))
     observer.stepped(msgspec.structs.replace(row(begin + 1, 1.5), gradient_norm=None))
     observer.validated(begin + 1, 1.25, {"accuracy": 0.75})
+    observer.ended("failed", "no worker is left")
     observer.close()
+    observer.wait()
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -41,6 +52,14 @@ def test_csv_files_have_a_row_for_each_step_and_evaluation(tmp_path: Path) -> No
         ("4", "1.5"),
     ]
     assert train[0]["gradient_norm"] and not train[1]["gradient_norm"]
+    told = {found["name"]: found["value"] for found in rows_of(tmp_path / "csv/run.csv")}
+    assert told == {
+        "steps": "2",
+        "optimizer.lr": "0.5",
+        "codec": "dense",
+        "outcome": "failed",
+        "reason": "no worker is left",
+    }
     assert validation == [{"step": step, "loss": "1.25", "accuracy": "0.75"} for step in ("2", "4")]
 
 
@@ -53,6 +72,11 @@ def test_tensorboard_reads_what_is_logged_for_it(tmp_path: Path) -> None:
     found.Reload()
     read = {name: [(one.step, one.value) for one in found.Scalars(name)] for name in found.Tags()["scalars"]}
     assert read["train/loss"] == [(1, 2.5), (2, 1.5)] and len(read["train/gradient_norm"]) == 1
+    texts = {
+        name: found.Tensors(name)[0].tensor_proto.string_val[0].decode() for name in found.Tags()["tensors"]
+    }
+    assert texts["outcome/text_summary"] == "failed: no worker is left"
+    assert "|optimizer.lr|`0.5`|" in texts["configuration/text_summary"]
     assert (read["validation/loss"], read["validation/accuracy"]) == ([(2, 1.25)], [(2, 0.75)])
 
 
@@ -65,7 +89,7 @@ def test_a_log_that_cannot_be_is_refused_in_one_line(tmp_path: Path, monkeypatch
     (tmp_path / "file").touch()
     log = LogTo("csv", str(tmp_path / "file"))
     with pytest.raises(JobError, match="--log csv cannot be opened: FileExistsError"):
-        LoggingObserver(partial(open_sink, log, tmp_path, "some"), pytest.fail)
+        LoggingObserver(partial(open_sink, log, tmp_path, "some", {}), pytest.fail)
 
 
 def test_a_sink_that_fails_costs_one_warning_and_is_closed() -> None:
@@ -78,14 +102,110 @@ def test_a_sink_that_fails_costs_one_warning_and_is_closed() -> None:
             threads.add(threading.current_thread().name)
             raise OSError("the server is gone")
 
-        def close(self) -> None:
-            closed.append("once")
+        def close(self, outcome: Outcome) -> None:
+            closed.append(str(outcome))
             raise OSError("and stays away")
 
     observer = LoggingObserver(Failing, warnings.append)
     for step in (1, 2):
         observer.stepped(row(step))
+    observer.ended("done", "")
     observer.close()
+    observer.wait()
     assert warnings == ["warning: the log ends here, and the run goes on: OSError: the server is gone"]
-    assert closed == ["once"]
+    assert closed == ["done"]
     assert len(threads) == 1 and not threads & {threading.current_thread().name}
+
+
+def test_a_service_that_hangs_is_given_up_in_one_line() -> None:
+    """Neither the end of a run nor its beginning waits for it without limit."""
+    warnings: list[str] = []
+    answers = threading.Event()
+    closed: list[Outcome] = []
+
+    class Hanging(Sink):
+        def add(self, step: int, numbers: object) -> None:
+            answers.wait(60)
+
+        def close(self, outcome: Outcome) -> None:
+            closed.append(outcome)
+
+    observer = LoggingObserver(Hanging, warnings.append)
+    for step in (1, 2, 3):
+        observer.stepped(row(step))
+    observer.close()
+    observer.wait(0.5)
+    (warning,) = warnings
+    assert "not closed within 0.5 s and is given up: it may lack 2 rows and how the run ended" in warning
+    answers.set()
+    observer.wait()
+    assert len(warnings) == 1 and closed
+
+    answers.clear()
+
+    def late() -> Sink:
+        answers.wait(60)
+        return Hanging()
+
+    with pytest.raises(JobError, match=r"the service of --log has not answered within 0.1 s: check it"):
+        LoggingObserver(late, pytest.fail, open_seconds=0.1)
+    answers.set()
+
+
+def test_a_resumed_run_goes_on_in_the_run_that_the_service_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its id is in the run folder; if the service has lost the run, there is a warning and a new one."""
+    stored: dict[str, list[int]] = {}
+
+    class Service(Sink):
+        def __init__(self, opening: Opening) -> None:
+            if opening.run_id and opening.run_id not in stored:
+                raise LookupError(f"no run {opening.run_id}")
+            self.run_id = opening.run_id or f"{opening.name}-{len(stored)}"
+            self._steps = stored.setdefault(self.run_id, [])
+
+        def add(self, step: int, numbers: object) -> None:
+            self._steps.append(step)
+
+        def close(self, outcome: Outcome) -> None: ...
+
+    monkeypatch.setitem(SINKS, "wandb", Service)
+    folder = RunFolder.create(tmp_path / "run")
+    warnings: list[str] = []
+    some = job(name="chain")
+
+    def log_step(step: int, where: str = "") -> None:
+        record = RunRecord.of("", RunOptions())
+        observer = begin_log(LogTo("wandb", where), some, folder, record, warnings.append)
+        observer.stepped(row(step))
+        observer.close()
+        observer.wait()
+
+    log_step(1)
+    log_step(2)
+    assert (stored, warnings) == ({"chain-0": [1, 2]}, [])
+    log_step(3, where="another")
+    assert stored == {"chain-0": [1, 2], "another-1": [3]}
+    del stored["chain-0"]
+    log_step(4)
+    assert stored == {"another-1": [3], "chain-1": [4]} and folder.log_runs()["wandb:chain"] == "chain-1"
+    (warning,) = warnings
+    assert warning.endswith("LookupError: no run chain-0. So wandb gets a new run, without the steps before")
+    folder.close()
+
+
+def test_the_configuration_has_the_numbers_of_job_and_options() -> None:
+    some = job(optimizer=SGD(lr=0.25, momentum=0.5), stop_early=None)
+    record = RunRecord.of("", RunOptions(codec=["int8", "a->b=int4"], checkpoint_to="s3://me:secret@host/x"))
+    found = configuration_of(some, record)
+    assert (found["optimizer.class"], found["optimizer.lr"], found["optimizer.momentum"]) == (
+        "SGD",
+        0.25,
+        0.5,
+    )
+    assert (found["batch"], found["model.class"], found["run"]) == (some.batch, "Chain", record.run)
+    assert found["model.parameters"] == sum(one.numel() for one in some.model.parameters())
+    assert found["options.codec"] == "int8, a->b=int4"
+    assert not any("secret" in str(value) for value in found.values())
+    assert not {"data", "validation", "clip"} & found.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,12 @@ from farflung.client.api.frontend import Frontend
 from farflung.client.beginning.run_start import RunStart
 from farflung.client.options.asked import Asked
 from farflung.client.output.progress import Observer
-from farflung.errors import RunInterrupted
+from farflung.client.output.records import Outcome
+from farflung.errors import FarflungError, RunInterrupted
 
 if TYPE_CHECKING:
     from farflung.client.capture.prepared import Prepared
+    from farflung.client.output.log_observer import LoggingObserver
     from farflung.client.output.records import Summary
     from farflung.client.output.run_folder import RunFolder
     from farflung.client.run.checkpointing import Checkpointing
@@ -44,13 +46,14 @@ Hosting = Callable[[Path], AbstractAsyncContextManager[Host]]
 
 @dataclass(frozen=True)
 class Begun:
-    """A run that is ready to train: its captured job, what is asked of it, and its open folder."""
+    """A run that is ready to train: its captured job, what is asked of it, its open folder, and its log."""
 
     prepared: Prepared
     asked: Asked
     start: RunStart
     folder: RunFolder
     checkpointing: Checkpointing
+    log: LoggingObserver | None = None
 
 
 class Execution:
@@ -80,25 +83,27 @@ class Execution:
             The local fleet cannot be started, or there is no checkpoint to go on from.
         """
         from farflung.client.run.returns import RunLeft
-        from farflung.client.run.submitter import CANCELLED, STOPPED_AT_ONCE
+        from farflung.client.run.submitter import CANCELLED, FAILED, STOPPED_AT_ONCE
 
         begun, frontend = self._begun, self._frontend
+        outcome = Outcome(FAILED, "a bug in farflung ended the run")
         try:
             summary = await self._train()
+            outcome = Outcome(summary.state, summary.reason)
+            return summary
         except RunLeft as left:
+            outcome = Outcome("left", str(left))
             frontend.note(f"{left}: the broker holds the job, and its workers their state")
             frontend.note(f"to go on: {begun.start.command}")
             raise
         except asyncio.CancelledError:
-            if not self._restore_older_run() and begun.folder.has_checkpoint():
-                frontend.note(resume_note(begun.start.command))
+            outcome = Outcome(CANCELLED, STOPPED_AT_ONCE)
             raise RunInterrupted(STOPPED_AT_ONCE) from None
+        except FarflungError as error:
+            outcome = Outcome(FAILED, str(error))
+            raise
         finally:
-            self._observer.close()
-            begun.folder.close()
-        if summary.state == CANCELLED:
-            self._restore_older_run()
-        return summary
+            await self._end(outcome)
 
     def stop(self, reason: str = STOPPED) -> None:
         """Stop in good order; while no job is submitted there is nothing to keep, so at once."""
@@ -174,6 +179,22 @@ class Execution:
             finally:
                 if watching is not None:
                     watching.cancel()
+
+    async def _end(self, outcome: Outcome) -> None:
+        """Close all that follows the run, and then its folder, into which a log may write until then."""
+        from farflung.client.run.submitter import CANCELLED, STOPPED_AT_ONCE
+
+        begun = self._begun
+        self._observer.ended(outcome.state, outcome.reason)
+        self._observer.close()
+        if begun.log is not None:
+            with suppress(asyncio.CancelledError):  # the user does not want to wait for it
+                await asyncio.to_thread(begun.log.wait)
+        if outcome.state == CANCELLED:
+            is_restored = self._restore_older_run()
+            if outcome.reason == STOPPED_AT_ONCE and not is_restored and begun.folder.has_checkpoint():
+                self._frontend.note(resume_note(begun.start.command))
+        begun.folder.close()
 
     def _restore_older_run(self) -> bool:
         folder = self._begun.folder

@@ -9,7 +9,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -25,9 +24,9 @@ from farflung.client.beginning.capturing import capture_model
 from farflung.client.beginning.run_start import RunStart
 from farflung.client.beginning.source import JobSource, PythonJob
 from farflung.client.options.asked import Asked, Request, ask
+from farflung.client.output.log_observer import begin_log
 from farflung.client.output.progress import Observer, Observers
 from farflung.client.output.run_record import RunOptions
-from farflung.client.output.sinks import LoggingObserver, open_sink
 from farflung.errors import FleetClosed, JobError
 from farflung.text import count_of, format_bytes, kind_of
 
@@ -223,13 +222,13 @@ class Fleet(ABC):
         folder = start.open()
         try:
             checkpointing = start.begin(folder, prepared, asked.target.wishes.codecs)
-            begun = Begun(prepared, asked, start, folder, checkpointing)
             warn_if_disk_is_short(prepared, folder.path, frontend)
             shown = frontend.observer(prepared, folder)
             everyone = shown if observer is None else Observers(shown, observer)
-            if asked.log is not None:
-                opened = partial(open_sink, asked.log, folder.path, job.name or "job")
-                everyone = Observers(everyone, LoggingObserver(opened, frontend.warn))
+            log = asked.log and begin_log(asked.log, prepared.job, folder, start.record, frontend.warn)
+            if log is not None:
+                everyone = Observers(everyone, log)
+            begun = Begun(prepared, asked, start, folder, checkpointing, log)
         except BaseException:
             folder.close()
             raise

@@ -65,6 +65,7 @@ class Run:
         self._over.add_done_callback(lambda _: self.metrics.end())
         self._callbacks = Callbacks(on_step, on_validation, on_checkpoint, self._callback_failed)
         everyone = Observers(self._following, MetricsCollector(self.metrics), observer, self._callbacks)
+        self._observer = everyone
         self._execution = Execution(begun, hosting, everyone, frontend)
         self._starting = threading.Lock()
         self._is_started = self._is_abandoned = False
@@ -246,9 +247,13 @@ class Run:
             if self._is_started or self._is_abandoned:
                 return self._is_abandoned
             self._is_abandoned = True
+        error = FleetClosed("the fleet was closed before the run began")
+        self._observer.ended("cancelled", str(error))
+        self._observer.close()
+        if self._begun.log is not None:
+            self._begun.log.wait()
         self._begun.folder.restore_previous()
         self._begun.folder.close()
-        error = FleetClosed("the fleet was closed before the run began")
         self._callbacks.finish(lambda: self._over.set_exception(error))
         return True
 

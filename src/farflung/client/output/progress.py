@@ -90,8 +90,11 @@ class Observer:
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         """This much of the trained state has been received."""
 
+    def ended(self, state: str, reason: str) -> None:
+        """The run has ended: done, failed, cancelled, or left to the broker, and why in one line."""
+
     def close(self) -> None:
-        """The run is over."""
+        """The run is over, and nothing more comes."""
 
 
 class Observers(Observer):

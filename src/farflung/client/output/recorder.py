@@ -6,13 +6,12 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import msgspec
 
 from farflung.client.api.job import Job
 from farflung.client.output.progress import Observer, goes_on
-from farflung.client.output.records import NO_BASE, BaseBytes, Summary
+from farflung.client.output.records import NO_BASE, BaseBytes, Outcome, Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_metrics import RunMetrics
 from farflung.client.output.run_record import SubmittedJob
@@ -28,14 +27,6 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.worker import LinkTraffic
 from farflung.text import and_more, count_of, duration_words, format_bytes
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: `state` is done, failed or cancelled, `reason` one line, empty when done."""
-
-    state: str
-    reason: str
 
 
 class Recorder:

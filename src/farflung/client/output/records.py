@@ -9,6 +9,16 @@ import msgspec
 from farflung.text import count_of, format_seconds, printable
 
 
+class Outcome(NamedTuple):
+    """How a run ended: `state` is done, failed, cancelled or left, `reason` one line, empty when done."""
+
+    state: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
 class LinkRow(msgspec.Struct, frozen=True):
     """What one worker sent to another, in a step or in a run.
 

@@ -75,6 +75,7 @@ EMA_MODEL, EMA_ADAPTER = "ema.safetensors", "ema_adapter"
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"
 ADAPTER = "adapter"
+LOG_RUNS = "log_runs.json"
 
 SIGNS = (METRICS, EVENTS, SUMMARY)
 """A folder with one of these was written by a run."""
@@ -212,6 +213,17 @@ class RunFolder:
         with suppress(CheckpointError):
             self.write_record(msgspec.structs.replace(read_record(self.path), submitted=job))
 
+    def log_runs(self) -> dict[str, str]:
+        """What services that the run is logged to call it, by `KIND:PROJECT`; empty if it cannot be read."""
+        try:
+            return msgspec.json.decode((self.path / LOG_RUNS).read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return {}
+
+    def add_log_run(self, key: str, run_id: str) -> None:
+        """Keep what a service calls the run in `log_runs.json`."""
+        self._write(LOG_RUNS, {**self.log_runs(), key: run_id})
+
     def has_checkpoint(self) -> bool:
         """Whether `summary.json` says that there is a checkpoint; false if it cannot be read."""
         try:
@@ -237,7 +249,7 @@ class RunFolder:
         self._metrics.close()
         self._events.close()
 
-    def _write(self, name: str, document: msgspec.Struct) -> None:
+    def _write(self, name: str, document: msgspec.Struct | dict[str, str]) -> None:
         with self._guarded():
             write_atomically(self.path / name, msgspec.json.format(msgspec.json.encode(document)) + b"\n")
 

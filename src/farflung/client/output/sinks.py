@@ -1,21 +1,17 @@
-"""Sinks: an observer that writes a run's numbers to CSV files, TensorBoard, W&B, MLflow or trackio."""
+"""Sinks: where a run's numbers go beside its own files (CSV, TensorBoard, W&B, MLflow or trackio)."""
 
 from __future__ import annotations
 
 import csv
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from farflung.client.output.progress import Observer
+from farflung.client.output.configuration import Configuration
+from farflung.client.output.records import Outcome
 from farflung.errors import JobError
-
-if TYPE_CHECKING:
-    from farflung.client.output.records import StepRow
 
 
 class LogTo(NamedTuple):
@@ -42,87 +38,48 @@ def parse_log(given: str) -> LogTo:
     return LogTo(kind, where)
 
 
+class Opening(NamedTuple):
+    """What a sink begins with.
+
+    `folder` is for its files, `name` that of its project. `configuration` says what is trained and how.
+    `run_id` is the service's name for this run if an earlier part of it was logged there, else empty.
+    """
+
+    folder: Path
+    name: str
+    configuration: Configuration
+    run_id: str = ""
+
+
 class Sink(ABC):
-    """Takes numbers by name. A step that is done again, after a lost worker, is logged again."""
+    """Takes numbers by name. A step that is done again, after a lost worker, is logged again.
+
+    `run_id` is the service's name for the run, with which a resumed run goes on in it; empty without one.
+    """
+
+    run_id = ""
 
     @abstractmethod
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log these numbers of one step."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Write what is not written yet."""
-
-
-class LoggingObserver(Observer):
-    """Logs each step as `train/...` and each evaluation as `validation/...`, on a thread of its own.
-
-    A sink that fails costs the run one warning, gets no more numbers, and is closed at the end all the same.
-
-    Raises
-    ------
-    JobError
-        `open_sink` does.
-    """
-
-    def __init__(self, opened: Callable[[], Sink], warn: Callable[[str], None]) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="farflung-log")
-        self._warn = warn
-        self._is_over = False
-        try:
-            self._sink = self._thread.submit(opened).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
-
-    def stepped(self, row: StepRow) -> None:
-        found = {
-            "loss": row.loss,
-            "learning_rate": row.learning_rate,
-            "gradient_norm": row.gradient_norm,
-            "samples_per_second": row.samples_per_second,
-            "bytes_on_wire": row.bytes_on_wire,
-        }
-        self._add(row.step, {f"train/{name}": value for name, value in found.items()})
-
-    def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
-        self._add(step, {f"validation/{name}": value for name, value in {"loss": loss, **metrics}.items()})
-
-    def close(self) -> None:
-        """Wait until all is logged, and let the sink end its own run."""
-        self._thread.submit(self._end)
-        self._thread.shutdown()
-
-    def _add(self, step: int, found: Mapping[str, float | None]) -> None:
-        numbers = {name: float(value) for name, value in found.items() if value is not None}
-        if numbers:
-            self._thread.submit(self._guard, lambda: self._sink.add(step, numbers))
-
-    def _end(self) -> None:
-        if self._is_over:
-            with suppress(Exception):  # its warning has been given
-                self._sink.close()
-        else:
-            self._guard(self._sink.close)
-
-    def _guard(self, write: Callable[[], None]) -> None:
-        if self._is_over:
-            return
-        try:
-            write()
-        except Exception as error:  # whatever the package raises: a log is no reason to lose a run
-            self._is_over = True
-            words = " ".join(str(error).split())[:200]
-            self._warn(f"warning: the log ends here, and the run goes on: {type(error).__name__}: {words}")
+    def close(self, outcome: Outcome) -> None:
+        """Write what is not written yet, and how the run ended."""
 
 
 class CsvSink(Sink):
-    """`train.csv` and `validation.csv` in a folder; the first row names the columns."""
+    """`train.csv` and `validation.csv` in a folder; the first row names the columns.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+    `run.csv` has the configuration and, in the end, the outcome, a name and a value in each row.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self._folder = opening.folder
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._columns: dict[str, list[str]] = {}
+        self._configuration = opening.configuration
+        self._write_run({})
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         part = next(iter(numbers)).partition("/")[0]
@@ -137,71 +94,106 @@ class CsvSink(Sink):
                 writer.writeheader()
             writer.writerow(row)
 
-    def close(self) -> None:
-        """Do nothing: each row is written at once."""
+    def close(self, outcome: Outcome) -> None:
+        self._write_run({"outcome": outcome.state, "reason": outcome.reason})
+
+    def _write_run(self, more: Configuration) -> None:
+        with (self._folder / "run.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("name", "value"), *{**self._configuration, **more}.items()])
 
 
 class TensorBoardSink(Sink):
-    """Event files for `tensorboard --logdir`."""
+    """Event files for `tensorboard --logdir`; configuration and outcome are on its page of texts."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, opening: Opening) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = SummaryWriter(str(opening.folder))
+        rows = "".join(f"|{name}|`{value}`|\n" for name, value in opening.configuration.items())
+        self._writer.add_text("configuration", f"|name|value|\n|-|-|\n{rows}")
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, value in numbers.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome) -> None:
+        self._writer.add_text("outcome", str(outcome))
         self._writer.close()
 
 
 class WandbSink(Sink):
     """A run of Weights & Biases; `WANDB_MODE=offline` keeps it on this machine."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._run: Any = import_module("wandb").init(project=name, dir=str(folder))
+    def __init__(self, opening: Opening) -> None:
+        opening.folder.mkdir(parents=True, exist_ok=True)
+        self._run: Any = import_module("wandb").init(
+            project=opening.name,
+            dir=str(opening.folder),
+            id=opening.run_id or None,
+            resume="allow",
+            reinit="create_new",  # another run of this program may be logged, too
+        )
+        self.run_id = self._run.id
+        self._run.config.update(opening.configuration, allow_val_change=True)
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log({"step": step, **numbers})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, outcome: Outcome) -> None:
+        self._run.summary.update({"outcome": outcome.state, "reason": outcome.reason})
+        self._run.finish(exit_code=1 if outcome.state == "failed" else 0)
 
 
 class MlflowSink(Sink):
     """A run of MLflow, at the tracking server that `MLFLOW_TRACKING_URI` names."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, opening: Opening) -> None:
         self._mlflow: Any = import_module("mlflow")
-        self._mlflow.set_experiment(name)
-        self._mlflow.start_run()
+        self._mlflow.set_experiment(opening.name)
+        run = self._mlflow.start_run(run_id=opening.run_id or None)
+        self.run_id = run.info.run_id
+        given = {name: str(value) for name, value in opening.configuration.items()}
+        known = run.data.params  # MLflow refuses to change one, such as the steps of a resumed run
+        self._mlflow.log_params({name: value for name, value in given.items() if name not in known})
+        changed = {name: value for name, value in given.items() if known.get(name, value) != value}
+        self._mlflow.set_tags({f"resumed.{name}": value for name, value in changed.items()})
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         self._mlflow.log_metrics(dict(numbers), step=step)
 
-    def close(self) -> None:
-        self._mlflow.end_run()
+    def close(self, outcome: Outcome) -> None:
+        try:
+            self._mlflow.set_tags({"outcome": outcome.state, "reason": outcome.reason})
+        finally:
+            self._mlflow.end_run({"done": "FINISHED", "failed": "FAILED"}.get(outcome.state, "KILLED"))
 
 
 class TrackioSink(Sink):
-    """A run of trackio, on this machine."""
+    """A run of trackio, on this machine; an alert says how it ended."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._run: Any = import_module("trackio").init(project=name)
+    def __init__(self, opening: Opening) -> None:
+        self._trackio: Any = import_module("trackio")
+        self._run: Any = self._trackio.init(
+            project=opening.name,
+            name=opening.run_id or None,
+            resume="allow",
+            config=dict(opening.configuration),
+        )
+        self.run_id = self._run.name
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome) -> None:
+        levels = self._trackio.AlertLevel
+        level = levels.ERROR if outcome.state == "failed" else levels.INFO
+        self._run.alert(f"run {outcome.state}", outcome.reason or None, level)
         self._run.finish()
 
 
-SINKS: dict[str, Callable[[Path, str], Sink]] = {
+SINKS: dict[str, Callable[[Opening], Sink]] = {
     "csv": CsvSink,
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
@@ -219,7 +211,7 @@ IN_FOLDERS = ("csv", "tensorboard")
 """Sinks whose WHERE is a folder; that of the others is a project's or an experiment's name."""
 
 
-def open_sink(log: LogTo, run_folder: Path, job: str) -> Sink:
+def open_sink(log: LogTo, run_folder: Path, job: str, configuration: Configuration, run_id: str = "") -> Sink:
     """Open a sink: by default in a folder of the run, or under the job's name.
 
     Raises
@@ -231,10 +223,14 @@ def open_sink(log: LogTo, run_folder: Path, job: str) -> Sink:
     folder = Path(log.where).expanduser() if is_folder and log.where else run_folder / log.kind
     name = job if is_folder or not log.where else log.where
     try:
-        return SINKS[log.kind](folder, name)
+        return SINKS[log.kind](Opening(folder, name, configuration, run_id))
     except Exception as error:
-        words = " ".join(str(error).split())[:200]
-        raise JobError(f"--log {log.kind} cannot be opened: {type(error).__name__}: {words}") from error
+        raise JobError(f"--log {log.kind} cannot be opened: {in_one_line(error)}") from error
+
+
+def in_one_line(error: Exception) -> str:
+    """What a sink's package raised."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _imported(module: str, kind: str, package: str) -> None:

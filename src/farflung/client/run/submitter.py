@@ -12,8 +12,8 @@ import msgspec
 from farflung.client.api.job import Job
 from farflung.client.capture.prepared import Prepared, prepare
 from farflung.client.output.progress import Observer
-from farflung.client.output.recorder import Outcome, Recorder
-from farflung.client.output.records import Summary
+from farflung.client.output.recorder import Recorder
+from farflung.client.output.records import Outcome, Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.run.attempts import Attempts
 from farflung.client.run.broker_client import Lost

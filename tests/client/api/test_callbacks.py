@@ -24,7 +24,8 @@ def test_a_slow_callback_holds_nobody_up_and_misses_nothing() -> None:
         may_go_on.wait(30)
         calls.append(row)
 
-    callbacks = Callbacks(on_step, lambda step, loss: calls.append((step, loss)), None, lambda error: None)
+    on_validation = lambda step, loss: calls.append((step, loss))  # noqa: E731
+    callbacks = Callbacks(on_step, on_validation, None, None, lambda error: None)
     callbacks.stepped(row(1))
     callbacks.validated(1, 2.5, {})
     callbacks.checkpointed(1, "there")  # nobody asked for these
@@ -43,7 +44,7 @@ def test_after_one_that_raises_none_is_called() -> None:
         seen.append(step)
         raise SystemExit("enough")
 
-    callbacks = Callbacks(lambda row: seen.append(-1), on_validation, None, failures.append)
+    callbacks = Callbacks(lambda row: seen.append(-1), on_validation, None, None, failures.append)
     callbacks.validated(3, None, {})
     callbacks.validated(4, None, {})
     callbacks.stepped(row(5))
@@ -53,7 +54,7 @@ def test_after_one_that_raises_none_is_called() -> None:
 
 
 def test_without_callbacks_there_is_no_thread() -> None:
-    callbacks = Callbacks(None, None, None, lambda error: None)
+    callbacks = Callbacks(None, None, None, None, lambda error: None)
     callbacks.stepped(row(1))
     finished(callbacks)
     assert not callbacks.thread.is_alive()

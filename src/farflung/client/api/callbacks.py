@@ -20,6 +20,8 @@ OnValidation = Callable[[int, float | None], object] | Callable[[int, float | No
 If the job has metrics, a dict of them is the third argument."""
 OnCheckpoint = Callable[[int, str], object]
 """Called with the number of steps done and the folder or URL that now holds the state after them."""
+OnMerge = Callable[[int, int], object]
+"""Called at a merge of replicas that train apart, with the steps done and the bytes that workers sent."""
 
 
 class Callbacks(Observer):
@@ -34,12 +36,14 @@ class Callbacks(Observer):
         on_step: OnStep | None,
         on_validation: OnValidation | None,
         on_checkpoint: OnCheckpoint | None,
+        on_merge: OnMerge | None,
         on_failure: Callable[[CallbackFailed], None],
     ) -> None:
         self._functions = {
             "on_step": on_step,
             "on_validation": on_validation,
             "on_checkpoint": on_checkpoint,
+            "on_merge": on_merge,
         }
         self._on_failure = on_failure
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -57,6 +61,9 @@ class Callbacks(Observer):
 
     def checkpointed(self, step: int, place: str) -> None:
         self._call("on_checkpoint", step, place)
+
+    def merged(self, step: int, bytes_sent: int) -> None:
+        self._call("on_merge", step, bytes_sent)
 
     def finish(self, then: Callable[[], None]) -> None:
         """Call `then` once every call so far has returned, and end the thread."""

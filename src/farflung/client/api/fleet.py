@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
-from farflung.client.api.callbacks import OnCheckpoint, OnStep, OnValidation
+from farflung.client.api.callbacks import OnCheckpoint, OnMerge, OnStep, OnValidation
 from farflung.client.api.execution import Begun, Host
 from farflung.client.api.frontend import Frontend
 from farflung.client.api.loop_thread import LoopThread
@@ -86,6 +86,7 @@ class Fleet(ABC):
         on_step: OnStep | None = None,
         on_validation: OnValidation | None = None,
         on_checkpoint: OnCheckpoint | None = None,
+        on_merge: OnMerge | None = None,
         observer: Observer | None = None,
     ) -> Run:
         """Begin to train a job, and return while it trains.
@@ -137,10 +138,10 @@ class Fleet(ABC):
             after a colon the folder, or the name of a project (docs/how-to/metrics.md).
         wait_for_workers
             Wait for workers of `on` or `topology` that have never joined, rather than refuse.
-        on_step, on_validation, on_checkpoint
+        on_step, on_validation, on_checkpoint, on_merge
             Called with the row of a step (`StepRow`); with steps done, validation loss and, if the job has
-            metrics, a dict of them; with steps done
-            and where the state after them was saved.
+            metrics, a dict of them; with steps done and where the state after them was saved; with steps done
+            and the bytes that a merge sent, where replicas train apart (`Job(sync=)`).
         observer
             Hears all else: a subclass of `farflung.Observer`, called on the run's event loop.
 
@@ -189,6 +190,7 @@ class Fleet(ABC):
                 on_step=on_step,
                 on_validation=on_validation,
                 on_checkpoint=on_checkpoint,
+                on_merge=on_merge,
             )
         run.start()
         return run
@@ -202,6 +204,7 @@ class Fleet(ABC):
         on_step: OnStep | None = None,
         on_validation: OnValidation | None = None,
         on_checkpoint: OnCheckpoint | None = None,
+        on_merge: OnMerge | None = None,
     ) -> Run:
         """As `train`, for what `ask` has read, up to the start of the run; `farflung train` calls this."""
         self._require_open()
@@ -236,7 +239,8 @@ class Fleet(ABC):
         def hosting(logs: Path) -> AbstractAsyncContextManager[Host]:
             return self._hosting(logs, frontend)
 
-        run = Run(begun, hosting, self._loop, frontend, everyone, on_step, on_validation, on_checkpoint)
+        calls = (on_step, on_validation, on_checkpoint, on_merge)
+        run = Run(begun, hosting, self._loop, frontend, everyone, *calls)
         self._register(run)
         return run
 

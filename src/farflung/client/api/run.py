@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from farflung.client.api.callbacks import Callbacks, OnCheckpoint, OnStep, OnValidation
+from farflung.client.api.callbacks import Callbacks, OnCheckpoint, OnMerge, OnStep, OnValidation
 from farflung.client.api.execution import STOPPED, Begun, Execution, Hosting
 from farflung.client.api.frontend import Frontend
 from farflung.client.api.interrupts import on_signals
@@ -54,6 +54,7 @@ class Run:
         on_step: OnStep | None = None,
         on_validation: OnValidation | None = None,
         on_checkpoint: OnCheckpoint | None = None,
+        on_merge: OnMerge | None = None,
     ) -> None:
         self._begun = begun
         self._loop = loop
@@ -63,7 +64,7 @@ class Run:
         self._following = _Following()
         self.metrics = Metrics(self.require_can_wait)
         self._over.add_done_callback(lambda _: self.metrics.end())
-        self._callbacks = Callbacks(on_step, on_validation, on_checkpoint, self._callback_failed)
+        self._callbacks = Callbacks(on_step, on_validation, on_checkpoint, on_merge, self._callback_failed)
         everyone = Observers(self._following, MetricsCollector(self.metrics), observer, self._callbacks)
         self._observer = everyone
         self._execution = Execution(begun, hosting, everyone, frontend)

@@ -72,6 +72,9 @@ class Observer:
     def validated(self, step: int, loss: float | None, metrics: Mapping[str, float]) -> None:
         """The model was evaluated after `step` steps; emulated devices have neither `loss` nor `metrics`."""
 
+    def merged(self, step: int, bytes_sent: int) -> None:
+        """Replicas that train apart have merged after `step` steps, for which workers sent `bytes_sent`."""
+
     def checkpointed(self, step: int, place: str) -> None:
         """The state after `step` steps is saved in that folder or at that URL."""
 

@@ -149,7 +149,9 @@ class Recorder:
         if row is not None:
             row = msgspec.structs.replace(row, at=at)
             self.observer.stepped(row)
-        elif not is_looped and not merges:
+        elif merges:
+            self.observer.merged(self.metrics.steps, message.bytes_sent)
+        elif not is_looped:
             found = self.metrics
             self.observer.validated(found.steps, found.validation_loss, found.validation_metrics)
         if not is_repeated:

@@ -78,7 +78,8 @@ class ValidationRow(msgspec.Struct, frozen=True):
     """One evaluation in `metrics.jsonl`, after `step` steps; `metrics` are empty without `Job(metrics=)`.
 
     Of a step that the run did again, the row with the higher `attempt` counts. A metric whose value is not
-    finite is left out. `at` is the Unix time of its end; None where this process was away.
+    finite is left out. `at` is the Unix time of its end; None where this process was away. Where replicas
+    train apart, an evaluation between merges is `of_first_replica`: it says nothing of the others.
     """
 
     step: int
@@ -86,6 +87,7 @@ class ValidationRow(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     attempt: int
     at: float | None = None
+    of_first_replica: bool = False
 
 
 class BaseBytes(NamedTuple):

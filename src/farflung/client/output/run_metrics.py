@@ -68,6 +68,7 @@ class RunMetrics:
         self.first_validation_loss: float | None = None
         self.validation_loss: float | None = None
         self.validation_loss_with_codecs: float | None = None
+        self._of_first_replica = False
         self.prediction: Prediction | None = None
         self._links: dict[tuple[str, str], LinkTraffic] = {}
         self._recent: deque[float] = deque(maxlen=TYPICAL_OF)
@@ -138,6 +139,7 @@ class RunMetrics:
             return None
         if not unit.train:
             self.validation_loss = loss
+            self._of_first_replica = unit.alone
             self.validation_metrics = self._measured(done, unit)
             if self.first_validation_loss is None:
                 self.first_validation_loss = loss
@@ -190,7 +192,8 @@ class RunMetrics:
 
     def validation(self, attempt: int) -> ValidationRow:
         """The row of the newest evaluation, in that attempt."""
-        return ValidationRow(self.steps, self.validation_loss, self.validation_metrics, attempt)
+        loss, metrics, first = self.validation_loss, self.validation_metrics, self._of_first_replica
+        return ValidationRow(self.steps, loss, metrics, attempt, of_first_replica=first)
 
     def _measured(self, done: UnitDone, unit: Unit) -> dict[str, float]:
         """The finite metrics of an evaluation, in the job's order."""

@@ -5,6 +5,7 @@ import math
 import random
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -338,6 +339,26 @@ def test_a_peer_that_breaks_the_protocol_loses_its_link_and_no_other(
             await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
             assert reason in pair.heard_by_b.reasons[0]
             await rogue.close()
+            await pair.assert_unharmed()
+
+    run(test())
+
+
+def test_what_a_peer_writes_after_it_broke_the_protocol_is_not_read(tmp_path: Path) -> None:
+    """To decrypt it would cost the process a core until the connection is cut."""
+
+    async def test() -> None:
+        async with paired(tmp_path) as pair:
+            rogue = await _greeted(pair, "d")
+            _garbage(rogue)
+            assert "expected a farflung frame" in await rogue.last_words()
+            link = pair.heard_by_b.links[-1]
+            before = link.bytes_received
+            for _ in range(32):
+                rogue.write(bytes(MEBIBYTE))
+            with suppress(ConnectionError):
+                await rogue.read(lambda: False)  # until it is cut off
+            assert link.bytes_received - before < MEBIBYTE
             await pair.assert_unharmed()
 
     run(test())

@@ -269,6 +269,7 @@ class Link(LinkStats):
     def on_failed(self, stripe: Stripe, reason: str) -> None:
         """Called by a stripe."""
         self._end(reason, tell=reason)
+        self._stripes.refuse()
 
     def on_lost(self, stripe: Stripe, error: OSError | None) -> None:
         """Called by a stripe. The link is over if any of its stripes is lost, because data may be lost with

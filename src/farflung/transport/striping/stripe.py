@@ -44,6 +44,10 @@ class Owner(Protocol):
         """The connection is gone; called exactly once, last."""
 
 
+REFUSED_BYTES = 65_536
+"""What a side that broke the rules may still send: so it hears why, and its hang-up is noticed at once."""
+
+
 class Bursts:
     """Notices the first chunk after a pause, when the congestion control can be restarted.
 
@@ -108,6 +112,7 @@ class Stripe:
         self._leaving: list[Batch] = []
         self._unsent_bytes = 0
         self._bursts = Bursts()
+        self._left_bytes: int | None = None
 
     def start(self) -> None:
         """Start reading."""
@@ -171,6 +176,10 @@ class Stripe:
             self._reader.stop()
             self.connection.resume_reading()
 
+    def refuse(self) -> None:
+        """Read on only to notice the other side's hang-up, and not much: decrypting costs a core."""
+        self._left_bytes = REFUSED_BYTES
+
     # tls_stream.StreamOwner
 
     def buffer(self) -> memoryview:
@@ -180,6 +189,10 @@ class Stripe:
     def received(self, count: int) -> None:
         """Called by the connection."""
         self._owner.on_bytes(count)
+        if self._left_bytes is not None:
+            self._left_bytes -= count
+            if self._left_bytes < 0:
+                self.connection.pause_reading()
         self._read(lambda: self._reader.received(count))
 
     def on_drained(self) -> None:

@@ -146,6 +146,11 @@ class StripeSet:
         for stripe in (self.primary, *self._further):
             stripe.ignore()
 
+    def refuse(self) -> None:
+        """After `ignore`: read hardly anything more from a side that broke the rules."""
+        for stripe in (self.primary, *self._further):
+            stripe.refuse()
+
     def release_batches(self) -> None:
         """The batches that were being written have left, or never will."""
         for stripe in (self.primary, *self._further):

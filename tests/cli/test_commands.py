@@ -186,6 +186,21 @@ def test_train_local_ends_with_a_sample_of_the_loaded_weights(machine: Start, tm
     }
 
 
+def test_inner_steps_let_replicas_train_apart_and_stay_when_resumed(machine: Start, tmp_path: Path) -> None:
+    """The job file says nothing of it."""
+
+    def merges() -> list[int]:
+        events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+        return [event["step"] for event in events if event["event"] == "merged"]
+
+    asked = ["--local", "2", "--replicas", "2", "--inner-steps", "2", "--steps", "4", "--out", "run"]
+    code, _, err = finish(machine("s", "train", "chain.py", *asked))
+    assert code == 0 and merges() == [2, 4], err
+    code, _, err = finish(machine("s", "train", "chain.py", "--resume", "run", "--steps", "7"))
+    assert code == 0 and merges() == [2, 4, 6, 7], err
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["options"]["inner_steps"] == 2
+
+
 # Twice, in tests/end_to_end/test_faults.py: test_ctrl_c_at_a_terminal_ends_a_local_run_in_order.
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_ctrl_c_ends_a_run(machine: Start, tmp_path: Path, times: int) -> None:

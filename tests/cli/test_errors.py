@@ -78,6 +78,8 @@ CASES = [
     (["train", "uneven.py", "--local", "2"], 2, "batch must be divisible by microbatches"),
     (["train", "branch.py", "--local", "2"], 2, "branch.py:14"),
     (["train", "good.py", "--local", "2", "--steps", "0"], 2, "steps must be a whole number"),
+    (["train", "good.py", "--local", "2", "--inner-steps", "0"], 2, "--inner-steps takes 1 to"),
+    (["train", "good.py", "--local", "2", "--inner-steps", "2"], 2, "this run has one: ask for more with"),
     (["train", "good.py", "--local", "0"], 2, "--local takes 1 to 256 workers"),
     (["train", "good.py", "--local", "2", "--broker", "h:1"], 2, "--local starts its own broker"),
     (["train", "good.py", "--local", "2", "--on", "a"], 2, "--local starts its own broker"),

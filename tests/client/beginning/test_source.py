@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.localhost.jobs import job
 
+import farflung
 from farflung.client.beginning.source import JobFile, PythonJob
 from farflung.client.options.asked import Request, ask
 from farflung.client.output.run_folder import RunFolder
@@ -28,6 +29,15 @@ def test_a_run_that_goes_on_from_python_keeps_what_a_command_set(earlier: Path) 
     asked = ask(Request(RunOptions(steps=9), resume=earlier))
     loaded = PythonJob(job()).load(asked)
     assert (loaded.optimizer.lr, loaded.batch, loaded.steps) == (0.125, 16, 9)
+
+
+def test_inner_steps_keep_the_rest_of_what_the_job_says_of_merges(tmp_path: Path) -> None:
+    asked = ask(Request(RunOptions(inner_steps=5, replicas="2"), tmp_path / "run"))
+    sync = farflung.DiLoCo(inner_steps=50, outer=farflung.Nesterov(0.5, 0.25), warmup=3)
+    assert PythonJob(job(sync=sync)).load(asked).sync == farflung.DiLoCo(5, sync.outer, 3)
+    assert PythonJob(job()).load(asked).sync == farflung.DiLoCo(5)
+    with pytest.raises(JobError, match="moving averages of replicas that train apart are not merged"):
+        PythonJob(job(optimizer=farflung.SGD(lr=0.5, ema=0.9))).load(asked)
 
 
 def test_a_job_that_cannot_have_what_was_set_is_refused(earlier: Path) -> None:

@@ -20,6 +20,7 @@ from farflung.cli.options.planning import (
     EfficiencyOption,
     GivenRecomputeOption,
     GivenSchedulerOption,
+    InnerStepsOption,
     ReplicasOption,
     TopologyOption,
 )
@@ -61,6 +62,7 @@ def train(
     efficiency: EfficiencyOption = None,
     recompute: GivenRecomputeOption = None,
     replicas: ReplicasOption = None,
+    inner_steps: InnerStepsOption = None,
     codec: CodecOption = None,
     sum_codec: SumCodecOption = None,
     steps: StepsOption = None,
@@ -103,6 +105,7 @@ def train(
         efficiency=efficiency,
         recompute=recompute,
         replicas=replicas,
+        inner_steps=inner_steps,
         codec=codec or None,
         sum_codec=sum_codec,
         text=_text(text),

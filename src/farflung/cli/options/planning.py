@@ -46,6 +46,16 @@ ReplicasOption = Annotated[
         show_default=False,
     ),
 ]
+InnerStepsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--inner-steps",
+        metavar="H",
+        help="Let replicas train apart and merge after each H steps (DiLoCo), which changes numbers and sends"
+        " far fewer bytes; overrides that of the job's sync.",
+        show_default=False,
+    ),
+]
 PictureOption = Annotated[
     Path | None,
     typer.Option(

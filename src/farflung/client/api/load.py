@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from farflung.client.api.job import Job
+from farflung.client.options.merging import with_inner_steps
 from farflung.client.options.overrides import override
 from farflung.data import reading_from
 from farflung.errors import FarflungError, JobError
@@ -36,6 +37,7 @@ def load_job(
     precision: Precision | None = None,
     codec: str | None = None,
     sum_codec: str | None = None,
+    inner_steps: int | None = None,
     overrides: Sequence[str] = (),
 ) -> Job:
     """Run a job file as `python FILE` would, call its `job()` and return the result.
@@ -48,6 +50,8 @@ def load_job(
         A Python file with `def job() -> farflung.Job`.
     steps, precision, codec, sum_codec
         Override the job's own values.
+    inner_steps
+        Steps between two merges of replicas that train apart, see `farflung.client.options.merging`.
     overrides
         More of them, as FIELD=VALUE; see `farflung.client.options.overrides.override`.
     text
@@ -63,7 +67,7 @@ def load_job(
     path = Path(path)
     with nullcontext() if text is None else reading_from(text):
         job = override(_call_job(_run(path), path), overrides)
-    return replace(
+    loaded = replace(
         job,
         steps=job.steps if steps is None else steps,
         precision=job.precision if precision is None else precision,
@@ -71,6 +75,7 @@ def load_job(
         sum_codec=job.sum_codec if sum_codec is None else sum_codec,
         name=path.stem[:64] if job.name is None else job.name,
     )
+    return with_inner_steps(loaded, inner_steps)
 
 
 class _UncachedLoader(SourceFileLoader):

@@ -55,6 +55,7 @@ class JobFile:
             precision=asked.precision,
             codec=asked.codecs.every,
             sum_codec=asked.codecs.sums,
+            inner_steps=options.inner_steps,
             overrides=options.set_ or (),
         )
 
@@ -78,14 +79,15 @@ class PythonJob:
     def load(self, asked: Asked) -> Job:
         """See `JobSource`; JobError if a value that overrides one is out of range.
 
-        A run that a command began keeps its `--set`. It needs no `--text`: the data are those of the program,
-        and are compared with the checkpoint's.
+        A run that a command began keeps its `--set` and `--inner-steps`. It needs no `--text`: the data are
+        those of the program, and are compared with the checkpoint's.
         """
+        from farflung.client.options.merging import with_inner_steps
         from farflung.client.options.overrides import override
 
         steps, precision, codecs = asked.options.steps, asked.precision, asked.codecs
         job = override(self.job, asked.options.set_ or ())
-        return replace(
+        job = replace(
             job,
             steps=job.steps if steps is None else steps,
             precision=job.precision if precision is None else precision,
@@ -93,6 +95,7 @@ class PythonJob:
             sum_codec=job.sum_codec if codecs.sums is None else codecs.sums,
             name=job.name or snake_case(type(job.model).__name__) or "job",
         )
+        return with_inner_steps(job, asked.options.inner_steps)
 
     def resuming(self, run: Path, has_password: bool) -> str:
         """See `JobSource`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, get_args
 from farflung.client.options.checkpoints import checkpoint_policy
 from farflung.client.options.codecs import Codecs, parse_codecs
 from farflung.client.options.durations import parse_patience
+from farflung.client.options.merging import require_inner_steps
 from farflung.client.options.resuming import find_earlier, standing_options
 from farflung.client.options.target import Target, parse_target
 from farflung.client.output.sinks import LogTo, parse_log
@@ -92,6 +93,8 @@ def _read(
     standing: SubmittedJob | None = None,
 ) -> Asked:
     codecs = parse_codecs(options.codec, options.sum_codec)
+    if options.inner_steps is not None:
+        require_inner_steps(options.inner_steps)
     return Asked(
         request,
         options,

@@ -46,6 +46,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: float | None = None
     recompute: Text | None = None
     replicas: Text | None = None
+    inner_steps: Number | None = None
     codec: Annotated[list[Text], Meta(max_length=10_000)] | None = None
     sum_codec: Text | None = None
     text: Text | None = None

@@ -419,7 +419,8 @@ def _require_weights(weights: object, model: nn.Module) -> None:
 
 def _require_optimizer(optimizer: Any, model: nn.Module) -> None:
     if not is_optimizer(optimizer):
-        if (declared := declared_instead(optimizer)) is not None:
+        names = {id(one): name for name, one in model.named_parameters() if one.requires_grad}
+        if (declared := declared_instead(optimizer, names)) is not None:
             raise JobError(
                 f"optimizer is a torch.optim.Optimizer ({type(optimizer).__name__}) over parameters of this"
                 f" process, and each worker builds its own: write optimizer={declared}"

@@ -319,7 +319,7 @@ class BrokerService:
         for link in self._allowances.overdue(time.monotonic()):
             assert isinstance(link, Link)
             self._allowances.end(link)
-            self._dispatcher.spawn(link.close("the message that you began was not complete in time"))
+            link.cut_off("the message that you began was not complete in time")
 
     def _admit(self, link: Link) -> BrokerService:
         if refusal := self._refusal(link.peer.id):

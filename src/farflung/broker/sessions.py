@@ -64,7 +64,7 @@ class HolderSession:
                 raise ProtocolError(f"{self.peer} has left {unread:,} bytes unread, and may leave {most:,}")
             self._session.send_control(message)
         except ProtocolError as error:
-            self._connection.abandon(str(error))
+            self._connection.cut_off(str(error))
             self._end(str(error))
 
     def attach(self, attach: Attach) -> None:

@@ -202,7 +202,7 @@ class Listener:
         """End the oldest connection of a holder that has too many whose purpose is not known yet."""
         waiting = [one for one in self._ungreeted.get(link.peer, ()) if one.is_ungreeted]
         if len(waiting) >= MOST_UNGREETED:
-            waiting.pop(0).abandon(f"more than {MOST_UNGREETED} connections of {link.peer} sent no hello")
+            waiting.pop(0).cut_off(f"more than {MOST_UNGREETED} connections of {link.peer} sent no hello")
         self._ungreeted = {
             peer: links for peer, links in self._ungreeted.items() if any(one.is_ungreeted for one in links)
         }

@@ -364,6 +364,23 @@ def test_what_a_peer_writes_after_it_broke_the_protocol_is_not_read(tmp_path: Pa
     run(test())
 
 
+def test_what_a_peer_writes_after_its_link_was_cut_off_is_not_read(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with paired(tmp_path) as pair:
+            rogue = await _greeted(pair, "d")
+            link = pair.heard_by_b.links[-1]
+            link.cut_off("you were too slow")
+            assert pair.heard_by_b.reasons == ["you were too slow"] == [await rogue.last_words()]
+            before = link.bytes_received
+            rogue.write(bytes(32 * MEBIBYTE))
+            with suppress(ConnectionError):
+                await rogue.read(lambda: False)  # until it is cut off
+            assert link.bytes_received - before < MEBIBYTE
+            await pair.assert_unharmed()
+
+    run(test())
+
+
 def test_a_peer_cut_off_in_the_middle_of_a_frame_is_a_lost_peer(tmp_path: Path) -> None:
     async def test() -> None:
         async with paired(tmp_path, NEVER_SUSPECT) as pair:

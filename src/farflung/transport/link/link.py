@@ -191,6 +191,14 @@ class Link(LinkStats):
         self._handler = None
         self._end(reason, tell=reason)
 
+    def cut_off(self, reason: str) -> None:
+        """End the link at once, because the other side breaks a rule or a limit, and tell it the reason.
+
+        Hardly anything more of it is read. The handler's `closed` is called before this returns.
+        """
+        self._end(reason, tell=reason)
+        self._stripes.refuse()
+
     def resume_from(self, parts: Parts) -> None:
         """Continue messages whose beginnings earlier links of the same session have saved."""
         if self._inbox is not None:
@@ -268,8 +276,7 @@ class Link(LinkStats):
 
     def on_failed(self, stripe: Stripe, reason: str) -> None:
         """Called by a stripe."""
-        self._end(reason, tell=reason)
-        self._stripes.refuse()
+        self.cut_off(reason)
 
     def on_lost(self, stripe: Stripe, error: OSError | None) -> None:
         """Called by a stripe. The link is over if any of its stripes is lost, because data may be lost with
@@ -351,7 +358,7 @@ class Link(LinkStats):
 
     def _on_no_hello(self) -> None:
         reason = f"no hello from {self.peer} within {self._timeouts.dial_seconds:g} s"
-        self._end(reason, tell=reason)
+        self.cut_off(reason)
 
     def _end(self, reason: str, tell: str | None, cause: Cause = "closed") -> None:
         """End the link, once. The side that sends the reason waits for the other to hang up, so that it

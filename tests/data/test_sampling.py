@@ -130,6 +130,12 @@ def test_what_makes_tensors_of_text_arrays_and_numbers_is_said(item: dict[str, A
         collate([item])
 
 
+@pytest.mark.parametrize("item", [3, "a b", [1, 2, 3], torch.ones(2)])
+def test_what_may_be_an_item_of_a_column_is_refused_with_the_data_set_as_the_cure(item: Any) -> None:
+    with pytest.raises(JobError, match=r"of a column, such as ds\['input_ids'\], give the data set itself$"):
+        collate([item])
+
+
 def test_the_users_own_collate_makes_the_batch_and_is_checked() -> None:
     pad = torch.nn.utils.rnn.pad_sequence
     batch = collate([torch.ones(2), torch.ones(3)], lambda items: {"x": pad(items, batch_first=True)})

@@ -82,7 +82,15 @@ def sampled_items(parts: LoaderParts, seed: int) -> Any:
 
 
 def require_numbered(name: str, data: object, kind: str) -> None:
-    """Raise JobError unless items can be read by their numbers: those of a `datasets.DatasetDict` can not."""
+    """Raise JobError unless items can be read by their numbers: those of a `datasets.DatasetDict` can not.
+
+    A column of a `datasets.Dataset` has numbers, but the model takes all columns.
+    """
+    if (column := getattr(data, "column_name", None)) is not None and hasattr(data, "source"):
+        raise JobError(
+            f"{name} is the column {column!r} of a data set: give the data set itself, whose items have every"
+            " column that the model takes"
+        )
     if isinstance(data, Mapping) and 0 not in data:
         keys = ", ".join(repr(key) for key in list(data)[:5])
         one = f", such as data[{next(iter(data))!r}]" if data else ""

@@ -192,6 +192,9 @@ def _permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
 
 
+_NO_COLUMN = "; of a column, such as ds['input_ids'], give the data set itself"
+
+
 def _named(found: Any, names: Sequence[str] | None, what: str) -> Any:
     """A tuple as a dict with these names."""
     if not isinstance(found, tuple | list):
@@ -199,7 +202,7 @@ def _named(found: Any, names: Sequence[str] | None, what: str) -> Any:
     if names is None:
         raise JobError(
             f"{what} {kind_of(found)} of {len(found)}: a dict of tensors by argument name was expected; name"
-            " its parts with Job(names=(...))"
+            f" its parts with Job(names=(...)){_NO_COLUMN if isinstance(found, list) else ''}"
         )
     if len(found) != len(names):
         raise JobError(f"{what} {kind_of(found)} of {len(found)}, Job(names=) has {len(names)}")
@@ -211,7 +214,7 @@ def _require_tensors(found: object, what: str) -> None:
 
     expected = "a dict of tensors by argument name was expected"
     if not isinstance(found, Mapping):
-        raise JobError(f"{what} {kind_of(found)}: {expected}")
+        raise JobError(f"{what} {kind_of(found)}: {expected}{_NO_COLUMN}")
     if not found:
         raise JobError(f"{what} empty: {expected}")
     for name, value in found.items():

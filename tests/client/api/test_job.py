@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.localhost import jobs
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
@@ -310,3 +311,18 @@ def test_a_validation_loader_may_stand_beside_a_plain_data_set() -> None:
     made = make(validation=loader(shuffle=True))
     assert made.held_out is not None and len(made.held_out) == 20
     assert make(data=loader(), validation=items(9)).validation_microbatches == 4
+
+
+def test_a_column_is_refused_with_the_data_set_as_the_cure() -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    vectors = jobs.Vectors()
+    found = datasets.Dataset.from_dict({"x": vectors.x.tolist(), "y": vectors.y.tolist()}).with_format(
+        "torch"
+    )
+    jobs.job(data=found, validation=found)
+    for name in ("data", "validation"):
+        fields = {"data": found, name: found["x"]}
+        with pytest.raises(
+            JobError, match=f"{name} is the column 'x' of a data set: give the data set itself"
+        ):
+            jobs.job(**fields)

@@ -323,11 +323,13 @@ def test_names_that_forward_does_not_take_are_listed_on_both_sides() -> None:
     batch = {"x": pairs()["x"], "labels": pairs()["y"]}
     words = str(refusal(Base(plain), batch))
     assert "have labels, x, forward takes x, y" in words
+    assert words.endswith("leave out what it does not take: data.remove_columns(['labels'])")
 
 
 def test_an_entry_that_forward_needs_and_the_data_lacks_is_named() -> None:
     words = str(refusal(Base(plain), {"x": pairs()["x"]}))
     assert "missing a required argument: 'y'" in words and "have x, forward takes x, y" in words
+    assert "remove_columns" not in words
 
 
 class Masked(nn.Module):

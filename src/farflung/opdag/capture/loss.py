@@ -139,9 +139,11 @@ def require_names(module: nn.Module, names: Collection[str], loss: LossFunction 
         signature.bind(**{name: None for name in names if accepted is None or name in accepted})
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "nothing"
+        extra = [name for name in names if name not in signature.parameters]
+        cure = f"; leave out what it does not take: data.remove_columns({extra})" if extra else ""
         raise CaptureError(
             f"the model's forward cannot be called with a batch: {error}; items of the data have"
-            f" {', '.join(names)}, forward takes {takes}",
+            f" {', '.join(names)}, forward takes {takes}{cure}",
             "inputs",
         ) from None
 

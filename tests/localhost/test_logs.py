@@ -6,14 +6,21 @@ import csv
 import json
 import sqlite3
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.localhost.jobs import job
+from tests.localhost.jobs import Vectors, item_of_step, job
 
 import farflung
+from farflung.client.beginning.source import PythonJob
+from farflung.client.options.asked import Request, ask
+from farflung.client.output.records import Outcome
+from farflung.client.output.run_record import RunOptions
+from farflung.client.output.sinks import SINKS, Opening, Sink
+from farflung.errors import RunFailed
 
 pytestmark = pytest.mark.processes
 
@@ -32,9 +39,14 @@ class Stored(NamedTuple):
 def csv_files(folder: Path, home: Path) -> Stored:
     with (folder / "csv/train.csv").open(newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
-    with (folder / "csv/run.csv").open(newline="") as file:
-        told = {row["name"]: row["value"] for row in csv.DictReader(file)}
+    told = told_in(folder / "csv")
     return Stored(1, steps, float(told["optimizer.lr"]), told["outcome"])
+
+
+def told_in(folder: Path) -> dict[str, str]:
+    """Configuration and outcome in a folder of CSV files."""
+    with (folder / "run.csv").open(newline="") as file:
+        return {row["name"]: row["value"] for row in csv.DictReader(file)}
 
 
 def mlflow_store(folder: Path, home: Path) -> Stored:
@@ -138,3 +150,50 @@ def test_a_resumed_run_goes_on_in_the_log(kind: str, tmp_path: Path, monkeypatch
         fleet.train(job(steps=stopped.steps + LAST), resume=folder).wait()
     found = READERS[kind](folder, tmp_path)
     assert found == Stored(1, list(range(1, stopped.steps + LAST + 1)), 0.5, "done")
+
+
+def test_a_log_says_why_a_run_failed(tmp_path: Path) -> None:
+    with farflung.local(2, device="cpu") as fleet:
+        run = fleet.train(job(data=Vectors(broken=item_of_step(2))), log="csv", out=tmp_path / "run")
+        with pytest.raises(RunFailed) as failed:
+            run.wait()
+    told = told_in(tmp_path / "run/csv")
+    assert told["outcome"] == "failed" and "the file is gone" in told["reason"]
+    assert told["reason"] == str(failed.value)
+
+
+def test_a_run_that_never_begins_closes_its_log(tmp_path: Path) -> None:
+    request = Request(RunOptions(local=2, device="cpu", log="csv"), tmp_path / "run")
+    with farflung.local(2, device="cpu") as fleet:
+        fleet.begin(ask(request), PythonJob(job()))
+    told = told_in(tmp_path / "run/csv")
+    assert (told["outcome"], told["reason"]) == ("cancelled", "the fleet was closed before the run began")
+
+
+def test_an_interrupt_ends_the_waiting_for_a_log_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run is done all the same."""
+    is_closing, may_close = threading.Event(), threading.Event()
+
+    class Hanging(Sink):
+        def __init__(self, opening: Opening) -> None: ...
+
+        def add(self, step: int, numbers: object) -> None: ...
+
+        def close(self, outcome: Outcome) -> None:
+            is_closing.set()
+            may_close.wait(120)
+
+    monkeypatch.setitem(SINKS, "csv", Hanging)
+    monkeypatch.setattr("farflung.client.output.log_observer.CLOSE_SECONDS", 120.0)
+    with farflung.local(2, device="cpu") as fleet:
+        run = fleet.train(job(), log="csv", out=tmp_path / "run")
+        assert is_closing.wait(60)
+        run.end_at_once()
+        assert run.wait(60).state == "done"
+    assert "is given up: it may lack 0 rows and how the run ended" in caplog.text
+    may_close.set()
+    for thread in [one for one in threading.enumerate() if one.name == "farflung-log"]:
+        thread.join(60)
+    assert "exception" not in caplog.text

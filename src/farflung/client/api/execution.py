@@ -189,7 +189,7 @@ class Execution:
         self._observer.close()
         if begun.log is not None:
             with suppress(asyncio.CancelledError):  # the user does not want to wait for it
-                await asyncio.to_thread(begun.log.wait)
+                await begun.log.wait_async()
         if outcome.state == CANCELLED:
             is_restored = self._restore_older_run()
             if outcome.reason == STOPPED_AT_ONCE and not is_restored and begun.folder.has_checkpoint():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -45,7 +48,8 @@ class LoggingObserver(Observer):
         self._rows: SimpleQueue[tuple[int, dict[str, float]] | None] = SimpleQueue()
         self._outcome = Outcome("cancelled", "the run did not begin")
         self._has_failed = False
-        self._is_closed = threading.Event()
+        self._closed: Future[None] = Future()
+        self._closed.set_running_or_notify_cancel()  # from here on, none that waits can cancel it
         opening: Future[None] = Future()
         threading.Thread(target=self._work, args=(opened, opening), name="farflung-log", daemon=True).start()
         try:
@@ -78,10 +82,23 @@ class LoggingObserver(Observer):
 
     def wait(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait until the sink is closed; if it takes longer, give up what is left, and say so."""
-        if not self._is_closed.wait(seconds):
+        futures.wait([self._closed], seconds)
+        self._give_up_after(seconds)
+
+    async def wait_async(self) -> None:
+        """As `wait`, on an event loop; if this is cancelled, what is left is given up at once."""
+        began, closed = time.monotonic(), asyncio.wrap_future(self._closed)
+        try:
+            await asyncio.wait([closed], timeout=CLOSE_SECONDS)
+        finally:
+            closed.cancel()  # its loop may be closed by the time that the sink is
+            self._give_up_after(time.monotonic() - began)
+
+    def _give_up_after(self, seconds: float) -> None:
+        if not self._closed.done():
             left = count_of(max(0, self._rows.qsize() - 1), "row")
             self._warn(
-                f"warning: the log was not closed within {seconds:g} s and is given up: it may lack {left}"
+                f"warning: the log was not closed within {seconds:.2g} s and is given up: it may lack {left}"
                 " and how the run ended; metrics.jsonl in the run folder has all of them"
             )
 
@@ -101,7 +118,7 @@ class LoggingObserver(Observer):
             if not self._has_failed:
                 self._guard(lambda row=row: sink.add(*row))  # type: ignore[misc]
         self._guard(lambda: sink.close(self._outcome))
-        self._is_closed.set()
+        self._closed.set_result(None)
 
     def _guard(self, write: Callable[[], None]) -> None:
         try:

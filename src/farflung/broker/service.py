@@ -140,6 +140,7 @@ class BrokerService:
         self._timeouts = timeouts
         self._started = time.monotonic()
         self._started_at = time.time()
+        self._version = version("farflung")
         self._store = store
         self._journal = Journal(store)
         self._relay_mbps = relay_mbps
@@ -191,8 +192,6 @@ class BrokerService:
 
         Raises
         ------
-        ConnectionFailed
-            The pages cannot be served where they should.
         StoreError
             A decision cannot be stored, or another broker took over.
         FarflungError
@@ -275,13 +274,13 @@ class BrokerService:
         )
 
     async def _show(self, pages: Pages) -> None:
-        """Show the status to viewers; if that breaks, the broker goes on without it."""
+        """Show the status to viewers. If that cannot be or breaks, the broker goes on without it."""
         try:
             await pages(self._status)
-        except FarflungError:
-            raise
+        except FarflungError as error:
+            _log.warning("there is no page of the fleet: %s", error)
         except Exception:
-            _log.exception("the pages have ended, the broker goes on: restart it to have them again")
+            _log.exception("the page of the fleet has ended: restart the broker to have it again")
 
     async def _until_replaced(self) -> None:
         await self._replaced
@@ -389,7 +388,7 @@ class BrokerService:
             self._dispatcher.state,
             sightings,
             self._reports.all(),
-            version("farflung"),
+            self._version,
             now - self._started,
             self._timeouts.listed(),
             self._relay_mbps,

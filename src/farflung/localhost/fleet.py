@@ -221,7 +221,7 @@ class LocalFleet(FleetProcesses):
     ) -> None:
         super().__init__(logs)
         self._count = workers
-        self._broker_options = (*NO_SURVEY, *(("--web", web) if web else ()))
+        self._broker_options = (*NO_SURVEY, *(("--web", web, "--web-token", "") if web else ()))
         self._bases = [word for base in bases for word in ("--base", base)]
         self._memory_bytes = share_of_memory(workers) if memory_bytes is None else memory_bytes
         self._emulated_tflops = emulated_tflops

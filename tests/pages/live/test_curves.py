@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pages.live.statuses import job
 
-from farflung.pages.live.curves import MOST_JOBS, MOST_POINTS, Curves, JobCurve
+from farflung.pages.live.curves import MOST_POINTS, Curves, JobCurve
 
 
 @given(st.lists(st.integers(1, 50), max_size=60))
@@ -36,10 +36,10 @@ def test_a_long_curve_gets_coarser_and_keeps_its_beginning() -> None:
     assert min(gaps) >= curve.every / 2
 
 
-def test_only_the_newest_jobs_have_curves_and_none_before_the_first_step() -> None:
+def test_only_jobs_that_are_listed_have_curves_and_none_before_the_first_step() -> None:
     curves = Curves()
-    for number in range(MOST_JOBS + 5):
-        waiting = [job(step=0, id="waiting")]
-        curves.add([*waiting, job(id=f"job-{number}")], float(number))
-    assert len(curves.of_jobs) == MOST_JOBS
-    assert not {"job-0", "waiting"} & curves.of_jobs.keys()
+    curves.add([job(id="job-1"), job(id="job-2"), job(step=0, id="waiting")], 1.0)
+    assert curves.of_jobs.keys() == {"job-1", "job-2"}
+    curves.add([job(step=4, id="job-2")], 2.0)
+    assert curves.of_jobs.keys() == {"job-2"}
+    assert curves.of_jobs["job-2"].step == [3, 4]

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from tests.pages.live.statuses import job, status, worker
 
 from farflung.pages.live.feed import Feed
@@ -80,3 +81,22 @@ def test_a_viewer_of_an_earlier_broker_misses_nothing() -> None:
         assert picture(await anext(feed.events(number)))["status"]["jobs"][0]["step"] == 7
 
     asyncio.run(seen())
+
+
+def test_a_look_that_fails_is_logged_once_and_the_next_one_counts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("farflung.pages.live.feed.SECONDS", 0.01)
+
+    async def seen() -> None:
+        broker = Broker()
+        fails = iter([True] * 5)
+        monkeypatch.setattr(broker, "_status", lambda: 1 / 0 if next(fails, False) else broker.says)
+        monkeypatch.setattr(broker.feed, "_status", lambda: broker._status())
+        running = asyncio.create_task(broker.feed.run())
+        async with asyncio.timeout(30):
+            assert picture(await anext(broker.feed.events()))["status"]["jobs"][0]["step"] == 1
+        running.cancel()
+
+    asyncio.run(seen())
+    assert len(caplog.records) == 1

@@ -91,12 +91,30 @@ def test_a_page_that_cannot_be_is_one_clear_line_before_anything_begins(tmp_path
         used = f"127.0.0.1:{other.getsockname()[1]}"
         assert used in on.fails("desk", "train", "net.py", "--local", "2", "--web", used)
         assert "--web is for --local" in on.fails("desk", "train", "net.py", "--web", used)
+        other_address = on.fails("desk", "train", "net.py", "--local", "2", "--web", "0.0.0.0:7701")
+        assert "an address of this machine" in other_address
         assert "give --web-token" in on.fails("hub", "broker", "--listen", on.address, "--web", "0.0.0.0:0")
         assert used in on.fails("hub", "broker", "--listen", on.address, "--web", used)
 
 
+def test_a_link_with_the_token_opens_the_page_from_another_site(tmp_path: Path) -> None:
+    """A click in somebody's mail comes from another site, to which a browser sends no strict cookie."""
+    token = "a-token-of-16-characters-or-more"
+    with machines(tmp_path) as on, held_port() as port:
+        page = f"127.0.0.1:{port}"
+        arguments = ["broker", "--listen", on.address, "--no-survey", "--web", page, "--web-token", token]
+        broker = on.start("hub", *arguments)
+        broker.says("the page of the fleet is at", page)
+        mail = tmp_path / "mail.html"
+        mail.write_text(f'<a href="http://{page}/?token={token}">look</a>')
+        with opened(mail) as found:
+            found.page.locator("a").click()
+            found.page.get_by_text("0 here").wait_for()
+        broker.stop()
+
+
 def test_hostile_names_show_as_text(tmp_path: Path) -> None:
-    """A submitter chooses the name of its job, a worker the name of its site."""
+    """A worker chooses the name of its site."""
     hostile = "<img src=x onerror='window.owned=1'>"
     with machines(tmp_path) as on, held_port() as port:
         page = f"127.0.0.1:{port}"

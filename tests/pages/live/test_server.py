@@ -104,7 +104,7 @@ def test_prometheus_reads_the_fleet_with_names_as_they_are() -> None:
 def test_no_path_reaches_the_disk_and_nothing_can_be_changed() -> None:
     async def seen() -> None:
         async with served(fleet) as port:
-            for path in ("/../server.py", "/%2e%2e/server.py", "/static/live.js", "//etc/passwd", "/docs"):
+            for path in ("/../server.py", "/%2e%2e/server.py", "/live.js/../server.py"):
                 assert (await ask(port, path))[0] == 404, path
             for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
                 assert (await ask(port, "/api/v1/status", method, Content_Length="0"))[0] == 405
@@ -116,7 +116,8 @@ def test_no_path_reaches_the_disk_and_nothing_can_be_changed() -> None:
 def test_only_names_of_this_machine_are_answered_so_that_no_domain_can_point_here() -> None:
     async def seen() -> None:
         async with served(fleet) as port:
-            for host in (f"localhost:{port}", "localhost", "127.0.0.1", f"[::1]:{port}", "[::1]"):
+            own = ("localhost", "127.0.0.1", "127.0.0.2", "[::1]")
+            for host in (*own, *(f"{name}:{port}" for name in own)):
                 assert (await ask(port, "/", Host=host))[0] == 200, host
             for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil"):
                 assert (await ask(port, "/api/v1/status", Host=host))[0] == 403, host
@@ -135,7 +136,7 @@ def test_a_token_opens_the_page_once_and_then_a_cookie_does() -> None:
             cookie = headers["set-cookie"]
             assert (code, headers["location"]) == (303, "/")
             assert "HttpOnly" in cookie
-            assert "SameSite=strict" in cookie
+            assert "SameSite=lax" in cookie
             assert (await ask(port, "/", Cookie=cookie.partition(";")[0]))[0] == 200
 
     asyncio.run(seen())
@@ -146,7 +147,8 @@ def test_a_token_opens_the_page_once_and_then_a_cookie_does() -> None:
     [
         ("0.0.0.0:7701", "", "give --web-token"),
         ("[::]:7701", "", "give --web-token"),
-        ("127.0.0.1:7701", "short", "at least 16 characters"),
+        ("127.0.0.1:7701", "short", "must be 16 to 256 letters"),
+        ("127.0.0.1:7701", "sixteen-or-more-\u00e9", "must be 16 to 256 letters"),
         ("127.0.0.1:port", "", "port"),
     ],
 )
@@ -186,6 +188,38 @@ def test_a_viewer_that_never_reads_is_dropped_and_others_see_on(monkeypatch: pyt
             silent.close()
 
     asyncio.run(seen())
+
+
+def test_silent_connections_are_hung_up_on_and_take_few_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+
+    async def seen() -> None:
+        async with served(fleet, TOKEN) as port:
+            silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+            try:
+                await until(lambda: sum(_is_held(one, port) for one in silent) <= 20)
+                await until(lambda: not any(_is_held(one, port) for one in silent))
+                assert (await ask(port, "/api/v1/status", Authorization=f"Bearer {TOKEN}"))[0] == 200
+            finally:
+                for one in silent:
+                    one.close()
+
+    asyncio.run(seen())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds, and then for what the server does of it."""
+    async with asyncio.timeout(30):
+        while True:
+            await asyncio.sleep(0.05)
+            if holds():
+                return
+
+
+def test_own_addresses_need_no_token() -> None:
+    for address in ("localhost:7701", "127.0.0.2:7701", "[::1]:7701"):
+        check_pages(address, "")
 
 
 def _is_held(viewer: socket.socket, port: int) -> bool:

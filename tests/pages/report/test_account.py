@@ -43,7 +43,38 @@ def test_the_time_between_two_parts_of_a_run_is_no_part_of_either(tmp_path: Path
     run.event(101, "resumed", step=1, place="there")
     run.step(2, 105.0, attempt=2)
     run.ended(106)
-    assert dict(account(read_run(run.path))) == {"training steps": 6.0, "ending": 2.0, "not running": 98.0}
+    assert dict(account(read_run(run.path))) == {
+        "training steps": 6.0,
+        "ending": 2.0,
+        "this process was away": 98.0,
+    }
+
+
+def test_time_that_no_row_tells_of_is_called_so(tmp_path: Path) -> None:
+    run = Writer(tmp_path / "run")
+    run.event(0, "submitted", name="gpt", broker="127.0.0.1:7700")
+    run.step(1, 100.0)
+    run.event(101, "left", reason="you detached")
+    run.step(2, None)
+    run.event(4000, "returned", job="job-1", kept=1, step=2)
+    run.step(3, 4001.0)
+    run.ended(4002)
+    shares = dict(account(read_run(run.path)))
+    assert shares == {
+        "training steps": 101.0,
+        "this process was away": 3899.0,
+        "steps whose times are not known": 2.0,
+    }
+
+
+def test_a_move_in_order_is_no_fault(tmp_path: Path) -> None:
+    run = Writer(tmp_path / "run")
+    run.step(1, 1.0)
+    run.event(2, "rolled back", attempt=1, unit=1, step=1, done=1, reason="a better plan", in_order=True)
+    run.event(5, "running", loading_seconds=1.0)
+    run.step(2, 6.0, attempt=2)
+    run.ended(6)
+    assert dict(account(read_run(run.path))) == {"training steps": 1.0, "moving to another plan": 4.0}
 
 
 @given(

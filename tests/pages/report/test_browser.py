@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pages.report.runs import Writer, change, run_with_a_fault
+from tests.pages.report.runs import BEGAN, Writer, change, run_with_a_fault
 from tests.support.browser import Opened, opened
 
+from farflung.client.output.records import ValidationRow
 from farflung.pages.report.page import write_page
 
 pytestmark = pytest.mark.processes
@@ -114,6 +115,31 @@ def test_hostile_names_show_as_text(tmp_path: Path) -> None:
         assert page.evaluate("window.owned") is None
         assert page.locator("img").count() == 0
         assert went_well(found, file)
+
+
+def test_metrics_may_have_any_name_in_one_run_of_two(tmp_path: Path) -> None:
+    other = Writer(tmp_path / "other")
+    names = {"constructor": 1.0, "toString": 2.0, "__proto__": 3.0}
+    other.folder.add_validation(ValidationRow(1, 2.0, names, 1, BEGAN + 1))
+    other.ended(2)
+    file = page_of(run_with_a_fault(tmp_path / "run"), other.path)
+    with opened(file) as found:
+        titles = found.page.locator(".chart h3").all_inner_texts()
+        assert {"accuracy", "constructor", "toString"} <= {*titles}
+        assert found.page.locator("#unread").count() == 0
+        assert went_well(found, file)
+
+
+def test_beside_an_older_run_the_plan_goes_by_steps(tmp_path: Path) -> None:
+    older = Writer(tmp_path / "older")
+    for step in (1, 2, 3, 4, 5, 6):
+        older.step(step, None)
+    older.ended(9)
+    file = page_of(run_with_a_fault(tmp_path / "run"), older.path)
+    with opened(file) as found:
+        for position, workers in ((1000, ["home", "attic"]), (170, ["home", "lab"])):
+            move_to(found.page, position)
+            assert found.page.locator("#plan .run-0 strong").all_inner_texts() == workers
 
 
 def test_a_page_holds_no_run_at_all(tmp_path: Path) -> None:

@@ -56,3 +56,10 @@ def test_a_link_has_the_rate_of_whole_steps_and_the_busiest_links_stay() -> None
     assert curves.pairs[0] == ("hub", f"leaf-{MOST_LINKS + 10:03d}")
     assert curves.mbps[0] == [pytest.approx(1000 * (MOST_LINKS + 10) * 8 / 0.5 / 1e6)]
     assert curves.ratio[0] == [4.0]
+
+
+def test_bytes_of_steps_without_a_time_are_in_no_rate() -> None:
+    known = step_row(1, 1.0)
+    unknown = msgspec.structs.replace(step_row(2, None), seconds=None)
+    once, twice = link_curves([known]), link_curves([known, unknown])
+    assert twice.mbps[0][0] == once.mbps[0][0]

@@ -62,7 +62,7 @@ def test_every_kind_of_event_has_words_and_an_unknown_one_none(tmp_path: Path) -
         (4, "fault", "values on a -> b were not finite"),
         (5, "note", "checkpoint of step 5"),
         (5, "fault", "the checkpoint of step 5 was not saved: disk full"),
-        (4, "change", "from step 6 on the model is cut in another way"),
+        (5, "change", "from step 6 on the model is cut in another way"),
         (5, "change", "the job moves to another plan: 0.4 s a step, not 0.9 s"),
-        (4, "end", "this process ended, and the broker holds the job: you detached"),
+        (5, "end", "this process ended, and the broker holds the job: you detached"),
     ]

@@ -89,8 +89,11 @@ def test_a_run_of_10000_steps_is_below_two_megabytes(tmp_path: Path) -> None:
     page = write_page([run.path, run.path], tmp_path / "page.html")
     assert page.bytes < MOST_BYTES
     first, _ = embedded(Path(page.file).read_text())["runs"]
-    assert (first["curves"]["step"][-1], len(first["plans"])) == (10_000, 300)
-    assert "of 400 plans the page has the newest 300" in first["warnings"]
+    assert (first["curves"]["step"][-1], len(first["plans"])) == (10_000, 400)
+    kept = len(first["codecs"])
+    assert 100 < kept < 1000
+    assert first["codecs"][-1]["step"] == 10_000
+    assert f"of 1000 changes of codecs the page has the newest {kept}" in first["warnings"]
 
 
 def test_bad_input_is_one_clear_line_and_writes_nothing(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from tests.pages.report.runs import Writer, run_with_a_fault
 
+from farflung.client.output.run_folder import RunFolder
 from farflung.errors import JobError
 from farflung.pages.report.recorded import read_run
 
@@ -32,7 +34,7 @@ def test_what_was_cut_off_or_is_damaged_is_left_out_and_said(tmp_path: Path) -> 
     assert len(run.events) == 7
     assert run.state == "broken off"
     assert sorted(run.warnings) == [
-        "2 rows of events.jsonl cannot be read, and are left out",
+        "left out 2 rows of events.jsonl that cannot be read",
         "run.json cannot be read: it is damaged, or of a newer farflung",
         "summary.json cannot be read",
         "the last row of metrics.jsonl was cut off, and is left out",
@@ -51,6 +53,47 @@ def test_a_run_of_an_older_version_has_no_times(tmp_path: Path) -> None:
     assert not found.has_times
     assert [row.step for row in found.steps] == [1]
     assert "older farflung" in found.warnings[0]
+
+
+def test_steps_that_a_run_went_back_behind_do_not_count_even_if_it_was_cut_off_then(tmp_path: Path) -> None:
+    run = Writer(tmp_path / "run")
+    for step in (1, 2, 3):
+        run.step(step, float(step))
+    run.evaluation(3, 3.5, 4.0)
+    run.event(4, "rolled back", attempt=1, unit=1, step=1, done=3, reason="lab was lost")
+    run.folder.close()
+    found = read_run(run.path)
+    assert [row.step for row in found.rows] == [1]
+    assert len(found.all_rows) == 4
+
+
+def test_looking_at_a_folder_does_not_keep_a_run_from_it(tmp_path: Path) -> None:
+    folder = run_with_a_fault(tmp_path / "run")
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            read_run(folder)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(200):
+            RunFolder.reopen(folder).close()
+    finally:
+        over.set()
+        looking.join()
+
+
+def test_a_folder_that_may_not_be_entered_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)  # root may enter every folder
+    with pytest.raises(JobError, match=r"cannot read the run in .*Permission denied"):
+        read_run(tmp_path)
 
 
 def test_a_run_that_goes_on_is_read_and_not_disturbed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.errors import JobError
+from farflung.errors import ConnectionFailed, JobError
 
 if TYPE_CHECKING:
     from farflung.broker.service import Pages
@@ -38,7 +38,7 @@ def pages_at(address: str, token: str) -> Pages:
     JobError
         What serves it is not installed.
     ConnectionFailed
-        The address may not be used so.
+        The address may not be used so, or its port is in use.
     """
     try:
         from farflung.pages.live.server import check_pages, serve_pages
@@ -46,6 +46,7 @@ def pages_at(address: str, token: str) -> Pages:
         missing = f"--web needs {error.name}, which is not installed"
         raise JobError(f"{missing}: pip install 'farflung[web]'") from None
     check_pages(address, token)
+    _require_free(address)
     return partial(serve_pages, address, token=token)
 
 
@@ -55,14 +56,28 @@ def require_pages(address: str, is_local: bool) -> None:
     Raises
     ------
     JobError
-        The run is not local, or what serves the page is not installed.
+        The run is not local, the address is not, or what serves the page is not installed.
     ConnectionFailed
-        The port is in use, or others could reach it.
+        The port is in use.
     """
+    from farflung.transport.net.addresses import is_loopback, parse_address
+
     if not is_local:
         raise JobError("--web is for --local: a broker shows its page by `farflung broker --web HOST:PORT`")
+    host, port = parse_address(address)
+    if not is_loopback(host) or not port:
+        raise JobError(
+            f"expected an address of this machine and a port, found --web {address}: try 127.0.0.1:7701"
+        )
+    pages_at(address, "")
+
+
+def _require_free(address: str) -> None:
     from farflung.transport.net.addresses import parse_address
     from farflung.transport.net.sockets import require_free
 
-    pages_at(address, "")
-    asyncio.run(require_free(*parse_address(address)))
+    try:
+        asyncio.run(require_free(*parse_address(address)))
+    except ConnectionFailed as error:
+        cause = str(error).partition(":")[0] if "in use" in str(error) else str(error)
+        raise ConnectionFailed(f"--web {address}: {cause}; choose another address") from None

@@ -140,12 +140,17 @@ def read_rows(path: Path, *kinds: type[Row]) -> Iterator[Row]:
     OSError
         The file cannot be read.
     """
-    decoders = [msgspec.json.Decoder(kind) for kind in kinds]
     with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):  # a killed process left it; the next row replaces it
-                return
-            for decoder in decoders:
-                with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                    yield decoder.decode(line)
-                    break
+        yield from rows_in(file, *kinds)
+
+
+def rows_in(lines: Iterable[bytes], *kinds: type[Row]) -> Iterator[Row]:
+    """The same of lines with their ends; one without was left by a killed process, so it ends the file."""
+    decoders = [msgspec.json.Decoder(kind) for kind in kinds]
+    for line in lines:
+        if not line.endswith(b"\n"):
+            return
+        for decoder in decoders:
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                yield decoder.decode(line)
+                break

@@ -116,6 +116,7 @@ class Recorder:
             replayers=message.replayers,
             replay_from=message.replay_from,
             newcomers=message.newcomers,
+            in_order=message.in_order,
         )
 
     async def running(self, sent_bytes: int, base: BaseBytes = NO_BASE) -> None:
@@ -198,6 +199,7 @@ class Recorder:
             step=message.step,
             done=done,
             reason=message.reason,
+            in_order=message.in_order,
         )
 
     async def recut(self, attempt: int, is_coded: bool) -> None:

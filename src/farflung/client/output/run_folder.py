@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,6 +68,7 @@ def _whole_lines(descriptor: int) -> int:
 
 
 PIECE_BYTES = 65_536
+LOOKS, LOOK_SECONDS = 10, 0.01
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
@@ -94,14 +96,10 @@ class RunFolder:
         with self._guarded():
             self._events = JsonLines(path / EVENTS)
             self._metrics = JsonLines(path / METRICS)
-        try:
-            fcntl.flock(self._events.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(self._events.descriptor):
             self._events.close()
             self._metrics.close()
-            raise JobError(
-                f"another run is writing to {path}: wait for it, or choose another --out"
-            ) from None
+            raise JobError(f"another run is writing to {path}: wait for it, or choose another --out")
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
@@ -308,14 +306,27 @@ def _require_unlocked(path: Path, cure: str = "wait, or choose another --out") -
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether a run is writing to the folder now; raises OSError if its files may not be written here."""
+    """Whether a run is writing to the folder now; raises OSError if its files may not be read.
+
+    For this a shared lock is taken for a moment, for which `_locked` waits.
+    """
     if not (path / EVENTS).exists():
         return False
-    descriptor = os.open(path / EVENTS, os.O_RDWR)
+    descriptor = os.open(path / EVENTS, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
         os.close(descriptor)
+    return False
+
+
+def _locked(descriptor: int) -> bool:
+    """Lock a file against other runs; False if one has it. A reader that only looks is gone in no time."""
+    for _ in range(LOOKS):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(LOOK_SECONDS)
     return False

@@ -7,7 +7,6 @@ import msgspec
 from farflung.protocol.viewer import JobStatus
 
 MOST_POINTS = 1000
-MOST_JOBS = 100
 
 
 class JobCurve(msgspec.Struct):
@@ -22,18 +21,17 @@ class JobCurve(msgspec.Struct):
     loss: list[float | None] = []
     every: int = 1
 
-    def add(self, step: int, at: float, loss: float | None) -> bool:
-        """Add what a job was at; returns whether there is a new point."""
+    def add(self, step: int, at: float, loss: float | None) -> None:
+        """Add what a job was at."""
         while self.step and self.step[-1] > step:
             self._cut(len(self.step) - 1)
         if self.step and step < self.step[-1] + self.every:
-            return False
+            return
         self.step.append(step)
         self.at.append(at)
         self.loss.append(loss)
         if len(self.step) > MOST_POINTS:
             self._halve()
-        return True
 
     def _halve(self) -> None:
         for column in (self.step, self.at, self.loss):
@@ -46,15 +44,15 @@ class JobCurve(msgspec.Struct):
 
 
 class Curves:
-    """The curves of the newest 100 jobs."""
+    """The curves of the jobs that a status lists."""
 
     def __init__(self) -> None:
         self.of_jobs: dict[str, JobCurve] = {}
 
     def add(self, jobs: list[JobStatus], at: float) -> None:
-        """Add what jobs are at now; one that has not begun has no curve."""
+        """Add what jobs are at now; one that has not begun, or is not listed any more, has no curve."""
         for job in jobs:
             if job.step > 0:
                 self.of_jobs.setdefault(job.job, JobCurve()).add(job.step, at, job.loss)
-        for oldest in list(self.of_jobs)[:-MOST_JOBS]:
-            del self.of_jobs[oldest]
+        listed = {job.job for job in jobs}
+        self.of_jobs = {name: curve for name, curve in self.of_jobs.items() if name in listed}

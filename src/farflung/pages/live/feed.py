@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -10,6 +11,8 @@ import msgspec
 
 from farflung.pages.live.curves import Curves
 from farflung.protocol.messages import Status
+
+_log = logging.getLogger("farflung.pages")
 
 SECONDS = 1.0
 """Time between two pictures. Each costs the broker a look at all workers and jobs."""
@@ -34,39 +37,42 @@ class Feed:
         self._status = status
         self._clock = clock
         self._curves = Curves()
-        self._newest = b"{}"
+        self.newest = Picture(clock(), status())
+        self._event = b""
         self._number = int(clock() * 1000)  # so that numbers of an earlier process are lower
         self._seen = b""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Look each second until cancelled."""
+        """Look each second until cancelled; a look that fails is logged, and the next one follows."""
+        failure = ""
         while True:
-            self.look()
+            try:
+                self.look()
+                failure = ""
+            except Exception as error:
+                if repr(error) != failure:
+                    _log.exception("the page cannot show the newest status")
+                failure = repr(error)
             await asyncio.sleep(SECONDS)
 
     def look(self) -> None:
         """Ask for the status now."""
-        picture = Picture(self._clock(), self._status())
-        self._curves.add(picture.status.jobs, picture.at)
-        lasting = msgspec.json.encode(_without_ages(picture.status))
+        self.newest = Picture(self._clock(), self._status())
+        self._curves.add(self.newest.status.jobs, self.newest.at)
+        lasting = msgspec.json.encode(_without_ages(self.newest.status))
         if lasting == self._seen:
             return
         self._seen = lasting
-        self._newest = msgspec.json.encode(picture)
         self._number += 1
+        self._event = b"id: %d\ndata: %b\n\n" % (self._number, self.status)
         self._changed.set()
         self._changed = asyncio.Event()
 
     @property
-    def current(self) -> Status:
-        """The status now."""
-        return self._status()
-
-    @property
     def status(self) -> bytes:
-        """The newest picture, in JSON."""
-        return self._newest
+        """The newest picture, in JSON; at most a second old."""
+        return msgspec.json.encode(self.newest)
 
     @property
     def curves(self) -> bytes:
@@ -80,9 +86,9 @@ class Feed:
         """
         while True:
             changed = self._changed
-            if self._number != seen:
+            if self._number != seen and self._event:
                 seen = self._number
-                yield b"id: %d\ndata: %b\n\n" % (seen, self._newest)
+                yield self._event
                 continue
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):

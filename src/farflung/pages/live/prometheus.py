@@ -13,9 +13,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from farflung.broker.core.records import COLLECTING, LOADING, QUEUED, RUNNING
 from farflung.protocol.messages import Status
 from farflung.protocol.viewer import OVER, STATES, JobStatus
 
+JOB_STATES = (QUEUED, LOADING, RUNNING, COLLECTING, *OVER)
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -38,7 +40,7 @@ class _Fleet(Collector):
             "uptime_seconds", "Since the broker was started", [], [([], self._status.uptime_seconds)]
         )
         yield _gauge("workers", "Workers in a state", ["state"], (([one], workers[one]) for one in STATES))
-        yield _gauge("jobs", "Jobs in a state", ["state"], (([one], jobs[one]) for one in sorted(jobs)))
+        yield _gauge("jobs", "Jobs in a state", ["state"], (([one], jobs[one]) for one in JOB_STATES))
         yield from self._jobs()
         yield from self._links()
 
@@ -53,11 +55,11 @@ class _Fleet(Collector):
             ("job_waits", "1: for workers or its submitter", lambda job: bool(job.waits_for) or job.held),
         )
         for name, words, value in columns:
-            yield _gauge(name, words, ["job", "name"], ((who, value(job)) for job, who in going))
+            yield _gauge(name, words, ["job_id", "name"], ((who, value(job)) for job, who in going))
 
     def _links(self) -> Iterator[GaugeMetricFamily]:
         """Of each link that is connected."""
-        labels = ["job", "source", "target"]
+        labels = ["job_id", "source", "target"]
         views = [(view, view.report.link) for view in self._status.links]
         used = [([view.job, view.holder, view.report.peer], link) for view, link in views if link is not None]
         rates = ((who, link.rate_mbps) for who, link in used)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
+from typing import cast
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -22,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from farflung.errors import ConnectionFailed
 from farflung.pages.live import prometheus
@@ -50,10 +53,13 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+LOCALHOST = "localhost"
 COOKIE = "farflung-pages"
-LEAST_TOKEN = 16
-MOST_VIEWERS = 100
+TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+MOST_CONNECTIONS = 100
+"""More are hung up on at once, so that the page never takes many of the broker's file descriptors."""
+REQUEST_SECONDS = 10.0
+"""A connection without a whole request for so long is hung up on."""
 SLOWEST_SECONDS = 30.0
 """A viewer that takes nothing for so long is dropped."""
 
@@ -67,14 +73,15 @@ def check_pages(address: str, token: str) -> None:
         With what to do.
     """
     host, _ = parse_address(address)
-    if not token and not is_loopback(host):
+    if not token and not _is_own(host):
         raise ConnectionFailed(
             f"the page on {address} could be read by all who reach it: give --web-token, or listen on"
             " 127.0.0.1 and look at it through `ssh -L 7701:127.0.0.1:7701 THIS-MACHINE`"
         )
-    if token and len(token) < LEAST_TOKEN:
+    if token and TOKEN.fullmatch(token) is None:
         raise ConnectionFailed(
-            f"--web-token must have at least {LEAST_TOKEN} characters: `openssl rand -hex 16`"
+            "--web-token must be 16 to 256 letters, digits, dots, dashes, tildes or underscores:"
+            " `openssl rand -hex 16` makes one"
         )
 
 
@@ -95,16 +102,20 @@ async def serve_pages(address: str, status: Callable[[], Status], token: str = "
     _log.info("the page of the fleet is at http://%s/", where)
     config = uvicorn.Config(
         application(feed, token),
+        http=_Connection, ws="none", lifespan="off", timeout_graceful_shutdown=1,
         log_config=None, log_level="critical", access_log=False, server_header=False, date_header=False,
-        lifespan="off", limit_concurrency=MOST_VIEWERS, timeout_graceful_shutdown=1, ws="none",
     )  # fmt: skip
     server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    work = [asyncio.create_task(server.serve(sockets=[listening])), asyncio.create_task(feed.run())]
     try:
-        await feed.run()
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
     finally:
         server.should_exit = True
-        await serving
+        work[1].cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    for done in work:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            raise error
 
 
 def application(feed: Feed, token: str = "") -> ASGIApp:
@@ -122,7 +133,7 @@ def application(feed: Feed, token: str = "") -> ASGIApp:
         return _Stream(feed.events(seen), media_type="text/event-stream")
 
     async def metrics(_: Request) -> Response:
-        return Response(exposed(feed.current), media_type=prometheus.TYPE)
+        return Response(exposed(feed.newest.status), media_type=prometheus.TYPE)
 
     routes = [Route(path, _file(*file)) for path, file in FILES.items()]
     routes += [
@@ -164,11 +175,12 @@ class _Guard:
     def _refusal(self, request: Request) -> Response | None:
         """The answer to a request that may not pass; None if it may."""
         if not self._token:
-            own = _host_of(request) in OWN_NAMES
+            own = _is_own(_host_of(request))
             return None if own else Response("this page is for this machine only\n", 403)
         if self._is_right(request.query_params.get("token", "")):
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            # Lax, since a link in somebody's mail leads here; and nothing here can be changed.
+            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="lax")
             return answer
         scheme, _, shown = request.headers.get("authorization", "").partition(" ")
         if self._is_right(request.cookies.get(COOKIE, "")) or (scheme == "Bearer" and self._is_right(shown)):
@@ -177,6 +189,11 @@ class _Guard:
 
     def _is_right(self, shown: str) -> bool:
         return hmac.compare_digest(shown.encode(), self._token.encode())
+
+
+def _is_own(host: str) -> bool:
+    """Whether a name or an address is this machine's alone."""
+    return host == LOCALHOST or is_loopback(host)
 
 
 def _host_of(request: Request) -> str:
@@ -195,6 +212,21 @@ class _Stream(StreamingResponse):
                 await send(message)
 
         await super().stream_response(in_time)
+
+
+class _Connection(H11Protocol):
+    """Hangs up on connections beyond the limit, and on those that ask nothing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+            return
+        self._unasked = self.loop.call_later(REQUEST_SECONDS, self._hang_up_if_silent)
+
+    def _hang_up_if_silent(self) -> None:
+        if cast("object", self.cycle) is None:  # no request was read yet
+            self.transport.abort()
 
 
 class _Server(uvicorn.Server):

@@ -14,9 +14,10 @@ WAITING, LOADING, RECOVERING = (
     "loading the workers",
     "recovering from faults",
 )
-COLLECTING, ENDING, AWAY = "collecting the weights", "ending", "not running"
+COLLECTING, ENDING, MOVING = "collecting the weights", "ending", "moving to another plan"
+AWAY, UNKNOWN = "this process was away", "steps whose times are not known"
 
-LABELS = (STEPS, EVALUATING, WAITING, LOADING, COLLECTING, RECOVERING, AGAIN, ENDING, AWAY)
+LABELS = (STEPS, EVALUATING, WAITING, LOADING, COLLECTING, MOVING, RECOVERING, AGAIN, ENDING, UNKNOWN, AWAY)
 _BEGINS = ("submitted", "resumed")
 _FAULTS = ("rolled back", "regrouping", "broker lost", "links lost")
 
@@ -49,38 +50,59 @@ def _marks(run: RecordedRun) -> Iterator[tuple[float, str]]:
     """What ended at which time, in ascending order."""
     counts = {id(row) for row in run.rows}
     rows = [(row.at, row) for row in run.all_rows if row.at is not None]
+    rest = ENDING if len(rows) == len(run.all_rows) else UNKNOWN
     both: Sequence[tuple[float, StepRow | ValidationRow | Event]]
     both = sorted([*rows, *((event.at, event) for event in run.events)], key=lambda pair: pair[0])
-    is_recovering, is_collecting = False, False
+    phase = _Phase(rest)
     for at, mark in both:
         if isinstance(mark, ValidationRow):
             yield at, EVALUATING
         elif isinstance(mark, StepRow):
             yield at, STEPS if id(mark) in counts else AGAIN
-        else:
-            is_recovering = mark.event in _FAULTS or (is_recovering and mark.event not in _BEGINS)
-            if label := _label(mark, is_recovering, is_collecting):
-                yield at, label
-            is_recovering = is_recovering and mark.event != "running"
-            is_collecting = mark.event == "collecting" or (is_collecting and mark.event not in _BEGINS)
+        elif label := phase.before(mark):
+            yield at, label
 
 
-def _label(event: Event, is_recovering: bool, is_collecting: bool) -> str:
-    """What the time before an event was spent on; empty for an event beside the training."""
-    match event.event:
-        case "submitted" | "resumed":  # of the first part nothing comes before it
-            return AWAY
-        case "validated" | "validated with codecs":
-            return EVALUATING
-        case "merged":
-            return STEPS
-        case "waiting" | "planned":
-            return RECOVERING if is_recovering else WAITING
-        case "running":
-            return RECOVERING if is_recovering else LOADING
-        case "rolled back" | "regrouping" | "broker lost" | "links lost" | "returned":
-            return RECOVERING
-        case "collecting" | "ended" | "left":
-            return COLLECTING if is_collecting else ENDING
-        case _:
-            return ""
+class _Phase:
+    """What a run is at, from one event to the next. `rest` precedes its end, if nothing else is known."""
+
+    def __init__(self, rest: str) -> None:
+        self._rest = rest
+        self._again = ""
+        self._is_collecting = False
+        self._is_away = False
+
+    def before(self, event: Event) -> str:
+        """What the time before an event was spent on; empty for an event beside the training."""
+        is_begun = event.event in _BEGINS
+        if is_begun:
+            self._again, self._is_collecting = "", False
+        elif event.event in _FAULTS:
+            self._again = MOVING if event.in_order else RECOVERING
+        label = self._label(event)
+        if self._is_away and label:
+            label, self._is_away = AWAY, False
+        self._is_away |= event.event == "left"
+        self._is_collecting |= event.event == "collecting"
+        if event.event == "running":
+            self._again = ""
+        return label
+
+    def _label(self, event: Event) -> str:
+        match event.event:
+            case "submitted" | "resumed":  # of the first part nothing comes before it
+                return AWAY
+            case "validated" | "validated with codecs":
+                return EVALUATING
+            case "merged":
+                return STEPS
+            case "waiting" | "planned":
+                return self._again or WAITING
+            case "running":
+                return self._again or LOADING
+            case "rolled back" | "regrouping" | "broker lost" | "links lost" | "returned":
+                return self._again or RECOVERING
+            case "collecting" | "ended" | "left":
+                return COLLECTING if self._is_collecting else self._rest
+            case _:
+                return ""

@@ -76,6 +76,7 @@ def link_curves(rows: Sequence[StepRow]) -> LinkCurves:
     pairs = sorted(carried, key=lambda pair: (-carried[pair], pair))[:MOST_LINKS]
     groups = list(_groups(rows, MOST_LINK_POINTS))
     sums = [_sums(group) for group in groups]
+    timed = [_sums(row for row in group if row.seconds is not None) for group in groups]
     times = [math.fsum(_known(row.seconds for row in group)) for group in groups]
     return LinkCurves(
         step=[group[-1].step for group in groups],
@@ -83,7 +84,7 @@ def link_curves(rows: Sequence[StepRow]) -> LinkCurves:
         mbps=[
             [
                 _quotient(found.get(pair, (0, 0))[1] * 8e-6, time)
-                for found, time in zip(sums, times, strict=True)
+                for found, time in zip(timed, times, strict=True)
             ]
             for pair in pairs
         ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -18,14 +18,15 @@ from farflung.pages.report.curves import (
     rounded,
     step_curves,
 )
-from farflung.pages.report.happenings import Happening, happenings
+from farflung.pages.report.happenings import Happening, happenings, reached
 from farflung.pages.report.recorded import Event, RecordedRun
+from farflung.protocol.submitter import CodecChange
 from farflung.text import format_bytes, format_seconds, format_utc
 
-MOST_HAPPENINGS = 2000
-MOST_PLANS = 300
-MOST_CODEC_CHANGES = 300
-"""Of more a page has the newest, so that it stays small."""
+MOST_BYTES = 200_000
+"""So large is each list of a page at most, roughly; it keeps the newest items."""
+MOST_REASON = 300
+MOST_METRICS = 16
 Item = TypeVar("Item")
 
 
@@ -56,18 +57,20 @@ class SegmentOfPlan(msgspec.Struct, frozen=True):
 
 
 class PlanInForce(msgspec.Struct, frozen=True):
-    """The plan of an attempt, from a Unix time on; `codecs` are those with which it began."""
+    """The plan of an attempt, from a Unix time and a step on; `codecs` are those with which it began."""
 
     at: float
+    step: int
     attempt: int
     segments: list[SegmentOfPlan]
     codecs: list[LinkState]
 
 
 class CodecsInForce(msgspec.Struct, frozen=True):
-    """Codecs that change at a Unix time."""
+    """Codecs that change at a Unix time, after a step."""
 
     at: float
+    step: int
     changes: list[LinkState]
 
 
@@ -101,6 +104,7 @@ def document_of(run: RecordedRun) -> RunDocument:
     """What a page shows of a run."""
     steps, warnings = run.steps, list(run.warnings)
     times = sorted((row.at, row.step) for row in steps if row.at is not None)
+    at_steps = reached(run.events, times)
     return RunDocument(
         title=_title(run),
         folder=str(run.folder),
@@ -112,24 +116,42 @@ def document_of(run: RecordedRun) -> RunDocument:
         curves=step_curves(steps),
         links=link_curves(steps),
         evaluations=_evaluations(run),
-        happenings=_newest(happenings(run.events, times), MOST_HAPPENINGS, "events", warnings),
-        plans=_newest(_plans(run.events), MOST_PLANS, "plans", warnings),
-        codecs=_newest(_codecs(run.events), MOST_CODEC_CHANGES, "changes of codecs", warnings),
+        happenings=_newest(happenings(run.events, at_steps), "events", _size_of_words, warnings),
+        plans=_newest(_plans(run.events, at_steps), "plans", _size_of_plan, warnings),
+        codecs=_newest(_codecs(run.events, at_steps), "changes of codecs", _size_of_codecs, warnings),
         account=[(share.label, rounded(share.seconds)) for share in account(run)],
         warnings=warnings,
     )
 
 
-def _newest(items: list[Item], most: int, what: str, warnings: list[str]) -> list[Item]:
-    if len(items) > most:
-        warnings.append(f"of {len(items)} {what} the page has the newest {most}")
-    return items[-most:]
+def _newest(items: list[Item], what: str, size: Callable[[Item], int], warnings: list[str]) -> list[Item]:
+    """The newest of the items that together have about 200 kB on the page."""
+    left = MOST_BYTES
+    for count, item in enumerate(reversed(items)):
+        left -= size(item)
+        if left < 0:
+            warnings.append(f"of {len(items)} {what} the page has the newest {count}")
+            return items[len(items) - count :]
+    return items
 
 
-def _plans(events: Sequence[Event]) -> list[PlanInForce]:
+def _size_of_words(happening: Happening) -> int:
+    return 50 + len(happening.words)
+
+
+def _size_of_plan(plan: PlanInForce) -> int:
+    return 80 * len(plan.segments) + 100 * len(plan.codecs)
+
+
+def _size_of_codecs(changed: CodecsInForce) -> int:
+    return sum(100 + len(one.reason) for one in changed.changes)
+
+
+def _plans(events: Sequence[Event], steps: Sequence[int]) -> list[PlanInForce]:
     return [
         PlanInForce(
             event.at,
+            step,
             event.attempt or 0,
             [
                 SegmentOfPlan(one.segment, one.workers, one.nodes, one.parameter_bytes)
@@ -137,19 +159,21 @@ def _plans(events: Sequence[Event]) -> list[PlanInForce]:
             ],
             [LinkState(link.source, link.target, link.codec) for link in event.codecs],
         )
-        for event in events
+        for event, step in zip(events, steps, strict=True)
         if event.event == "planned" and event.placements
     ]
 
 
-def _codecs(events: Sequence[Event]) -> list[CodecsInForce]:
+def _codecs(events: Sequence[Event], steps: Sequence[int]) -> list[CodecsInForce]:
     return [
-        CodecsInForce(
-            event.at, [LinkState(one.source, one.target, one.codec, one.reason) for one in event.changes]
-        )
-        for event in events
+        CodecsInForce(event.at, step, [_link(change) for change in event.changes])
+        for event, step in zip(events, steps, strict=True)
         if event.event == "codecs" and event.changes
     ]
+
+
+def _link(change: CodecChange) -> LinkState:
+    return LinkState(change.source, change.target, change.codec, change.reason[:MOST_REASON])
 
 
 def _title(run: RecordedRun) -> str:
@@ -164,16 +188,17 @@ def _evaluations(run: RecordedRun) -> dict[str, list[Point]]:
     for row in run.rows:
         if isinstance(row, ValidationRow):
             values = {VALIDATION: row.validation_loss, **row.metrics}
+            of = " of the first replica" if row.of_first_replica else ""
             for name, value in values.items():
                 if value is not None:
-                    found.setdefault(name, []).append(Point(row.step, row.at, rounded(value)))
+                    found.setdefault(f"{name}{of}", []).append(Point(row.step, row.at, rounded(value)))
     coded: dict[int, Point] = {}  # a step that was done again was evaluated again
     for event in run.events:
         if event.event == "validated with codecs" and event.loss is not None and event.step is not None:
             coded[event.step] = Point(event.step, event.at, rounded(event.loss))
     if coded:
         found[WITH_CODECS] = [coded[step] for step in sorted(coded)]
-    return {name: _some(points) for name, points in found.items()}
+    return {name: _some(found[name]) for name in [*found][:MOST_METRICS]}
 
 
 def _some(points: list[Point]) -> list[Point]:

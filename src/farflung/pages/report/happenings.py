@@ -9,9 +9,6 @@ import msgspec
 from farflung.pages.report.recorded import Event
 from farflung.text import and_more, count_of, format_seconds
 
-FAULTS = ("rolled back", "regrouping", "broker lost", "links lost", "not finite", "checkpoint failed")
-"""Events that go with something that went wrong."""
-
 
 class Happening(msgspec.Struct, frozen=True):
     """An event: its Unix time, the steps that were done, a kind (fault, change, note or end) and words."""
@@ -22,12 +19,12 @@ class Happening(msgspec.Struct, frozen=True):
     words: str
 
 
-def happenings(events: Sequence[Event], step_times: Sequence[tuple[float, int]]) -> list[Happening]:
-    """The events that a page lists, in order; evaluations are in its curves.
+def reached(events: Sequence[Event], step_times: Sequence[tuple[float, int]]) -> list[int]:
+    """The steps that were done at each event.
 
     `step_times` are the ends of steps in ascending order of time: Unix seconds, and the step's number.
     """
-    found: list[Happening] = []
+    found: list[int] = []
     step, following = 0, iter(step_times)
     upcoming = next(following, None)
     for event in events:
@@ -35,8 +32,18 @@ def happenings(events: Sequence[Event], step_times: Sequence[tuple[float, int]])
             step, upcoming = upcoming[1], next(following, None)
         if event.event in ("rolled back", "resumed") and event.step is not None:
             step = event.step
-        found += (Happening(event.at, _step(event, step), kind, words) for kind, words in _words(event))
+        found.append(_step(event, step))
+        step = max(step, found[-1])
     return found
+
+
+def happenings(events: Sequence[Event], steps: Sequence[int]) -> list[Happening]:
+    """The events that a page lists, in order, with the steps of `reached`; evaluations are in its curves."""
+    return [
+        Happening(event.at, step, kind, words)
+        for event, step in zip(events, steps, strict=True)
+        for kind, words in _words(event)
+    ]
 
 
 def _step(event: Event, step: int) -> int:
@@ -60,9 +67,9 @@ def _words(event: Event) -> Iterator[tuple[str, str]]:
         case "rolled back":
             lost = event.done - (event.step or 0)
             again = f", and does {count_of(lost, 'step')} again" if lost > 0 else ""
-            yield "fault", f"{event.reason}. The run goes on from step {event.step}{again}"
+            yield _kind(event), f"{event.reason}. The run goes on from step {event.step}{again}"
         case "regrouping":
-            yield "fault", f"{event.reason}. {_regrouped(event)}"
+            yield _kind(event), f"{event.reason}. {_regrouped(event)}"
         case "broker lost":
             yield "fault", f"the broker at {event.broker} was lost: {event.reason}"
         case "links lost":
@@ -92,6 +99,10 @@ def _words(event: Event) -> Iterator[tuple[str, str]]:
             yield "end", f"{event.state}: {event.reason}" if event.reason else event.state
         case _:  # evaluations and merges, and what a newer version writes
             return
+
+
+def _kind(event: Event) -> str:
+    return "change" if event.in_order else "fault"
 
 
 def _planned(event: Event) -> str:

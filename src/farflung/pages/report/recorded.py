@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from farflung.client.output.history import counted, read_rows
+from farflung.client.output.history import counted, rows_in
 from farflung.client.output.records import StepRow, Summary, ValidationRow
 from farflung.client.output.run_folder import EVENTS, METRICS, SIGNS, SUMMARY, is_being_written
 from farflung.client.output.run_record import RUN, RunRecord, read_record
@@ -42,6 +42,7 @@ class Event(msgspec.Struct, frozen=True):
     workers: list[str] = []
     replayers: list[str] = []
     newcomers: list[str] = []
+    in_order: bool = False
     changes: list[CodecChange] = []
     prediction: Prediction | None = None
     placements: list[Placement] = []
@@ -87,11 +88,11 @@ def read_run(folder: Path) -> RecordedRun:
     JobError
         There is no run at that path, or nothing of it can be read.
     """
-    found = "nothing" if not folder.exists() else "another folder" if folder.is_dir() else "a file"
-    if not any((folder / sign).is_file() for sign in SIGNS):
-        raise JobError(f"expected a run folder at {folder}, found {found}: `farflung train` writes one")
     warnings: list[str] = []
     try:
+        if not any((folder / sign).is_file() for sign in SIGNS):
+            found = "nothing" if not folder.exists() else "another folder" if folder.is_dir() else "a file"
+            raise JobError(f"expected a run folder at {folder}, found {found}: `farflung train` writes one")
         events = _rows(folder / EVENTS, warnings, Event)
         rows: list[StepRow | ValidationRow] = _rows(folder / METRICS, warnings, StepRow, ValidationRow)
     except OSError as error:
@@ -103,7 +104,7 @@ def read_run(folder: Path) -> RecordedRun:
         _record(folder, warnings),
         summary,
         events,
-        counted(rows),
+        _valid(counted(rows), events),
         rows,
         state,
         reason,
@@ -116,18 +117,28 @@ def read_run(folder: Path) -> RecordedRun:
     return run
 
 
+def _valid(rows: Sequence[StepRow | ValidationRow], events: Sequence[Event]) -> list[StepRow | ValidationRow]:
+    """The rows that the run did not go back behind, even if it was cut off before it had later ones."""
+    found = list(rows)
+    for event in events:
+        if event.event == "rolled back" and event.step is not None:
+            last, ended = event.step, event.attempt or 0
+            found = [row for row in found if row.attempt > ended or row.step <= last]
+    return found
+
+
 def _rows(path: Path, warnings: list[str], *kinds: type[Row]) -> list[Row]:
     """The rows of a file; none of one that is missing. What cannot be read is counted in a warning."""
     if not path.exists():
         warnings.append(f"{path.name} is missing")
         return []
-    rows = list(read_rows(path, *kinds))
-    with path.open("rb") as file:
-        lines = [line.endswith(b"\n") for line in file]
-    if lines and not lines[-1]:
+    lines = path.read_bytes().splitlines(keepends=True)  # once: a run that goes on adds rows meanwhile
+    rows = list(rows_in(lines, *kinds))
+    whole = sum(line.endswith(b"\n") for line in lines)
+    if whole < len(lines):
         warnings.append(f"the last row of {path.name} was cut off, and is left out")
-    if strange := sum(lines) - len(rows):
-        warnings.append(f"{count_of(strange, 'row')} of {path.name} cannot be read, and are left out")
+    if strange := whole - len(rows):
+        warnings.append(f"left out {count_of(strange, 'row')} of {path.name} that cannot be read")
     return rows
 
 

@@ -37,8 +37,7 @@ class Run {
 
   /** The index of the point of the curves that shows a step; -1 before the first one. */
   pointAt(step) {
-    const index = lastUpTo(this.curves.step, step);
-    return index;
+    return lastUpTo(this.curves.step, step);
   }
 
   /** The plan in force at a moment, with the codec of each link then; null before the first one. */
@@ -66,10 +65,10 @@ class Moment {
     return this.byTime ? run.stepAt(this.value) : Math.min(this.value, run.steps);
   }
 
-  /** Whether something with a time has happened; without times of steps, all that is not at a later step has. */
+  /** Whether something with a time and a step has happened. */
   isReached(run, item) {
     if (this.byTime) return item.elapsed === null || item.elapsed <= this.value;
-    return item.step === undefined || item.step <= this.value;
+    return item.step <= this.value;
   }
 
   words(run) {

@@ -20,7 +20,7 @@ function columnLine(run, column, scale, label = "") {
 }
 
 function evaluationLine(run, name, label = "", dash = undefined) {
-  const points = run.evaluations[name] ?? [];
+  const points = Object.hasOwn(run.evaluations, name) ? run.evaluations[name] : [];
   return { run, label, dash, dots: true, step: points.map((point) => point.step),
     elapsed: points.map((point) => point.elapsed), y: points.map((point) => point.value) };
 }

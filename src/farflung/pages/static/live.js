@@ -3,6 +3,7 @@
 const SHOWN_JOBS = 5;
 const OVER = ["done", "failed", "cancelled"];
 const SHOWN_LEFT = 5;
+const MOST_POINTS = 1500;
 
 const place = (id) => document.getElementById(id);
 const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
@@ -56,6 +57,7 @@ class JobCard {
     step.push(job.step);
     times.push(at);
     loss.push(job.loss);
+    if (step.length > MOST_POINTS) this.curve = thinned(this.curve);
   }
 
   #draw(job) {
@@ -77,6 +79,11 @@ class JobCard {
       series: [{ label: "step" }, { label: "loss", stroke: colour("first"), width: 2, value: (_, value) => digits(value, 6) }],
     }, [this.curve.step, this.curve.loss], this.chart);
   }
+}
+
+/** Every second point of a curve. */
+function thinned(curve) {
+  return Object.fromEntries(["step", "at", "loss"].map((name) => [name, curve[name].filter((_, index) => index % 2 === 0)]));
 }
 
 function conditionOf(job) {
@@ -108,7 +115,7 @@ class Page {
     this.at = null;
   }
 
-  /** Begin with the curves that the broker has seen, if it has any. */
+  /** Take the curves that the broker has seen: it saw more than a page that was closed or away. */
   remember(curves) {
     for (const [job, curve] of Object.entries(curves)) this.#card({ job, name: job }).curve = curve;
   }
@@ -116,6 +123,8 @@ class Page {
   show({ at, status }) {
     this.at = at;
     place("broker").textContent = `broker ${status.version}, as of ${clock(at)}`;
+    const listed = new Set(status.jobs.map((job) => job.job));
+    for (const job of this.cards.keys()) if (!listed.has(job)) this.cards.delete(job);
     this.#jobs(status.jobs, at);
     this.#workers(status.workers, at);
     this.#links(status);
@@ -175,11 +184,15 @@ function trouble(words) {
   place("trouble").textContent = words;
 }
 
-async function show() {
-  const page = new Page();
+async function remember(page) {
   const answer = await fetch("/api/v1/curves");
   if (answer.ok) page.remember(await answer.json());
+}
+
+function show() {
+  const page = new Page();
   const source = new EventSource("/api/v1/events");
+  source.onopen = () => remember(page).catch(() => {}); // the next picture says it if the broker is gone
   source.onmessage = (event) => { page.show(JSON.parse(event.data)); trouble(""); };
   source.onerror = () => {
     const of = page.at === null ? "" : `: what you see is of ${clock(page.at)}`;
@@ -190,4 +203,4 @@ async function show() {
   addEventListener("resize", () => page.redraw());
 }
 
-show().catch(() => trouble("The broker does not answer: load this page again when it is back"));
+show();

@@ -38,8 +38,7 @@ function show() {
   at("summary").append(...runs.map(summaryOf));
   at("account").append(...runs.map(accountOf));
   at("numbers").append(...runs.map(numbersOf));
-  at("main").hidden = false;
-  at("unread").remove();
+  at("main").hidden = false; // charts need its width
 
   const charts = new Charts(at("charts"), runs);
   const events = runs.map((run) => eventsOf(run, () => replay));
@@ -57,6 +56,7 @@ function show() {
   addEventListener("resize", () => charts.resize());
   draw();
   replay.begin();
+  at("unread").remove();
 }
 
 show();

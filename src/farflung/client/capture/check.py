@@ -176,6 +176,17 @@ def _samples(graph: Graph, microbatch_size: int) -> tuple[int, str]:
     return samples, ""
 
 
+def unaffordable(graph: Graph, samples: int) -> str:
+    """Why a microbatch should not be computed on this machine; empty if it may."""
+    operations = sum(flops(node, graph.values, samples) for node in graph.nodes)
+    if operations > MOST_OPERATIONS:
+        return f"a microbatch takes {operations:.1e} operations, at most {MOST_OPERATIONS:.0e} are spent"
+    needed, free = _needed_bytes(graph, samples), psutil.virtual_memory().available
+    if needed > _FREE_SHARE * free:
+        return f"a microbatch takes {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+    return ""
+
+
 def _needed_bytes(graph: Graph, samples: int) -> int:
     """Memory of a comparison: two sets of gradients, copies of buffers, and one tape."""
     sizes = [value_type.bytes(samples) for value_type in graph.values]

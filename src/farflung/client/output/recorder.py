@@ -273,6 +273,10 @@ class Recorder:
         self.metrics.monitored = tuple(message.monitored)
         await self._record("collecting", step=message.step, state=message.state, reason=message.reason)
 
+    async def checked(self, step: int, reported: float, loss: float | None, seconds: float) -> None:
+        """The loss of the weights of a step was compared with the reported one; None if it could not be."""
+        await self._record("checked", step=step, reported=reported, loss=loss, seconds=seconds)
+
     def close(self, outcome: Outcome) -> Summary:
         """Write the last event and the summary, as far as the disk allows."""
         summary = self.metrics.summary(outcome.state, outcome.reason, self._job_id, time.monotonic())

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from farflung.schedule import Unit
 from farflung.text import count_of, format_seconds, printable
 
 
@@ -17,6 +18,14 @@ class Outcome(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+class Claim(NamedTuple):
+    """The mean `loss` that the fleet reported of the weights evaluated in `unit`, and the `first` one."""
+
+    unit: Unit
+    loss: float
+    first: float
 
 
 class LinkRow(msgspec.Struct, frozen=True):

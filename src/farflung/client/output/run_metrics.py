@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from farflung.client.api.job import Job
 from farflung.client.api.monitors import monitors_of
-from farflung.client.output.records import Best, CorpusRecord, LinkRow, StepRow, Summary, ValidationRow
+from farflung.client.output.records import Best, Claim, CorpusRecord, LinkRow, StepRow, Summary, ValidationRow
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError
 from farflung.metrics import Perplexity
@@ -69,6 +69,7 @@ class RunMetrics:
         self.validation_loss: float | None = None
         self.validation_loss_with_codecs: float | None = None
         self._of_first_replica = False
+        self.claim: Claim | None = None
         self.prediction: Prediction | None = None
         self._links: dict[tuple[str, str], LinkTraffic] = {}
         self._recent: deque[float] = deque(maxlen=TYPICAL_OF)
@@ -78,6 +79,10 @@ class RunMetrics:
         self._loading_since = now
         self.workers = workers
         self.prediction = prediction
+
+    def elapsed(self, now: float) -> float:
+        """Seconds since the run began."""
+        return now - self._started
 
     def running(self, now: float, sent_bytes: int) -> None:
         """Note that the first unit begins; this process has sent `sent_bytes` over data links so far."""
@@ -143,6 +148,8 @@ class RunMetrics:
             self.validation_metrics = self._measured(done, unit)
             if self.first_validation_loss is None:
                 self.first_validation_loss = loss
+            if loss is not None and self.first_validation_loss is not None:
+                self.claim = Claim(unit, loss, self.first_validation_loss)
             return None
         self.steps = unit.step + 1
         self.train_loss = loss

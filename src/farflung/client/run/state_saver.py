@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -11,8 +13,10 @@ from farflung.client.output.result import save_result, step_of_best
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpoints import RunCheckpoints, Version
 from farflung.client.run.events import WeightsSaved
+from farflung.client.run.result_check import compared_loss, require_finite
 from farflung.client.run.state_collector import ReceivedState
 from farflung.runtime.optimizers.slots import EMA
+from farflung.schedule import Unit
 
 
 class StateSaver:
@@ -50,6 +54,7 @@ class StateSaver:
         """
         state = await self._attempt.trained_state(updated=step > 0)
         if not self._prepared.emulated:
+            await self._check(state, step)
             await self._save_last(state, step)
         if self._checkpoints.policy.end and step > began_at:
             await self._checkpoints.save(self._version, state, self._recorder)
@@ -63,9 +68,36 @@ class StateSaver:
     async def _copied(self, unit: int) -> ReceivedState:
         """The copy after `unit`. If its weights are the best ones, they become the run's result."""
         state = await self._attempt.copied_state(unit)
+        if not self._prepared.emulated:
+            await asyncio.to_thread(require_finite, self._prepared, self._attempt.planned, state)
         if self._is_best:
             await self._save_weights(state, self._version.step)
         return state
+
+    async def _check(self, state: ReceivedState, step: int) -> None:
+        """Check the state at the end; RunFailed if a worker sent false numbers."""
+        prepared, planned, recorder = self._prepared, self._attempt.planned, self._recorder
+        await asyncio.to_thread(require_finite, prepared, planned, state)
+        claim = recorder.metrics.claim
+        training = self._checkpoints.start.training
+        if claim is None or claim.unit.step != step or not self._computes_alike(claim.unit):
+            return
+        began = time.monotonic()
+        run_seconds = recorder.metrics.elapsed(began)
+        found = await asyncio.to_thread(compared_loss, prepared, training, planned, state, claim, run_seconds)
+        if found.loss is None:
+            recorder.observer.noted(
+                f"the weights' loss was not compared with the reported one: {found.reason}"
+            )
+        await recorder.checked(step, claim.loss, found.loss, time.monotonic() - began)
+
+    def _computes_alike(self, unit: Unit) -> bool:
+        """Whether one process computes what the fleet did: on links without codecs, without replicas.
+
+        Replicas have buffers of their own, such as the statistics of batch norms, and share an evaluation.
+        """
+        codecs, plan = self._checkpoints.start.training.codecs, self._attempt.planned.plan
+        return (unit.plain or not codecs) and len(plan.pipelines) <= 1
 
     async def _save_last(self, state: ReceivedState, step: int) -> None:
         """Save the last weights, unless the best ones of an earlier step are to stay."""

@@ -1,0 +1,176 @@
+"""Check the state that comes home: its numbers are finite, and the weights have the loss that was reported.
+
+The digest that a worker sends with its state proves only that nothing changed on the way. So the submitter,
+who has the data, evaluates the weights once more and compares the loss with the last one of the fleet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from farflung.client.capture.prepared import Prepared
+from farflung.client.output.records import Claim
+from farflung.client.run.microbatches import Microbatches
+from farflung.client.run.state_collector import ReceivedState
+from farflung.errors import FarflungError, RunFailed
+from farflung.protocol.messages import Planned
+from farflung.runtime.state import StateKey
+from farflung.runtime.training import Training
+from farflung.schedule import Unit
+from farflung.text import and_more, first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOSS_TOLERANCE = 0.02
+"""Relative. Devices round differently, most of all in bfloat16; useless weights differ by far more."""
+LOSS_FLOOR = 1e-3
+"""Share of the untrained model's loss below which a difference counts as rounding."""
+LEAST_SECONDS, SHARE_OF_RUN = 1.0, 0.02
+"""A comparison may take this long, or this share of the run if that is more."""
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """The loss of the weights that came home, None with a reason if it was not computed."""
+
+    loss: float | None
+    reason: str = ""
+
+
+def require_finite(prepared: Prepared, planned: Planned, state: ReceivedState) -> None:
+    """Check that all numbers of the state are finite, except where the untrained model's were not.
+
+    Raises
+    ------
+    RunFailed
+        They are not; it names the segments and their workers.
+    """
+    import torch
+
+    bad = [
+        key
+        for key, tensor in state.tensors.items()
+        if not bool(torch.isfinite(tensor).all()) and not _begins_infinite(prepared, key)
+    ]
+    if bad:
+        raise RunFailed(
+            f"the state that came home has numbers that are not finite, in {and_more(_places(planned, bad))}:"
+            " training diverged in the last step, or the worker sent false ones; go on from an earlier"
+            " checkpoint with a smaller learning rate, or train on other workers (--on)"
+        )
+
+
+def compared_loss(
+    prepared: Prepared,
+    training: Training,
+    planned: Planned,
+    state: ReceivedState,
+    claim: Claim,
+    run_seconds: float,
+) -> Compared:
+    """Evaluate the weights on the held-out microbatches of `claim`, and compare the mean loss with its loss.
+
+    A model that does not fit into this machine's memory, or takes too long, is not compared.
+
+    Raises
+    ------
+    RunFailed
+        The losses differ; it names the segments that came home as zeros, else all workers that sent weights.
+    """
+    most_seconds = max(LEAST_SECONDS, SHARE_OF_RUN * run_seconds)
+    try:
+        found = _evaluated(prepared, training, state, claim.unit, most_seconds)
+    except (FarflungError, RuntimeError, MemoryError) as error:
+        return Compared(None, first_line(error))
+    if found.loss is None or _agree(found.loss, claim):
+        return found
+    raise RunFailed(
+        f"the weights that came home have a loss of {found.loss:.6g} on the validation data, but the fleet"
+        f" reported {claim.loss:.6g}: {_suspects(prepared, planned, state)}; train on workers that you trust"
+        " (--on), or let an operator remove this one"
+    )
+
+
+def _suspects(prepared: Prepared, planned: Planned, state: ReceivedState) -> str:
+    keys = [key for key in state.tensors if not key.slot]
+    zeros = [key for key in keys if _became_zero(prepared, key, state.tensors)]
+    if zeros:
+        return f"tensors of {and_more(_places(planned, zeros))} came home as zeros"
+    return f"one of {and_more(_places(planned, keys))} sent other weights than it trained, or a false loss"
+
+
+def _agree(own: float, claim: Claim) -> bool:
+    allowed = LOSS_TOLERANCE * max(abs(own), abs(claim.loss)) + LOSS_FLOOR * abs(claim.first)
+    return abs(own - claim.loss) <= allowed  # false if either is not a number
+
+
+def _evaluated(
+    prepared: Prepared, training: Training, state: ReceivedState, unit: Unit, most_seconds: float
+) -> Compared:
+    from farflung.client.capture.check import unaffordable
+
+    began = time.monotonic()
+    if why := unaffordable(prepared.graph, prepared.job.microbatch_size):
+        return Compared(None, why)
+    batches = [one.tensors for one in Microbatches(prepared.job, prepared.graph).load_unit(unit)]
+    tensors = dict(_weights(prepared, state))
+    first = _mean_loss(prepared, training, tensors, unit, batches[:1])
+    if len(batches) == 1:
+        return Compared(first)
+    expected = (time.monotonic() - began) * len(batches)
+    if expected > most_seconds:
+        return Compared(None, f"evaluating them takes up to {expected:.1f} s on this machine")
+    return Compared(_mean_loss(prepared, training, tensors, unit, batches))
+
+
+def _mean_loss(
+    prepared: Prepared,
+    training: Training,
+    tensors: Mapping[str, Tensor],
+    unit: Unit,
+    batches: list[dict[str, Tensor]],
+) -> float:
+    """The loss of these weights in this evaluation, as one worker with all of the graph computes it."""
+    from farflung.planner import plan_graph
+    from farflung.runtime.in_process import InProcessPipeline
+    from farflung.runtime.parity.steps import received
+
+    graph, size, count = prepared.graph, prepared.job.microbatch_size, len(batches)
+    planned = plan_graph(graph, count, size, ["here"])
+    settings = msgspec.structs.replace(training, validation_microbatches=count)
+    segments = received(planned.programs, size)
+    pipeline = InProcessPipeline(graph, planned.plan, segments, tensors, settings, first=unit.number)
+    return sum(share.loss for share in pipeline.run(unit.number, batches))
+
+
+def _weights(prepared: Prepared, state: ReceivedState) -> Iterator[tuple[str, Tensor]]:
+    for entry in prepared.graph.inputs:
+        if entry.kind in ("parameter", "buffer"):
+            came = state.tensors.get(StateKey(entry.name))
+            yield entry.name, (prepared.state[entry.name] if came is None else came).detach()
+
+
+def _begins_infinite(prepared: Prepared, key: StateKey) -> bool:
+    import torch
+
+    own = None if key.slot else prepared.state.get(key.name)
+    return own is not None and not bool(torch.isfinite(own).all())
+
+
+def _became_zero(prepared: Prepared, key: StateKey, tensors: Mapping[StateKey, Tensor]) -> bool:
+    own = prepared.state.get(key.name)
+    return own is not None and bool(own.any()) and not bool(tensors[key].any())
+
+
+def _places(planned: Planned, keys: list[StateKey]) -> list[str]:
+    """The segments that own these, with their workers, in order."""
+    names, plan = {key.name for key in keys}, planned.plan
+    return [
+        f"segment {segment} of worker {plan.worker_of(segment)}"
+        for segment, owned in enumerate(planned.owned)
+        if plan.pipeline_of(segment) == plan.home_pipeline and names.intersection(owned)
+    ]

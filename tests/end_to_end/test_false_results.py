@@ -1,0 +1,108 @@
+"""A worker that trains honestly and sends false weights home: the run fails, and says whose they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.processes import JOB, Machines, Run, machines, train
+
+import farflung
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.faults]
+
+STEPS = 5
+SABOTAGE = """
+
+import os as _os
+
+_honest = TorchSegment.state
+_KINDS = {"nan": float("nan"), "zeros": 0.0}
+
+
+def _false(self):
+    kind = open(_os.path.join(_os.environ["FARFLUNG_HOME"], "sends")).read()
+    made = _honest(self)
+    if kind == "turned":
+        return {name: -tensor for name, tensor in made.items()}
+    return {name: torch.full_like(tensor, _KINDS[kind]) for name, tensor in made.items()}
+
+
+TorchSegment.state = _false
+"""
+"""Appended to a copy of the worker's sources, as a hostile owner would."""
+
+
+class Place:
+    """A broker, an honest worker "a", a saboteur "m", and a submitter."""
+
+    def __init__(self, on: Machines) -> None:
+        self.on = on
+        (on.folder / "net.py").write_text(JOB.replace("data=Items()", "data=Items(), validation=Items()"))
+        self._sources = on.folder / "sabotaged"
+        shutil.copytree(Path(farflung.__file__).parent, self._sources / "farflung")
+        with (self._sources / "farflung/runtime/torch_backend/segment.py").open("a") as file:
+            file.write(SABOTAGE)
+        self.broker = on.broker()
+        self.sends("zeros")
+        token = on.token("worker", "--uses", "2")
+        self.workers = [on.worker("a", token), on.worker("m", token, sources=self._sources)]
+        self._submitter = ["--token", on.token("submitter"), "--broker", on.address]
+        on.document("desk", "status", *self._submitter)
+        self._submitter = ["--broker", on.address]
+        on.idle("a", "m")
+
+    def sends(self, kind: str) -> None:
+        """From now on the saboteur sends this instead of its weights."""
+        home = self.on.folder / "m"
+        home.mkdir(exist_ok=True)
+        (home / "sends").write_text(kind)
+
+    def train(self, name: str, *arguments: str) -> Run:
+        """Run a job to its end."""
+        run = train(self.on, name, "--steps", str(STEPS), *self._submitter, *arguments)
+        run.command.code()
+        return run
+
+    def close(self) -> None:
+        """End it in good order."""
+        for command in (*self.workers, self.broker):
+            command.stop()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with machines(tmp_path_factory.mktemp("place")) as on:
+        place = Place(on)
+        yield place
+        place.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("nan", "numbers that are not finite, in segment"),
+        ("zeros", "came home as zeros"),
+        ("turned", "but the fleet reported"),
+    ],
+)
+def test_a_run_whose_worker_sends_false_weights_fails_and_names_it(
+    place: Place, kind: str, words: str
+) -> None:
+    place.sends(kind)
+    run = place.train(kind, "--workers", "2")
+    assert run.command.code() == 1
+    (line,) = run.command.errors
+    assert words in line and "of worker m" in line
+    assert not (run.folder / "model.safetensors").exists()
+
+
+def test_an_honest_run_says_that_its_weights_have_the_reported_loss(place: Place) -> None:
+    run = place.train("honest", "--on", "a")
+    assert run.command.code() == 0, run.command.err
+    events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    (checked,) = [event for event in events if event["event"] == "checked"]
+    assert checked["loss"] == pytest.approx(checked["reported"], rel=1e-6)

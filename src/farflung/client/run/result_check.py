@@ -30,7 +30,7 @@ LOSS_TOLERANCE = 0.02
 """Relative. Devices round differently, most of all in bfloat16; useless weights differ by far more."""
 LOSS_FLOOR = 1e-3
 """Share of the untrained model's loss below which a difference counts as rounding."""
-LEAST_SECONDS, SHARE_OF_RUN = 1.0, 0.02
+LEAST_SECONDS, SHARE_OF_RUN = 4.0, 0.02
 """A comparison may take this long, or this share of the run if that is more."""
 
 

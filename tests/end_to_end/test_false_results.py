@@ -61,9 +61,9 @@ class Place:
         home.mkdir(exist_ok=True)
         (home / "sends").write_text(kind)
 
-    def train(self, name: str, *arguments: str) -> Run:
+    def train(self, name: str, *arguments: str, job: str = "net.py") -> Run:
         """Run a job to its end."""
-        run = train(self.on, name, "--steps", str(STEPS), *self._submitter, *arguments)
+        run = train(self.on, name, "--steps", str(STEPS), *self._submitter, *arguments, job=job)
         run.command.code()
         return run
 
@@ -106,3 +106,23 @@ def test_an_honest_run_says_that_its_weights_have_the_reported_loss(place: Place
     events = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
     (checked,) = [event for event in events if event["event"] == "checked"]
     assert checked["loss"] == pytest.approx(checked["reported"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ("x = torch.randn(8)", "validation items differ each time they are read"),
+        ("time.sleep(0.2); x = torch.ones(8)", "evaluating them takes up to"),
+    ],
+)
+def test_an_honest_run_is_not_judged_by_data_that_cannot_be_read_again(
+    place: Place, item: str, reason: str
+) -> None:
+    job = place.on.folder / "other.py"
+    other = JOB.replace("x = torch.sin(torch.arange(8.0) + index)", item).replace(
+        "class Items", "class Other"
+    )
+    job.write_text(JOB + other.replace("data=Items()", "data=Items(), validation=Other()"))
+    run = place.train(reason.split()[0], "--on", "a", "--set", "validation_batches=16", job="other.py")
+    assert run.command.code() == 0, run.command.err
+    assert f"was not compared with the reported one: {reason}" in run.command.err

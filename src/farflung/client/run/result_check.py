@@ -113,18 +113,27 @@ def _evaluated(
 ) -> Compared:
     from farflung.client.capture.check import unaffordable
 
-    began = time.monotonic()
     if why := unaffordable(prepared.graph, prepared.job.microbatch_size):
         return Compared(None, why)
-    batches = [one.tensors for one in Microbatches(prepared.job, prepared.graph).load_unit(unit)]
-    tensors = dict(_weights(prepared, state))
-    first = _mean_loss(prepared, training, tensors, unit, batches[:1])
-    if len(batches) == 1:
-        return Compared(first)
-    expected = (time.monotonic() - began) * len(batches)
+    microbatches, tensors = Microbatches(prepared.job, prepared.graph), dict(_weights(prepared, state))
+    began = time.monotonic()
+    first, again = (microbatches.load_unit(unit._replace(microbatches=1)) for _ in range(2))
+    if not _equal(first[0].tensors, again[0].tensors):
+        return Compared(None, "validation items differ each time they are read")
+    loss = _mean_loss(prepared, training, tensors, unit, [first[0].tensors])
+    if unit.microbatches == 1:
+        return Compared(loss)
+    expected = (time.monotonic() - began) * unit.microbatches
     if expected > most_seconds:
         return Compared(None, f"evaluating them takes up to {expected:.1f} s on this machine")
+    batches = [one.tensors for one in microbatches.load_unit(unit)]
     return Compared(_mean_loss(prepared, training, tensors, unit, batches))
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    import torch
+
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def _mean_loss(

@@ -96,6 +96,17 @@ def test_a_stopped_run_goes_on_from_python(
         fleet.train(job(), resume=tmp_path / "run")
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_a_run_that_is_stopped_while_its_fleet_starts_is_cancelled(tmp_path: Path, seconds: float) -> None:
+    with farflung.local(2, device="cpu") as fleet:
+        run = fleet.train(job(), steps=ENDLESS, out=tmp_path / "run")
+        time.sleep(seconds)
+        run.stop()
+        summary = run.wait()
+        assert (summary.state, summary.reason, summary.steps) == ("cancelled", "stopped by the user", 0)
+        assert run.status == "cancelled"
+
+
 def test_a_callback_that_raises_stops_the_run_in_good_order(fleet: farflung.Fleet, tmp_path: Path) -> None:
     def on_step(row: farflung.StepRow) -> None:
         raise ValueError("no room\nfor more")

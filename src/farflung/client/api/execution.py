@@ -67,6 +67,8 @@ class Execution:
         self._task: asyncio.Task[Any] | None = None
         self._submitter: Submitter | None = None
         self._is_asked_to_end = False  # by any of `stop`, `leave` and `end_at_once`
+        self._is_submitted = False
+        self._stopped_for = ""  # before anything was submitted
 
     async def run(self) -> Summary:
         """Train; if no step was done when the user stopped it, an older run gets its folder name back.
@@ -97,6 +99,9 @@ class Execution:
             frontend.note(f"to go on: {begun.start.command}")
             raise
         except asyncio.CancelledError:
+            if self._stopped_for and not self._is_submitted:
+                outcome = Outcome(CANCELLED, self._stopped_for)
+                return self._stopped_before(outcome)
             outcome = Outcome(CANCELLED, STOPPED_AT_ONCE)
             raise RunInterrupted(STOPPED_AT_ONCE) from None
         except FarflungError as error:
@@ -109,9 +114,17 @@ class Execution:
         """Stop in good order; while no job is submitted there is nothing to keep, so at once."""
         self._is_asked_to_end = True
         if self._submitter is None:
+            self._stopped_for = reason
             self.end_at_once()
         else:
             self._submitter.stop(reason)
+
+    def _stopped_before(self, outcome: Outcome) -> Summary:
+        """The summary of a run that was stopped before its job was submitted: it has done nothing."""
+        from farflung.client.output.recorder import Recorder
+
+        prepared, folder = self._begun.prepared, self._begun.folder
+        return Recorder(prepared.job, folder, self._observer, prepared.emulated).close(outcome)
 
     def leave(self, reason: str) -> None:
         """End this process's part of the run; a job that is not submitted yet ends."""
@@ -161,6 +174,7 @@ class Execution:
             raise asyncio.CancelledError
         begun, target = self._begun, self._begun.asked.target
         async with self._hosting(begun.folder.logs) as host:
+            self._is_submitted = True
             self._submitter = submitter = Submitter(
                 begun.prepared,
                 host.identity,

@@ -26,6 +26,8 @@ from farflung.text import format_bytes, format_seconds, format_utc
 MOST_BYTES = 200_000
 """So large is each list of a page at most, roughly; it keeps the newest items."""
 MOST_REASON = 300
+COMPRESSED = 1.05
+"""Ratios below are those of links without codecs."""
 MOST_METRICS = 16
 Item = TypeVar("Item")
 
@@ -215,12 +217,14 @@ def _facts(run: RecordedRun, steps: Sequence[StepRow]) -> Iterator[tuple[str, st
         yield "steps", str(last.step)
     if last is not None and last.loss is not None:
         yield "loss of the last step", f"{last.loss:.6g}"
+    losses = [row.validation_loss for row in run.rows if isinstance(row, ValidationRow)]
+    known = [f"{loss:.6g}" for loss in losses if loss is not None]
+    if known:
+        yield VALIDATION, " -> ".join([known[0], *known[1:][-1:]])
     found = run.summary if run.state in ("done", "failed", "cancelled") else None
     if found is None:
         return
     since = " since it was resumed" if any(event.event == "resumed" for event in run.events) else ""
-    if found.validation_loss is not None and found.initial_validation_loss is not None:
-        yield f"{VALIDATION}{since}", f"{found.initial_validation_loss:.6g} -> {found.validation_loss:.6g}"
     yield from ((name, f"{value:.6g}") for name, value in found.metrics.items())
     if found.best is not None:
         yield f"best {found.best.metric}", f"{found.best.value:.6g}, step {found.best.step}"
@@ -231,5 +235,5 @@ def _facts(run: RecordedRun, steps: Sequence[StepRow]) -> Iterator[tuple[str, st
         yield "predicted", f"{format_seconds(found.predicted_step_seconds)}, {found.predicted_bottleneck}"
     yield "workers", str(found.workers)
     yield f"bytes on the wire{since}", format_bytes(found.bytes_on_wire)
-    if found.ratio is not None:
+    if found.ratio is not None and found.ratio >= COMPRESSED:
         yield "fewer bytes than in fp32", f"{found.ratio:.3g} times"

@@ -38,12 +38,16 @@ def reached(events: Sequence[Event], step_times: Sequence[tuple[float, int]]) ->
 
 
 def happenings(events: Sequence[Event], steps: Sequence[int]) -> list[Happening]:
-    """The events that a page lists, in order, with the steps of `reached`; evaluations are in its curves."""
-    return [
-        Happening(event.at, step, kind, words)
-        for event, step in zip(events, steps, strict=True)
-        for kind, words in _words(event)
-    ]
+    """The events that a page lists, in order, with the steps of `reached`, and none twice in a row.
+
+    Evaluations are in its curves.
+    """
+    found: list[Happening] = []
+    for event, step in zip(events, steps, strict=True):
+        for kind, words in _words(event):
+            if not found or (found[-1].kind, found[-1].words) != (kind, words):
+                found.append(Happening(event.at, step, kind, words))
+    return found
 
 
 def _step(event: Event, step: int) -> int:

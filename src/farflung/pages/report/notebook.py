@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -18,8 +20,9 @@ HEIGHT = 800
 class Shown:
     """A page as a notebook shows it: the last expression of a cell, or what `display` is given."""
 
-    def __init__(self, page: bytes, height: int) -> None:
+    def __init__(self, page: bytes, folders: Sequence[Path], height: int) -> None:
         self._page = page
+        self._folders = shlex.join(str(folder) for folder in folders)
         self._height = height
 
     def _repr_html_(self) -> str:
@@ -30,7 +33,7 @@ class Shown:
         return f'<div>{frame} srcdoc="{escape(self._page.decode())}"></iframe></div>'
 
     def __repr__(self) -> str:
-        return "the page of a run, which a notebook shows; elsewhere: farflung report DIR"
+        return f"the page of a run, which a notebook shows; elsewhere: farflung report {self._folders}"
 
 
 def show(*runs: Run | str | Path, height: int = HEIGHT) -> Shown:
@@ -51,4 +54,4 @@ def show(*runs: Run | str | Path, height: int = HEIGHT) -> Shown:
     if not 1 <= len(runs) <= MOST_RUNS:
         raise JobError(f"show takes a run, or two to compare, not {count_of(len(runs), 'run')}")
     folders = [one.folder if isinstance(one, Run) else Path(one) for one in runs]
-    return Shown(render([document_of(read_run(folder)) for folder in folders]), height)
+    return Shown(render([document_of(read_run(folder)) for folder in folders]), folders, height)

@@ -72,9 +72,11 @@ class Moment {
   }
 
   words(run) {
-    const step = `step ${this.stepOf(run)} of ${run.steps}`;
+    const step = `step ${this.stepOf(run)} of ${run.steps}${run.state === "running" ? " so far" : ""}`;
     if (!this.byTime) return step;
-    const clock = run.began === null ? "" : `, ${new Date((run.began + this.value) * 1000).toLocaleString()}`;
+    if (this.value > run.seconds) return `${step}, after its end at ${secondsWords(run.seconds)}`;
+    const how = { dateStyle: "medium", timeStyle: "long" };
+    const clock = run.began === null ? "" : `, ${new Date((run.began + this.value) * 1000).toLocaleString(undefined, how)}`;
     return `${step}, ${secondsWords(this.value)} after it began${clock}`;
   }
 }

@@ -32,8 +32,8 @@ function lossLines(run) {
     lines.push({ ...columnLine(run, "loss_low", 1, "least of a point's steps"), faint: true });
     lines.push({ ...columnLine(run, "loss_high", 1, "greatest of a point's steps"), faint: true });
   }
-  lines.push(evaluationLine(run, "validation loss", "validation", [8, 4]));
-  lines.push(evaluationLine(run, "validation loss with codecs", "validation with codecs", [2, 4]));
+  lines.push(evaluationLine(run, "validation loss", "validation (dashed)", [8, 4]));
+  lines.push(evaluationLine(run, "validation loss with codecs", "validation with codecs (dotted)", [2, 4]));
   return lines.filter((line) => line.y.length);
 }
 
@@ -80,11 +80,22 @@ class Charts {
 
   show(moment) {
     this.moment = moment;
-    this.plots.forEach((plot) => plot.redraw(false));
+    this.plots.forEach((plot) => {
+      const place = this.#placeOf(this.runs[0]), index = place === null ? -1 : lastUpTo(plot.data[0], place);
+      plot.setLegend({ idx: index < 0 ? null : index });
+      plot.redraw(false);
+    });
   }
 
   resize() {
     this.plots.forEach((plot) => plot.setSize({ width: this.#width(), height: plot.height }));
+  }
+
+  /** Where the replay's moment is on the axis; null if that is not known. */
+  #placeOf(run) {
+    if (this.moment === null) return null;
+    if (!this.byTime) return this.moment.stepOf(run);
+    return this.moment.byTime ? this.moment.value : null;
   }
 
   #width() {
@@ -99,7 +110,7 @@ class Charts {
       width: this.#width(), height: chart.title === "Loss" ? 300 : 180,
       cursor: { sync: { key: "run" }, drag: { x: true, y: false } },
       scales: { x: { time: false } },
-      axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => digits(tick)) }],
+      axes: [axis, { ...axis, size: 64 }],
       series: [{ label: this.byTime ? "seconds" : "step", value: (_, value) => digits(value, 6) }, ...chart.lines.map((line) => this.#series(line, chart.title))],
       hooks: { draw: [(plot) => this.#mark(plot)] },
     };
@@ -140,8 +151,7 @@ class Charts {
       for (const one of run.happenings.filter((happening) => happening.kind === "fault")) {
         line(this.byTime ? one.elapsed : one.step, colour("bad"), [4, 4]);
       }
-      if (this.moment === null) continue;
-      const place = this.byTime ? (this.moment.byTime ? this.moment.value : null) : this.moment.stepOf(run);
+      const place = this.#placeOf(run);
       if (place !== null) line(place, colour(RUN_COLOURS[run.number]), []);
     }
     context.restore();

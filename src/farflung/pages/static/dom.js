@@ -35,7 +35,7 @@ function secondsWords(seconds) {
   if (seconds < 60) return seconds < 0.9995 ? `${digits(seconds * 1000)} ms` : `${digits(seconds)} s`;
   const whole = Math.round(seconds), two = (number) => String(number).padStart(2, "0");
   const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
-  return hours ? `${hours}:${two(minutes)}:${two(whole % 60)} h` : `${minutes}:${two(whole % 60)} min`;
+  return hours ? `${hours} h ${two(minutes)} min` : `${minutes} min ${two(whole % 60)} s`;
 }
 
 function bytesWords(count) {

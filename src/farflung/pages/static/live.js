@@ -37,15 +37,16 @@ class JobCard {
     const figures = [["step", `${job.step} of ${job.steps}`]];
     if (job.loss !== null) figures.push(["loss", digits(job.loss, 5)]);
     if (job.samples_per_second !== null) figures.push(["samples a second", digits(job.samples_per_second)]);
-    const left = OVER.includes(job.state) ? null : this.#secondsLeft(job);
+    const left = isMoving(job) ? this.#secondsLeft(job) : null;
     if (left !== null) figures.push(["left", secondsWords(left)]);
     figures.push(["workers", job.workers.join(" \u2192 ") || "none"]);
     return element("dl", { class: "figures" }, ...figures.map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   }
 
-  /** By the newest steps, so that a pause in the past is not counted again. */
+  /** By the steps of this attempt, else by the newest ones: a wait in the past is not counted again. */
   #secondsLeft(job) {
+    if (job.step_seconds !== null) return job.step_seconds * (job.steps - job.step);
     const { step, at } = this.curve, from = Math.max(0, step.length - 20), done = step.at(-1) - step[from];
     return done > 0 ? ((at.at(-1) - at[from]) / done) * (job.steps - job.step) : null;
   }
@@ -70,13 +71,14 @@ class JobCard {
 
   /** Draw the curve anew, in the present theme and width. */
   redraw() {
-    if (this.curve.step.length < 2) return;
     this.plot?.destroy();
+    this.plot = null;
+    if (this.curve.step.length < 2 || !this.root.isConnected) return;
     const axis = { stroke: colour("ink"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("rule"), width: 1 } };
     this.plot = new uPlot({
       width: Math.max(240, this.chart.clientWidth), height: 180, scales: { x: { time: false } },
-      axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => digits(tick)) }],
-      series: [{ label: "step" }, { label: "loss", stroke: colour("first"), width: 2, value: (_, value) => digits(value, 6) }],
+      axes: [axis, { ...axis, size: 64 }],
+      series: [{ label: "step" }, { label: "loss (a point a second)", stroke: colour("first"), width: 2, value: (_, value) => digits(value, 6) }],
     }, [this.curve.step, this.curve.loss], this.chart);
   }
 }
@@ -84,6 +86,10 @@ class JobCard {
 /** Every second point of a curve. */
 function thinned(curve) {
   return Object.fromEntries(["step", "at", "loss"].map((name) => [name, curve[name].filter((_, index) => index % 2 === 0)]));
+}
+
+function isMoving(job) {
+  return job.state === "running" && !job.held && !job.waits_for.length;
 }
 
 function conditionOf(job) {
@@ -113,16 +119,19 @@ class Page {
   constructor() {
     this.cards = new Map();
     this.at = null;
+    this.isOver = false;
   }
 
   /** Take the curves that the broker has seen: it saw more than a page that was closed or away. */
   remember(curves) {
     for (const [job, curve] of Object.entries(curves)) this.#card({ job, name: job }).curve = curve;
+    this.redraw();
   }
 
   show({ at, status }) {
     this.at = at;
-    place("broker").textContent = `broker ${status.version}, as of ${clock(at)}`;
+    place("broker").textContent = `broker ${status.version}; the newest change was at ${clock(at)}`;
+    this.isOver = status.jobs.length > 0 && status.jobs.every((job) => OVER.includes(job.state));
     const listed = new Set(status.jobs.map((job) => job.job));
     for (const job of this.cards.keys()) if (!listed.has(job)) this.cards.delete(job);
     this.#jobs(status.jobs, at);
@@ -154,11 +163,11 @@ class Page {
   #workers(workers, at) {
     const there = workers.filter((worker) => worker.state !== "left"), left = workers.filter((worker) => worker.state === "left");
     const states = [...new Set(there.map((worker) => worker.state))].map((state) => `${there.filter((worker) => worker.state === state).length} ${state}`);
-    place("counted").textContent = `${there.length} here${states.length ? `: ${states.join(", ")}` : ": farflung token create, then farflung join on each machine"}${left.length ? `; ${left.length} left` : ""}`;
+    place("counted").textContent = `${there.length} here${states.length ? `: ${states.join(", ")}` : left.length ? "" : ": farflung token create, then farflung join on each machine"}${left.length ? `; ${left.length} left` : ""}`;
     const rows = there.map((worker) => [worker.worker, badge(worker.state), worker.job, worker.reason, worker.device, worker.site, worker.framework, worker.address]);
     place("workers").replaceChildren(there.length ? table("", ["worker", "state", "job", "why", "device", "site", "framework", "address"], rows) : "");
     const gone = [...left].sort((one, other) => one.gone_seconds - other.gone_seconds).slice(0, SHOWN_LEFT);
-    place("left").replaceChildren(...gone.map((worker) => element("li", {}, `${worker.worker} `, badge("left"),
+    place("left").replaceChildren(...gone.map((worker) => element("li", {}, `${worker.worker} `, badge(worker.is_lost ? "lost" : "left"),
       ` at ${clock(at - worker.gone_seconds)}${worker.reason ? `: ${worker.reason}` : ""}`)));
   }
 
@@ -196,6 +205,7 @@ function show() {
   source.onmessage = (event) => { page.show(JSON.parse(event.data)); trouble(""); };
   source.onerror = () => {
     const of = page.at === null ? "" : `: what you see is of ${clock(page.at)}`;
+    if (page.isOver) return trouble(`The broker has ended, and all its jobs are over${of}. See a run again: farflung report DIR`);
     if (source.readyState !== EventSource.CLOSED) return trouble(`The broker does not answer${of}. Trying again`);
     trouble(`The broker refuses to go on${of}. Open the page again, with its token if it has one`);
   };

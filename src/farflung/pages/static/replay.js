@@ -70,7 +70,8 @@ class Replay {
 function planOf(run, moment) {
   const place = named(run), found = run.planAt(moment);
   if (found === null) {
-    const why = run.plans.length ? "There was no plan yet." : "The run folder holds no plan of an attempt: an older farflung wrote it.";
+    const isOlder = !run.plans.length && (!run.has_times || run.happenings.some((one) => one.words.startsWith("attempt ")));
+    const why = isOlder ? "The run folder holds no plan of an attempt: an older farflung wrote it." : "There was no plan yet.";
     place.append(element("p", { class: "faint" }, why));
     return place;
   }

@@ -20,7 +20,7 @@ function summaryOf(run) {
 function accountOf(run) {
   const place = named(run), whole = run.account.reduce((sum, [, seconds]) => sum + seconds, 0);
   if (!whole) {
-    place.append(element("p", { class: "faint" }, "Not known: the run folder has no times."));
+    place.append(element("p", { class: "faint" }, run.has_times ? "Nothing was recorded yet." : "Not known: the run folder has no times."));
     return place;
   }
   const rows = run.account.map(([label, seconds]) => [label, secondsWords(seconds), `${((100 * seconds) / whole).toFixed(1)} %`, bar(seconds / whole)]);
@@ -32,6 +32,9 @@ function show() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const runs = data.runs.map((run, number) => new Run(run, number));
   for (const run of runs) run.isCompared = runs.length > 1;
+  if (runs.length > 1 && runs[0].title === runs[1].title) {
+    for (const run of runs) run.title = `${run.title} (${run.folder.split("/").at(-1)})`;
+  }
   const at = (id) => document.getElementById(id);
   at("header").append(...headerOf(runs));
   at("footer").append(`Made by farflung ${data.farflung}. This page loads nothing and sends nothing.`);

@@ -15,6 +15,16 @@ def test_a_summary_says_how_a_run_ended_and_what_it_learned() -> None:
 
 def test_a_reason_follows_and_cannot_break_the_line() -> None:
     failed = msgspec.structs.replace(
-        DONE, state="failed", steps=1, reason="lost\nworker", initial_validation_loss=None
+        DONE,
+        state="failed",
+        steps=1,
+        reason="lost\nworker",
+        initial_validation_loss=None,
+        validation_loss=None,
     )
     assert str(failed).startswith("failed after 1 step in 31 s: lost") and str(failed).isprintable()
+
+
+def test_the_loss_of_the_only_evaluation_is_said_once() -> None:
+    once = msgspec.structs.replace(DONE, initial_validation_loss=1.7439)
+    assert str(once) == "done after 450 steps in 31 s, validation loss 1.7439"

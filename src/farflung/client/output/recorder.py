@@ -98,9 +98,10 @@ class Recorder:
         self.metrics.regrouping()
         how = "The workers keep their state and link up again"
         if message.replayers:
-            steps = count_of(self.metrics.steps_between(message.replay_from, message.unit), "step")
+            steps = self.metrics.steps_between(message.replay_from, message.unit)
+            what = count_of(steps, "step") if steps else "an evaluation"
             verb = "runs" if len(message.replayers) == 1 else "run"
-            how = f"{and_more(message.replayers)} {verb} {steps} again; the others keep their state"
+            how = f"{and_more(message.replayers)} {verb} {what} again; the others keep their state"
         if message.newcomers:
             how = f"{and_more(message.newcomers)} gets its state from others, which keep theirs"
             how = how if len(message.newcomers) == 1 else how.replace("gets its", "get their")

@@ -180,6 +180,7 @@ class Summary(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """One line: the state, the steps, how long they took, and the losses."""
         words = f"{self.state} after {count_of(self.steps, 'step')} in {format_seconds(self.seconds)}"
-        if self.validation_loss is not None and self.initial_validation_loss is not None:
-            words += f", validation loss {self.initial_validation_loss:.4f} -> {self.validation_loss:.4f}"
+        losses = [loss for loss in (self.initial_validation_loss, self.validation_loss) if loss is not None]
+        if losses:  # of one evaluation both are the same
+            words += f", validation loss {' -> '.join(dict.fromkeys(f'{loss:.4f}' for loss in losses))}"
         return printable(f"{words}: {self.reason}" if self.reason else words)

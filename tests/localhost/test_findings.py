@@ -55,11 +55,15 @@ def test_jobs_that_do_not_train_are_findings() -> None:
         JobStatus("job-3", "gpt", "loading", "", 0, 2, None, None, [], waits_for=["c"]),
         JobStatus("job-4", "gpt", "failed", "", 0, 2, None, None, [], held=True),
     ]
-    found = fleet_findings(Status("0", 1.0, [worker("w0")], jobs, [], {}, [], 0.0), "broker.example:7700")
+    found = list(
+        fleet_findings(Status("0", 1.0, [worker("w0")], jobs, [], {}, [], 0.0), "broker.example:7700")
+    )
     assert [(one.ok, one.found) for one in found] == [
         (False, f"job-2 does not train: {why}"),
         (False, "job-3 does not train: waiting for c"),
     ]
+    assert found[0].helps == "farflung attach job-2 follows it"
+    assert found[1].helps.startswith("`farflung join` on its machine starts c again")
 
 
 def test_lost_workers_do_not_count() -> None:

@@ -50,6 +50,9 @@ def fleet_findings(status: Status, broker: str) -> Iterator[Finding]:
         waits = job.state == QUEUED or job.waits_for or job.held
         if waits and job.state not in OVER:
             helps = f"farflung attach {job.job} follows it"
+            if job.waits_for:
+                where = "its machine" if len(job.waits_for) == 1 else "their machines"
+                helps = f"`farflung join` on {where} starts {and_more(job.waits_for, NAMED)} again; {helps}"
             yield Finding("job", False, f"{job.job} does not train: {job.reason or job.condition}", helps)
 
 

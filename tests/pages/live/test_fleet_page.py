@@ -68,7 +68,9 @@ def test_what_happens_to_a_fleet_is_seen_as_it_happens(tmp_path: Path) -> None:
             assert {request.split("/")[2] for request in found.requests if request[:4] == "http"} == {page}
 
             broker.stop()
-            browser.locator("#trouble").filter(has_text="The broker does not answer").wait_for()
+            browser.locator("#trouble").filter(
+                has_text="The broker has ended, and all its jobs are over"
+            ).wait_for()
         for worker in workers.values():
             worker.stop()
 

@@ -16,7 +16,11 @@ import resource
 import sys
 import time
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.arguments import positive, whole
 
 from farflung.pages.live.server import FILES, serve_pages
 from farflung.protocol.messages import Status
@@ -100,18 +104,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=1000)
-    parser.add_argument("--links", type=int, default=5000)
-    parser.add_argument("--viewers", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--workers", type=whole, default=1000)
+    parser.add_argument("--links", type=whole, default=5000)
+    parser.add_argument("--viewers", type=whole, default=10)
+    parser.add_argument("--seconds", type=positive, default=20.0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    if min(asked.workers, asked.viewers + 1, asked.links + 1) < 1 or not asked.seconds > 0:
-        parser.error("expected at least one worker, and seconds above 0")
-    found = [
-        asyncio.run(measured(asked.workers, asked.links, viewers, asked.seconds))
-        for viewers in dict.fromkeys((0, asked.viewers))
-    ]
+    sides = (0, asked.viewers)
+    found = [asyncio.run(measured(asked.workers, asked.links, side, asked.seconds)) for side in sides]
     if asked.json:
         print(json.dumps([one._asdict() for one in found]))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
@@ -120,11 +121,12 @@ class Execution:
             self._submitter.stop(reason)
 
     def _stopped_before(self, outcome: Outcome) -> Summary:
-        """The summary of a run that was stopped before its job was submitted: it has done nothing."""
-        from farflung.client.output.recorder import Recorder
+        """The summary of a run that was stopped before its job was submitted: it has written nothing."""
+        from farflung.client.output.run_metrics import RunMetrics
 
-        prepared, folder = self._begun.prepared, self._begun.folder
-        return Recorder(prepared.job, folder, self._observer, prepared.emulated).close(outcome)
+        now, prepared = time.monotonic(), self._begun.prepared
+        metrics = RunMetrics(prepared.job, now, prepared.emulated)
+        return metrics.summary(outcome.state, outcome.reason, "", now)
 
     def leave(self, reason: str) -> None:
         """End this process's part of the run; a job that is not submitted yet ends."""

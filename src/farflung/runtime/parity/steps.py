@@ -23,8 +23,8 @@ from farflung.text import count_of, format_bytes
 
 LOSS_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 5e-4
-"""Where gradients cancel, their rounding shows: those of an adapter of T5's keys, to which softmax is blind if
-all shift alike, differ by 1.2e-4 with AVX-512 of an AMD EPYC, and others by 1.5e-4 with AVX2.
+"""Where gradients cancel, their rounding shows: those of an adapter of T5's keys, to which softmax is blind
+if all shift alike, differ by 1.2e-4 with AVX-512 of an AMD EPYC, and others by 1.5e-4 with AVX2.
 """
 PARAMETER_TOLERANCE = 1e-4
 

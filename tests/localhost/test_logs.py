@@ -39,11 +39,11 @@ class Stored(NamedTuple):
 def csv_files(folder: Path, home: Path) -> Stored:
     with (folder / "csv/train.csv").open(newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
-    told = told_in(folder / "csv")
-    return Stored(1, steps, float(told["optimizer.lr"]), told["outcome"])
+    noted = noted_in(folder / "csv")
+    return Stored(1, steps, float(noted["optimizer.lr"]), noted["outcome"])
 
 
-def told_in(folder: Path) -> dict[str, str]:
+def noted_in(folder: Path) -> dict[str, str]:
     """Configuration and outcome in a folder of CSV files."""
     with (folder / "run.csv").open(newline="") as file:
         return {row["name"]: row["value"] for row in csv.DictReader(file)}
@@ -90,7 +90,7 @@ def wandb_files(folder: Path, home: Path) -> Stored:
     """W&B writes a file for each part; they have one id, under which `wandb sync` puts them together."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    ids, steps, told = set[str](), list[int](), dict[str, Any]()
+    ids, steps, noted = set[str](), list[int](), dict[str, Any]()
     for path in sorted(folder.glob("wandb/wandb/offline-run-*/*.wandb")):
         for data in records_of(path):
             record = Record()
@@ -100,8 +100,8 @@ def wandb_files(folder: Path, home: Path) -> Stored:
             row = {"/".join(one.nested_key) or one.key: one.value_json for one in record.history.item}
             steps += [int(row["step"])] if "train/loss" in row else []
             for one in [*record.config.update, *record.run.config.update, *record.summary.update]:
-                told["/".join(one.nested_key) or one.key] = json.loads(one.value_json)
-    return Stored(len(ids), steps, told["optimizer.lr"], told["outcome"])
+                noted["/".join(one.nested_key) or one.key] = json.loads(one.value_json)
+    return Stored(len(ids), steps, noted["optimizer.lr"], noted["outcome"])
 
 
 def tensorboard_files(folder: Path, home: Path) -> Stored:
@@ -157,17 +157,17 @@ def test_a_log_says_why_a_run_failed(tmp_path: Path) -> None:
         run = fleet.train(job(data=Vectors(broken=item_of_step(2))), log="csv", out=tmp_path / "run")
         with pytest.raises(RunFailed) as failed:
             run.wait()
-    told = told_in(tmp_path / "run/csv")
-    assert told["outcome"] == "failed" and "the file is gone" in told["reason"]
-    assert told["reason"] == str(failed.value)
+    noted = noted_in(tmp_path / "run/csv")
+    assert noted["outcome"] == "failed" and "the file is gone" in noted["reason"]
+    assert noted["reason"] == str(failed.value)
 
 
 def test_a_run_that_never_begins_closes_its_log(tmp_path: Path) -> None:
     request = Request(RunOptions(local=2, device="cpu", log="csv"), tmp_path / "run")
     with farflung.local(2, device="cpu") as fleet:
         fleet.begin(ask(request), PythonJob(job()))
-    told = told_in(tmp_path / "run/csv")
-    assert (told["outcome"], told["reason"]) == ("cancelled", "the fleet was closed before the run began")
+    noted = noted_in(tmp_path / "run/csv")
+    assert (noted["outcome"], noted["reason"]) == ("cancelled", "the fleet was closed before the run began")
 
 
 def test_an_interrupt_ends_the_waiting_for_a_log_that_hangs(

@@ -52,8 +52,8 @@ def test_csv_files_have_a_row_for_each_step_and_evaluation(tmp_path: Path) -> No
         ("4", "1.5"),
     ]
     assert train[0]["gradient_norm"] and not train[1]["gradient_norm"]
-    told = {found["name"]: found["value"] for found in rows_of(tmp_path / "csv/run.csv")}
-    assert told == {
+    noted = {found["name"]: found["value"] for found in rows_of(tmp_path / "csv/run.csv")}
+    assert noted == {
         "steps": "2",
         "optimizer.lr": "0.5",
         "codec": "dense",

@@ -112,6 +112,7 @@ def test_a_link_with_the_token_opens_the_page_from_another_site(tmp_path: Path) 
         with opened(mail) as found:
             found.page.locator("a").click()
             found.page.get_by_text("0 here").wait_for()
+            assert found.page.url == f"http://{page}/"  # without the token, which a screenshot would show
         broker.stop()
 
 

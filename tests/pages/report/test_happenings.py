@@ -47,6 +47,7 @@ def test_every_kind_of_event_has_words_and_an_unknown_one_none(tmp_path: Path) -
     run.event(12, "replanning", step=5, moves=True, words=["0.4 s a step, not 0.9 s"], slow={})
     run.event(13, "replanning", step=5, moves=False, words="it stays", slow={})
     run.event(14, "a later version's", step=5)
+    run.event(14, "checked", step=5, reported=2.5, loss=2.5, seconds=0.1)
     run.event(15, "left", reason="you detached")
     document = document_of(read_run(run.path))
     assert [(one.step, one.kind, one.words) for one in document.happenings] == [
@@ -64,5 +65,6 @@ def test_every_kind_of_event_has_words_and_an_unknown_one_none(tmp_path: Path) -
         (5, "fault", "the checkpoint of step 5 was not saved: disk full"),
         (5, "change", "from step 6 on the model is cut in another way"),
         (5, "change", "the job moves to another plan: 0.4 s a step, not 0.9 s"),
+        (5, "note", "the weights that came home have a loss of 2.5, as the fleet reported"),
         (5, "end", "this process ended, and the broker holds the job: you detached"),
     ]

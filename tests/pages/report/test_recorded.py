@@ -69,11 +69,11 @@ def test_steps_that_a_run_went_back_behind_do_not_count_even_if_it_was_cut_off_t
 
 def test_looking_at_a_folder_does_not_keep_a_run_from_it(tmp_path: Path) -> None:
     folder = run_with_a_fault(tmp_path / "run")
-    over = threading.Event()
+    over, states = threading.Event(), set[str]()
 
     def look() -> None:
         while not over.is_set():
-            read_run(folder)
+            states.add(read_run(folder).state)
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -83,6 +83,7 @@ def test_looking_at_a_folder_does_not_keep_a_run_from_it(tmp_path: Path) -> None
     finally:
         over.set()
         looking.join()
+    assert states and states <= {"done", "running"}
 
 
 def test_a_folder_that_may_not_be_entered_is_one_clear_line(

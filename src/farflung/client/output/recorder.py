@@ -167,8 +167,8 @@ class Recorder:
             await self._record("validated with codecs", step=self.metrics.steps, loss=loss)
         else:
             if not self._emulated:
-                found_row = msgspec.structs.replace(self.metrics.validation(message.attempt), at=at)
-                await asyncio.to_thread(self.folder.add_validation, found_row)
+                evaluation = msgspec.structs.replace(self.metrics.validation(message.attempt), at=at)
+                await asyncio.to_thread(self.folder.add_validation, evaluation)
             await self._record("validated", step=self.metrics.steps, loss=self.metrics.validation_loss)
 
     async def codecs_chosen(self, message: CodecsChosen) -> None:

@@ -97,6 +97,8 @@ def _words(event: Event) -> Iterator[tuple[str, str]]:
             yield from (("note", words) for words in _lines(event.words))
         case "collecting":
             yield "note", f"the workers send the weights of step {event.step}"
+        case "checked" if event.loss is not None:
+            yield "note", f"the weights that came home have a loss of {event.loss:.6g}, as the fleet reported"
         case "left":
             yield "end", f"this process ended, and the broker holds the job: {event.reason}"
         case "ended":

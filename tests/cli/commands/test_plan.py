@@ -187,6 +187,16 @@ def test_fewer_workers_and_other_microbatches_can_be_asked_for(
 SQUARE = [[0.0, 5.0], [5.0, 0.0]]
 
 
+def test_replicas_can_be_planned_to_train_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for more in ((), ("--inner-steps", "20")):
+        assert plan("--replicas", "2", "--workers", "2", "--json", "--save", "plan.json", *more) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert json.loads((folder / "plan.json").read_text())["inner_steps"] == 20
+    assert found[1]["step_seconds"] < found[0]["step_seconds"]
+    assert any("replicas train apart" in note for note in found[1]["notes"])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -227,6 +237,11 @@ def test_a_topology_that_cannot_be_is_one_line(
             ["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "3"],
             "choose a divisor",
         ),
+        (["plan", "tower.py", "--topology", "fleet.json", "--inner-steps", "0"], "--inner-steps takes 1 to"),
+        (
+            ["plan", "tower.py", "--topology", "fleet.json", "--inner-steps", "2"],
+            "ask for more with --replicas",
+        ),
         (["plan", "tower.py", "--topology", "fleet.json", "--microbatches", "few"], "a number or auto"),
         (["plan", "tower.py", "--topology", "fleet.json", "--efficiency", "2"], "--efficiency must be"),
         (["plan", "tower.py", "--topology", "fleet.json", "--recompute", "often"], "--recompute must be"),
@@ -252,7 +267,7 @@ def test_a_mistake_is_one_line(
 def test_what_can_be_seen_in_time_is_refused_before_capture(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for option in ("--workers=4", "--microbatches=3", "--budget=-5", "--seed=-1"):
+    for option in ("--workers=4", "--microbatches=3", "--budget=-5", "--seed=-1", "--inner-steps=9"):
         assert plan(option) == 2
         assert "capturing" not in capsys.readouterr().err
 

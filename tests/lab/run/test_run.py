@@ -235,3 +235,16 @@ def test_a_lab_is_planned_on_its_own_topology(on: Machines) -> None:
     assert summary["scheduler"] == "auto" and summary["predicted_step_seconds"] > 0
     assert summary["step_seconds"] > 0 and summary["predicted_bottleneck"]
     assert "planned by auto" in run.command.err and "; predicted: " in run.command.err
+
+
+def test_replicas_in_a_lab_train_apart_and_merge(on: Machines) -> None:
+    where = ("--topology", "two.json", "--out", "run", "--steps", "4")
+    alone = on.start("desk", "lab", "run", "net.py", *where, "--inner-steps", "2")
+    assert (
+        alone.code() != 0 and "ask for more with --replicas 2" in alone.err and "laying out" not in alone.err
+    )
+    asked = ("--replicas", "2", "--inner-steps", "2")
+    run = Run(on.start("desk", "lab", "run", "net.py", *where, *asked), on.folder / "run")
+    assert run.command.code() == 0, run.command.err
+    events = map(json.loads, (run.folder / "events.jsonl").read_text().splitlines())
+    assert [event["step"] for event in events if event["event"] == "merged"] == [2, 4]

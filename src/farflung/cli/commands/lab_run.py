@@ -11,11 +11,12 @@ import typer
 
 from farflung.cli.options.codecs import CodecOption, SumCodecOption
 from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption
-from farflung.cli.options.planning import ReplicasOption, SchedulerOption
+from farflung.cli.options.planning import InnerStepsOption, ReplicasOption, SchedulerOption
 from farflung.cli.process.interrupts import suppress_torch_output
 from farflung.cli.render.output import note, print_json
 from farflung.client.options.asked import parse_precision
 from farflung.client.options.codecs import parse_codecs
+from farflung.client.options.merging import require_inner_steps
 from farflung.client.options.planning import fewer_workers_advice, parse_efficiency, parse_replicas
 from farflung.errors import JobError, RunFailed, TopologyError
 from farflung.plans.wishes import AUTO, DATA_SHEET_EFFICIENCY
@@ -70,6 +71,7 @@ def run(
     ] = DATA_SHEET_EFFICIENCY,
     scheduler: SchedulerOption = AUTO,
     replicas: ReplicasOption = None,
+    inner_steps: InnerStepsOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as a JSON document at the end.")
     ] = False,
@@ -84,7 +86,7 @@ def run(
 
     parse_efficiency(efficiency)
     scheduler_called(scheduler)
-    parse_replicas(replicas or "1")
+    require_inner_steps(inner_steps, parse_replicas(replicas or "1"))
     codecs = parse_codecs(codec, sum_codec)
     chosen = scaled(topology, None if emulate_devices else scale)
     count = _count(chosen, workers)
@@ -102,6 +104,7 @@ def run(
         codecs=tuple(codec or ()),
         sum_codec=sum_codec,
         replicas=replicas,
+        inner_steps=inner_steps,
     )
     check_machine(needs_nft=any(worker.behind_nat for worker in chosen.workers))
     _check_job(job)

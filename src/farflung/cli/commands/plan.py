@@ -13,6 +13,7 @@ from farflung.cli.options.codecs import CodecOption, SumCodecOption
 from farflung.cli.options.job import JobArgument, PrecisionOption, SetOption, read_job
 from farflung.cli.options.planning import (
     EfficiencyOption,
+    InnerStepsOption,
     PictureOption,
     RecomputeOption,
     ReplicasOption,
@@ -25,11 +26,13 @@ from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.cli.render.progress import searching
 from farflung.client.options.asked import parse_precision
 from farflung.client.options.codecs import parse_codecs
+from farflung.client.options.merging import require_inner_steps
 from farflung.client.options.planning import (
     fewer_workers_advice,
     load_topology,
     parse_efficiency,
     parse_recompute,
+    parse_replicas,
 )
 from farflung.errors import JobError, PlanError
 
@@ -68,6 +71,7 @@ def plan(
     efficiency: EfficiencyOption = None,
     recompute: RecomputeOption = "auto",
     replicas: ReplicasOption = None,
+    inner_steps: InnerStepsOption = None,
     codec: CodecOption = None,
     sum_codec: SumCodecOption = None,
     set_: SetOption = None,
@@ -102,12 +106,16 @@ def plan(
         check_picture(picture)
     codecs = parse_codecs(codec, sum_codec)
     number, when, computing = _number(microbatches), parse_recompute(recompute), parse_precision(precision)
+    require_inner_steps(inner_steps, parse_replicas(replicas or "1"))
     scheduler_called(scheduler)
     looks_at = Options.budget if budget is None else budget
     target = _planned_fleet(topology, efficiency, broker, token, folder)
     require_possible(target.topology, workers or None, looks_at, seed)
     codecs.wishes.require_ends(target.topology.ids)
-    loaded = read_job(job, precision=computing, codec=codecs.every, overrides=set_, sum_codec=codecs.sums)
+    loaded = read_job(
+        job, precision=computing, codec=codecs.every, overrides=set_, sum_codec=codecs.sums,
+        inner_steps=inner_steps,
+    )  # fmt: skip
     target = target._replace(topology=for_job(loaded, target.topology))
     with searching() as tell, suppress_torch_output(), fewer_workers_advice("--workers"):
         found = planned(

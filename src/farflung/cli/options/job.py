@@ -47,6 +47,7 @@ def read_job(
     codec: str | None = None,
     overrides: Sequence[str] | None = None,
     sum_codec: str | None = None,
+    inner_steps: int | None = None,
 ) -> Job:
     """Load the job of a file, and say what takes the seconds: importing torch and reading data."""
     from farflung.cli.render.progress import searching
@@ -62,5 +63,6 @@ def read_job(
             precision=precision,
             codec=codec,
             sum_codec=sum_codec,
+            inner_steps=inner_steps,
             overrides=overrides or (),
         )

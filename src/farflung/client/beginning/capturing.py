@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from farflung.client.options.merging import ONE_REPLICA
 from farflung.client.options.planning import fewer_workers_advice
 from farflung.client.options.target import Target, local_ids
 from farflung.errors import JobError
@@ -31,10 +32,7 @@ def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path |
         worker lacks one of the model's ops.
     """
     if job.sync is not None and target.wishes.replicas == 1:
-        raise JobError(
-            "Job(sync=) lets replicas of the model train apart, and this run has one: ask for more with"
-            " --replicas 2 (in Python replicas=2)"
-        )
+        raise JobError(f"Job(sync=) {ONE_REPLICA}")
     if (replicas := target.wishes.replicas) > 1:
         from farflung.planner.replicas import require_possible
 

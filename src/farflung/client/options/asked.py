@@ -93,14 +93,14 @@ def _read(
     standing: SubmittedJob | None = None,
 ) -> Asked:
     codecs = parse_codecs(options.codec, options.sum_codec)
-    if options.inner_steps is not None:
-        require_inner_steps(options.inner_steps)
+    target = parse_target(options, request.token, codecs.wishes)
+    require_inner_steps(options.inner_steps, target.wishes.replicas)
     return Asked(
         request,
         options,
         checkpoint_policy(options, earlier is not None, request.emulated is not None),
         codecs,
-        parse_target(options, request.token, codecs.wishes),
+        target,
         parse_precision(options.precision),
         parse_patience(options.patience),
         None if options.log is None else parse_log(options.log),

@@ -14,10 +14,24 @@ if TYPE_CHECKING:
     from farflung.client.api.job import Job
 
 
-def require_inner_steps(given: int) -> None:
-    """Raise JobError unless `--inner-steps` is a number of steps."""
+ONE_REPLICA = (
+    "lets replicas of the model train apart, and this run has one: ask for more with --replicas 2"
+    " (in Python replicas=2)"
+)
+"""Follows the option or field that asks for merges where nothing can merge."""
+
+
+def require_inner_steps(given: int | None, replicas: int) -> None:
+    """Raise JobError unless `--inner-steps` is a number of steps, and not all of them are of one replica.
+
+    None: the option is not given. `replicas` is 0 where the planner chooses how many.
+    """
+    if given is None:
+        return
     if not 1 <= given <= MOST_STEPS:
         raise JobError(f"--inner-steps takes 1 to {MOST_STEPS} steps between two merges, found {given}")
+    if replicas == 1:
+        raise JobError(f"--inner-steps {ONE_REPLICA}")
 
 
 def with_inner_steps(job: Job, inner_steps: int | None) -> Job:

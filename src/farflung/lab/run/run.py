@@ -27,8 +27,8 @@ class Request:
     The first `workers` workers of the topology take part. `out` is the run folder. `steps`, `text` and
     `precision` are as for `farflung train`. With `as_json` the submitter ends with a JSON document, which
     `Outcome` then holds. With `emulated`, devices are emulated and `topology` is slowed down for them.
-    `scheduler` plans on the topology, whose devices then sustain all of their TFLOP/s; `codecs`, `sum_codec`
-    and `replicas` are as for `farflung train`.
+    `scheduler` plans on the topology, whose devices then sustain all of their TFLOP/s; `codecs`, `sum_codec`,
+    `replicas` and `inner_steps` are as for `farflung train`.
     """
 
     job: Path
@@ -43,6 +43,7 @@ class Request:
     scheduler: str = AUTO
     codecs: tuple[str, ...] = ()
     replicas: str | None = None
+    inner_steps: int | None = None
     sum_codec: str | None = None
 
     def known(self) -> Topology:
@@ -161,6 +162,7 @@ class LabRun:
         arguments += [] if request.text is None else ["--text", str(request.text)]
         arguments += [] if request.precision is None else ["--precision", request.precision]
         arguments += [] if request.replicas is None else ["--replicas", request.replicas]
+        arguments += [] if request.inner_steps is None else ["--inner-steps", str(request.inner_steps)]
         arguments += [] if request.sum_codec is None else ["--sum-codec", request.sum_codec]
         for codec in request.codecs:
             arguments += ["--codec", codec]

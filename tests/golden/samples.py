@@ -203,7 +203,7 @@ class Maker:
         return {
             "placements": placements, "edges": edges, "microbatches": 5, "window": 3, "shares": [],
             "codecs": codecs, "later": later, "pipelines": [Pipeline(2, 3), Pipeline(2, 2)], "sums": sums,
-            "sum_codec": "int8", "inner_steps": 20,
+            "sum_codec": "int8", "inner_steps": 20, "home": [0, 2],
         }  # fmt: skip
 
     def _wishes(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from farflung.plans.codec_pair import DENSE
 from farflung.workload import Workload
 from farflung.workload.coding import sum_memory
 from farflung.workload.footprint import NOTHING, Footprint
+
+if TYPE_CHECKING:
+    from farflung.planner.home import HomeRule
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class Options:
         A known lower bound on the step time over all of these workloads; None: the scheduler computes one.
     watch
         The progress callback of a long search.
+    home
+        Which workers may run segments that read data that stays at home; None: any. Only `auto` obeys it.
     """
 
     workers: int | None = None
@@ -116,6 +122,7 @@ class Options:
     alternatives: tuple[Workload, ...] = ()
     proven: float | None = None
     watch: Watch = field(default=ignore_progress, compare=False)
+    home: HomeRule | None = None
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ def with_replicas(scheduler: Scheduler, replicas: int, name: str = AUTO) -> Sche
         count = possible(replicas, options.workers or len(fleet.devices), workload.microbatches)
         if count == 1:
             return scheduler(topology, workload, options)
-        judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), Budget(options.budget))
+        judge = Judge(
+            fleet.topology, Conditions(efficiency=options.efficiency), Budget(options.budget), options.home
+        )
         found = [
             one for one in _tried(scheduler, fleet, workload, options, count) if judge.fits(workload, one)
         ]

@@ -109,6 +109,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     add up their gradients. A plan of one pipeline has neither. What sums send from site to site is written
     by `sum_codec`. If pipelines were dropped (`plans.seating`), sums are among those that are left. If
     replicas train apart, they add up once in `inner_steps` steps, which only predictions take from here.
+
+    The segments of `home` read data that is to stay with home workers (`wishes.KeepHome`).
     """
 
     placements: list[Placement]
@@ -122,6 +124,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sums: Annotated[list[Sum], Meta(max_length=100_000)] = []
     sum_codec: CodecName = DENSE
     inner_steps: Annotated[int, Meta(ge=1, le=10**9)] = 1
+    home: Annotated[list[Number], Meta(max_length=100_000)] = []
 
     def __post_init__(self) -> None:
         count = len(self.placements)
@@ -129,6 +132,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a plan must have a segment")
         if [placement.segment for placement in self.placements] != list(range(count)):
             raise ValueError("a plan's segments must be numbered from 0 in order")
+        if any(segment >= count for segment in self.home):
+            raise ValueError("only a plan's own segments can be bound to home workers")
         self._check_replicas()
         self._check_pipelines()
         for edge in self.edges:
@@ -266,6 +271,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def segments_of(self, worker: str) -> list[int]:
         """Numbers of the segments that `worker` runs, ascending."""
         return [p.segment for p in self.placements if worker in p.workers]
+
+    def at_home(self) -> set[str]:
+        """The workers of segments that are bound to home workers."""
+        return {worker for segment in self.home for worker in self.placements[segment].workers}
+
+    def strangers(self, home: Collection[str]) -> set[str]:
+        """The workers of such segments that are not of `home`."""
+        return self.at_home() - set(home)
 
     def recomputing(self) -> set[int]:
         """Numbers of the segments that recompute activations instead of storing them."""

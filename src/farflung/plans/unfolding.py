@@ -43,8 +43,9 @@ def unfolded(plan: Plan, trained: Sequence[Mapping[int, int]], sites: Mapping[st
         for one in _sums(placement, sizes, sites, count)
     ]
     pipelines = [Pipeline(count, share) for share in plan.shares]
+    home = [replica * count + segment for replica in range(replicas) for segment in plan.home]
     return msgspec.structs.replace(
-        plan, placements=placements, edges=edges, shares=[], pipelines=pipelines, sums=sums
+        plan, placements=placements, edges=edges, shares=[], pipelines=pipelines, sums=sums, home=home
     )
 
 
@@ -70,6 +71,7 @@ def folded(plan: Plan) -> Plan:
         shares=shares if len(shares) > 1 else [],
         pipelines=[],
         sums=[],
+        home=[segment - home * count for segment in plan.home if plan.pipeline_of(segment) == home],
     )
 
 

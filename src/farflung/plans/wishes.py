@@ -123,6 +123,23 @@ class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ALL_DENSE = CodecWishes()
 
 
+class KeepHome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which data stays at home: only `workers` may run segments that read it, or hold copies of these.
+
+    `inputs` are the model inputs that its layers read, `targets` those that only loss and metrics read.
+    """
+
+    data: Annotated[tuple[Literal["inputs", "targets"], ...], Meta(max_length=2)] = ()
+    workers: Annotated[tuple[Word, ...], Meta(max_length=1_000)] = ()
+
+    def __post_init__(self) -> None:
+        if self.data and not self.workers:
+            raise ValueError("data that stays at home needs a home worker")
+
+
+NOTHING_AT_HOME = KeepHome()
+
+
 class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a job asks of planning.
 
@@ -131,7 +148,7 @@ class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     None uses the default for the kind of topology. `recompute` says whether segments recompute activations
     instead of storing them: only where memory requires it, always, or never. `codecs` says how links are
     coded, with names of the training's codebook. So many `replicas` of the model train on parts of each
-    batch; 0 lets the planner choose.
+    batch; 0 lets the planner choose. `home` says which data stays with which workers.
     """
 
     scheduler: Word = AUTO
@@ -140,6 +157,7 @@ class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recompute: Recompute = AUTO
     codecs: CodecWishes = ALL_DENSE
     replicas: Annotated[int, Meta(ge=0, le=1_000)] = 1
+    home: KeepHome = NOTHING_AT_HOME
 
 
 NO_WISHES = Wishes()

@@ -132,6 +132,7 @@ def _question(
         codecs=wishes.codecs,
         copies=command.copies,
         replicas=wishes.replicas,
+        home=wishes.home,
         current=command.current if isinstance(command, ConsiderPlan) else None,
     )
 

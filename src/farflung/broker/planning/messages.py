@@ -6,7 +6,7 @@ import msgspec
 
 from farflung.plans import CodecWishes, Plan, Prediction, Recompute, Topology
 from farflung.plans.ability import Ability
-from farflung.plans.wishes import ALL_DENSE, AUTO
+from farflung.plans.wishes import ALL_DENSE, AUTO, NOTHING_AT_HOME, KeepHome
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 
@@ -18,7 +18,7 @@ class Question(msgspec.Struct, frozen=True):
     `assumed` lists what was not measured. A search ends after `search_seconds` of CPU time. `abilities` say
     what each worker can compute, `codecs` which codecs the job asks for. If a plan leaves workers the memory
     for `copies` copies of their state, that is better; if none does, one without is made. A job that runs has
-    the plan `current`. `replicas` are as in `Wishes`.
+    the plan `current`. `replicas` and `home` are as in `Wishes`.
     """
 
     graph: bytes
@@ -37,6 +37,7 @@ class Question(msgspec.Struct, frozen=True):
     copies: int = 0
     current: Plan | None = None
     replicas: int = 1
+    home: KeepHome = NOTHING_AT_HOME
 
 
 class PlanResult(msgspec.Struct, frozen=True, tag="Made"):

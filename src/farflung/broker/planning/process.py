@@ -41,6 +41,7 @@ from farflung.planner.codecs.wishes import (
     unplanned,
 )
 from farflung.planner.compatibility import Needs, unable
+from farflung.planner.home import HomeRule, kept_at_home, require_scheduler
 from farflung.planner.notes import draws, mode_notes, recomputing_notes
 from farflung.planner.replicas import (
     alike_workers,
@@ -53,6 +54,7 @@ from farflung.planner.replicas import (
 from farflung.planner.run import find_schedule, plan_notes, predict
 from farflung.plans import Plan, Prediction, Topology, connected_part, folded, subtopology
 from farflung.plans.codec_pair import DENSE
+from farflung.plans.topology import MOST_GIGABYTES
 from farflung.plans.wishes import AUTO, LINE_LENGTH
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizers.memory import memory_of_updates
@@ -141,10 +143,14 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         question = msgspec.structs.replace(question, count=count - count % max(1, question.replicas))
     question = msgspec.structs.replace(question, workers=able)
     require_known(question.codecs, able, training.codecs)
-    if question.topology is None:
-        made, prediction = _balanced(question, graph), None
-    else:
+    require_scheduler(question.scheduler, question.home)
+    if question.topology is not None:
         made, prediction = _scheduled(question, graph, watch)
+    elif question.home.data:
+        made, prediction = _on_equals(question, graph, watch), None
+    else:
+        made, prediction = _balanced(question, graph), None
+    made = kept_at_home(made, graph, question.home)
     tuning = _tuning_basis(question, made.plan)
     sites = {} if question.topology is None else {w.id: w.site for w in question.topology.workers}
     made = made.unfolded(training.microbatch_size, sites)
@@ -231,6 +237,26 @@ def _balanced(question: Question, graph: Graph) -> PlannedJob:
     return replace(made, plan=phased(plan, question.codecs, training.steps))
 
 
+def _on_equals(question: Question, graph: Graph, watch: Watch) -> PlannedJob:
+    """Plan for workers without measurements as if all were equal, where data stays at home.
+
+    The balanced cut is for workers in their order, which says nothing of who is home. As many are used as
+    can be, unless the question says how many.
+    """
+    equals = alike(question.workers)
+    roomy = tuple(msgspec.structs.replace(one, memory_gb=MOST_GIGABYTES) for one in equals.workers)
+    topology = msgspec.structs.replace(equals, workers=roomy)
+    counts = [question.count] if question.count else range(len(question.workers), 0, -1)
+    for count in counts:
+        asked = msgspec.structs.replace(question, topology=topology, count=count)
+        try:
+            return _scheduled(asked, graph, watch)[0]
+        except PlanError:
+            if count == counts[-1]:
+                raise
+    raise PlanError("a plan needs at least one worker, found none: start one with `farflung join`")
+
+
 def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction]:
     """Plan with the scheduler that the job asks for, on a topology."""
     training = question.training
@@ -244,6 +270,7 @@ def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJ
         inner_steps=training.inner_steps,
         seconds=question.search_seconds,
         watch=watch,
+        home=HomeRule.of(graph, question.home),
     )
     conditions = Conditions(efficiency=question.efficiency)
     planning = scheduler_for_replicas(question.scheduler, question.replicas)

@@ -56,14 +56,14 @@ def loops(workload: Workload, parts: int) -> list[tuple[Positions, int, int]]:
         legal[1:head] = False
         positions = Positions.of(workload, parts, legal)
         positions = replace(positions, at=np.union1d(positions.at, [head]))
-        index = np.searchsorted(positions.at, [head, _last_cut(workload, head)], side="right") - 1
+        index = np.searchsorted(positions.at, [head, last_cut(workload, head)], side="right") - 1
         found.append((positions, int(index[0]), int(index[1])))
     return found
 
 
 def _heads_to_try(workload: Workload) -> list[int]:
     def is_roomy(head: int) -> bool:
-        between = workload.work[_last_cut(workload, head)] - workload.work[head]
+        between = workload.work[last_cut(workload, head)] - workload.work[head]
         return bool(between >= ROOMY * workload.work[-1])
 
     heads = _heads(workload)
@@ -78,17 +78,17 @@ def _heads(workload: Workload) -> list[int]:
     crossing = workload.crossing_forward + workload.crossing_backward
 
     def key(head: int) -> tuple[float, float]:
-        return float(crossing[head]), float(workload.work[head] - workload.work[_last_cut(workload, head)])
+        return float(crossing[head]), float(workload.work[head] - workload.work[last_cut(workload, head)])
 
     return sorted((head for head in range(1, len(workload)) if _may_end(workload, head)), key=key)
 
 
 def _may_end(workload: Workload, head: int) -> bool:
     is_split = any(uses[0] < head <= uses[-1] for uses in workload.ties)
-    return is_split and _last_cut(workload, head) > head and bool(positions_within_ties(workload, head)[head])
+    return is_split and last_cut(workload, head) > head and bool(positions_within_ties(workload, head)[head])
 
 
-def _last_cut(workload: Workload, head: int) -> int:
+def last_cut(workload: Workload, head: int) -> int:
     """The last position for a cut if the first segment ends at `head`: the next use of its parameters."""
     later = [next(at for at in uses if at >= head) for uses in workload.ties if uses[0] < head <= uses[-1]]
     return min(later, default=len(workload))

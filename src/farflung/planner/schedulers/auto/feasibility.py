@@ -122,6 +122,9 @@ class SearchSetting:
         Whether ranges may recompute if they do not fit otherwise.
     window
         The only window allowed; None allows any.
+    is_home, open_until
+        Whether each worker may run any range, and where ranges of others must end that begin at each
+        position, as an index; None if all may run any.
     """
 
     devices: Devices
@@ -131,6 +134,8 @@ class SearchSetting:
     slack: float = 1.0
     recompute: bool = False
     window: int | None = None
+    is_home: Bools | None = None
+    open_until: Ints | None = None
 
 
 def reach(setting: SearchSetting, orders: Orders, seconds: Floats, trips: Floats, window: int) -> Reached:
@@ -197,11 +202,11 @@ class _Reach:
         limit = np.minimum(share * first_room / M - spent, room / M)
         speed = devices.speeds[worker]
         free = share * devices.memory_bytes[worker] - used_bytes
-        stop = self._longest(np.maximum(limit, 0.0) * speed, free)
+        stop = self._open(worker, self._longest(np.maximum(limit, 0.0) * speed, free))
         last = visit == self.orders.lengths - 1
         stop = np.where(last, stop, self._cut(visit, worker, stop))
         if tables.loop is not None and visit == 0:
-            stop = np.where(self.memory[tables.loop[0], 0] <= free, tables.loop[0], 0)
+            stop = self._open(worker, np.where(self.memory[tables.loop[0], 0] <= free, tables.loop[0], 0))
         moved = tables.owned[stop] > tables.owned[self.at]
         moved = moved & (~last | (stop == len(tables) - 1))
         if tables.loop is not None:
@@ -218,6 +223,13 @@ class _Reach:
         self.alive &= moved | ~here
         self.at = np.where(ok, stop, self.at)
         self.stops[:, visit] = self.at
+
+    def _open(self, worker: Ints, stop: Ints) -> Ints:
+        """`stop`, or where a range of this worker must end before because of data that stays at home."""
+        setting = self.setting
+        if setting.is_home is None or setting.open_until is None:
+            return stop
+        return np.where(setting.is_home[worker], stop, np.minimum(stop, setting.open_until[self.at]))
 
     def _hop(self, visit: int, worker: Ints, here: Bools) -> None:
         """Add the hop to the next worker and back, for orders that are not finished."""

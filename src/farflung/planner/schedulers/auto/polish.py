@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from farflung.planner.assignment import Assignment, Options, Watch, ignore_progress, memory_by_worker, plan_of
+from farflung.planner.home import HomeRule
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.planner.schedulers.auto.tables import Tables
 from farflung.plans import Topology
@@ -67,6 +68,7 @@ class Judge:
     topology: Topology
     conditions: Conditions
     budget: Budget
+    home: HomeRule | None = None
     _known: dict[tuple[int, Assignment], float] = field(default_factory=dict)
 
     def lower_bound(self, workload: Workload, assignment: Assignment) -> float:
@@ -84,7 +86,9 @@ class Judge:
         return self._known[key]
 
     def fits(self, workload: Workload, assignment: Assignment) -> bool:
-        """Whether every worker has the memory for its segments."""
+        """Whether every worker has the memory for its segments, and may run them."""
+        if self.home is not None and not self.home.allows(assignment):
+            return False
         room = {worker.id: worker.memory_gb * 1e9 for worker in self.topology.workers}
         needed = memory_by_worker(workload, assignment)
         return all(size <= room[worker] for worker, size in needed.items())

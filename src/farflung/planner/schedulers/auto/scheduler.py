@@ -42,6 +42,7 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
 
     The other schedulers are equal-count (approximate if there is an incumbent), equal-compute, evolutionary,
     both of `opfence`, for small cases the exact one, the plan without measurements, and one worker alone.
+    With `options.home`, which only this scheduler obeys, none of the others runs.
     `options.budget` counts plans as `polish.Budget` does, without the other schedulers' own work. They do not
     run for more than `MOST_RIVALLED` workers. If one of their plans is proven best, there is no search.
 
@@ -52,7 +53,7 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """
     fleet = usable_fleet(topology, workload, options)
     budget = Budget(options.budget, options.seconds, options.watch)
-    judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), budget)
+    judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), budget, options.home)
     workloads = (workload, *options.alternatives)
     bound = _bound(fleet, workloads, options)
     shares_cores = bool(fleet.topology.machines())
@@ -70,6 +71,8 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
         rated_plans += [*known, *search.run(known)]
         budget.settle(search.judge.budget)
     if not rated_plans:
+        if options.home is not None:
+            raise options.home.refusal(fleet.topology, workload)
         raise refusal or PlanError(
             "no cut of the model fits these workers: "
             + advice(workload, float(fleet.devices.memory_bytes.sum()))
@@ -171,7 +174,7 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
         if simple is not None and _is_valid(fleet, workload, simple, judge):
             some = True
             yield RatedPlan(judge.simulate_plan(workload, simple), workload, simple)
-    rivals = _rivals(fleet, workload, RIVALS if incumbent is None else AGAIN)
+    rivals = () if options.home else _rivals(fleet, workload, RIVALS if incumbent is None else AGAIN)
     requests = [(rival, replace(alone, most_replicas=1)) for rival in rivals]
     if options.most_replicas > 1 and evolutionary in rivals:  # the others make no replicas
         requests.append((evolutionary, alone))

@@ -19,7 +19,7 @@ from farflung.planner.schedulers.auto.descent import Candidate, Descent
 from farflung.planner.schedulers.auto.feasibility import SearchSetting
 from farflung.planner.schedulers.auto.moves import Moves
 from farflung.planner.schedulers.auto.polish import Judge, RatedPlan, polish
-from farflung.planner.schedulers.auto.tables import Tables, tables_of
+from farflung.planner.schedulers.auto.tables import Tables, home_tables, tables_of
 from farflung.workload import Workload
 
 
@@ -30,7 +30,7 @@ def replicated(
     number = {id: at for at, id in enumerate(devices.ids)}
     pipelines = [[number[names[0]] for names in assignment.workers]]
     for _ in range(2, min(most, assignment.microbatches) + 1):
-        copy = _copy(workload, devices, assignment, pipelines)
+        copy = _copy(workload, devices, assignment, pipelines, options)
         if copy is None:
             return
         pipelines.append(copy)
@@ -44,7 +44,11 @@ def replicated(
 
 
 def _copy(
-    workload: Workload, devices: Devices, assignment: Assignment, pipelines: list[list[int]]
+    workload: Workload,
+    devices: Devices,
+    assignment: Assignment,
+    pipelines: list[list[int]],
+    options: Options,
 ) -> list[int] | None:
     """Another pipeline of workers that none of `pipelines` uses; None if there are not enough."""
     first = pipelines[0]
@@ -56,6 +60,10 @@ def _copy(
             continue
         needed = memory_of(workload, assignment, devices.ids[original])
         able = [at for at in sorted(left) if devices.memory_bytes[at] >= needed]
+        if options.home is not None and any(
+            options.home.binds(*ranges[at]) for at, worker in enumerate(first) if worker == original
+        ):
+            able = [at for at in able if options.home.is_home(devices.ids[at])]
         if not able:
             return None
         peers = [pipeline[segment] for pipeline in pipelines]
@@ -137,7 +145,8 @@ class Search:
         names = list(dict.fromkeys(worker.site for worker in fleet.topology.workers))
         self.site = np.array([names.index(worker.site) for worker in fleet.topology.workers])
         self.low = workload.microbatches * workload.work[-1] / self.devices.speeds.sum()
-        self.tables = tables_of(workload)
+        self.tables = tables_of(workload) if options.home is None else home_tables(workload, options.home)
+        self.is_home = np.array([options.home is None or options.home.is_home(id) for id in self.devices.ids])
 
     def run(self, known: Sequence[RatedPlan]) -> list[RatedPlan]:
         """The best plans found, beside those that are `known`, from which it also starts.
@@ -207,7 +216,7 @@ class Search:
         ]
 
     def _setting(self, tables: Tables, slack: float) -> SearchSetting:
-        home = self.fleet.topology.ids.index(self.fleet.topology.home.id)
+        home, rule = self.fleet.topology.ids.index(self.fleet.topology.home.id), self.options.home
         return SearchSetting(
             self.devices,
             tables,
@@ -216,13 +225,18 @@ class Search:
             slack,
             self.options.recompute,
             self.options.window,
+            None if rule is None else self.is_home,
+            None if rule is None else rule.open_until(tables.at),
         )
 
     def _starts(self, descent: Descent, known: Sequence[RatedPlan]) -> list[Candidate]:
         """The known orders and, for each of the strongest sites, the best number of its workers."""
         loop = descent.setting.tables.loop is not None
         found = [descent.best_of([order]) for order in self._orders(known, loop)]
-        found += [descent.best_of(prefixes) for prefixes in self._prefixes(2 if loop else 1)]
+        found += [
+            descent.best_of([self._home_outside(order, loop) for order in prefixes])
+            for prefixes in self._prefixes(2 if loop else 1)
+        ]
         some = [one for one in found if one is not None]
         return sorted(some, key=lambda one: (one.seconds, -one.solution.part))
 
@@ -237,6 +251,28 @@ class Search:
                 continue
             orders.append(order)
         return list(dict.fromkeys(orders))
+
+    def _home_outside(self, order: Sequence[int], loop: bool) -> list[int]:
+        """The same order with home workers at its ends, or one in front; it may get one more of them."""
+        rule = self.options.home
+        if rule is None:
+            return list(order)
+        ranked = np.argsort(-self.devices.speeds, kind="stable").tolist()
+        home = [worker for worker in order if self.is_home[worker]]
+        others = [worker for worker in order if not self.is_home[worker]]
+        opens, closes = rule.open_stretch(self.workload)
+        ends = (opens > 0) + (closes < len(self.workload) and not loop)
+        ends = min(ends, self.fleet.count or ends)
+        home += [worker for worker in ranked if self.is_home[worker] and worker not in home][
+            : max(0, ends - len(home))
+        ]
+        if self.fleet.count is not None:
+            others = others[: max(0, self.fleet.count - len(home))]
+        if not opens:
+            return [*others, *home]
+        if loop or closes == len(self.workload):
+            return [*home, *others]
+        return [*home[:-1], *others, *home[-1:]]
 
     def _prefixes(self, least: int) -> Iterator[list[list[int]]]:
         speeds, count = self.devices.speeds, self.fleet.count
@@ -291,7 +327,8 @@ class Search:
         if rated.tables is not None:
             return rated
         loops = rated.assignment.workers[0] == rated.assignment.workers[-1] and len(rated.assignment.cuts) > 1
+        loops &= bool(self.workload.ties) or self.options.home is not None
         for tables in self.tables:
-            if (tables.loop is not None) == (loops and bool(self.workload.ties)):
+            if (tables.loop is not None) == loops:
                 return replace(rated, tables=tables)
         return replace(rated, tables=self.tables[0])

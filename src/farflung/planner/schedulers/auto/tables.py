@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from farflung.planner.cutting.positions import Positions
 from farflung.planner.cutting.ties import loops, straight
+from farflung.planner.home import HomeRule
 from farflung.planner.memoize import once
 from farflung.workload import Workload
 
@@ -71,3 +72,12 @@ def tables_of(workload: Workload) -> tuple[Tables, ...]:
         Tables(workload, straight(workload, PARTS).at),
         *(Tables(workload, positions.at, loop=(head, last)) for positions, head, last in ends),
     )
+
+
+def home_tables(workload: Workload, rule: HomeRule) -> tuple[Tables, ...]:
+    """The tables of plain pipelines, and of the loop in which one home worker has both ends, if it helps."""
+    found, plain = rule.loop(workload, PARTS), Tables(workload, straight(workload, PARTS).at)
+    if found is None:
+        return (plain,)
+    positions, head, last = found
+    return plain, Tables(workload, positions.at, loop=(head, last))

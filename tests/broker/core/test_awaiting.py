@@ -12,6 +12,7 @@ from tests.broker.scenario import DEVICE, Scenario, digest_of, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import SendLoad
+from farflung.broker.core.recovering import awaiting
 from farflung.broker.core.state import durable, replay
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.fields import shutting_down
@@ -185,6 +186,14 @@ def test_a_submitter_without_links_hears_whom_the_job_waits_for() -> None:
     assert job_of(story).awaited == ("b",)
     said = [message for message in told(story.commands) if isinstance(message, Accepted)][-1]
     assert "waiting for b" in said.state
+
+
+def test_how_long_the_others_wait_before_they_go_on_without_it_is_said_in_advance() -> None:
+    story = alone()
+    story.leave("b")
+    assert "(or to go on without, after 1 minute)" in awaiting.words_of(story.state, job_of(story))
+    story.feed(events.Tick(story.now, 900.0, 40.0, 600.0, 90.0))  # by another lease
+    assert "(or to go on without, after 90 s)" in awaiting.words_of(story.state, job_of(story))
 
 
 def test_a_job_that_is_stopped_meanwhile_sends_its_weights_once_it_is_back() -> None:

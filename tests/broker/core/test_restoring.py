@@ -102,7 +102,7 @@ def test_a_worker_that_may_give_other_bits_or_lacks_something_takes_no_place(dev
     story.leave("b")
     assert job_of(story).state == QUEUED
     words = (
-        "; waiting for b, or another one like it, to go on at step 2 (or without, after a while),"
+        "; waiting for b, or another one like it, to go on at step 2 (or without, after 1 minute),"
         " at most until 1970-01-02 00:17 UTC"
     )
     assert job_of(story).words.endswith(words)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farflung.broker.core.blobs import Digest
+from farflung.broker.core.records import REPLACE_SECONDS
 from farflung.broker.core.trusting.records import MOST_SUSPICIONS
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.broker.planning.messages import PlanResult
@@ -70,7 +71,7 @@ class Tick(Event):
     patience_seconds: float
     return_seconds: float = math.inf
     hold_seconds: float = math.inf
-    replace_seconds: float = 60.0
+    replace_seconds: float = REPLACE_SECONDS
 
 
 @dataclass(frozen=True)

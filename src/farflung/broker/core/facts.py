@@ -426,6 +426,12 @@ class SuspicionsLimited(msgspec.Struct, frozen=True):
     most: int
 
 
+class WaitLimited(msgspec.Struct, frozen=True):
+    """Observed: for so long a job that could go on without lost workers waits for them at least."""
+
+    seconds: float
+
+
 class WorkerVerified(msgspec.Struct, frozen=True):
     """Observed: the worker's key answered at `addresses`."""
 
@@ -533,6 +539,7 @@ AnyDecision = (
 )
 Observation = (
     SuspicionsLimited
+    | WaitLimited
     | WorkerVerified
     | WorkerLoaded
     | WorkerHolds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from farflung.broker.core.blobs import Digest, JobBlobs
 from farflung.broker.core.fleet.replanning import Replanning
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 QUEUED, PLANNING, LOADING, RUNNING, COLLECTING = "queued", "planning", "loading", "running", "collecting"
 DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
 OVER = (DONE, FAILED, CANCELLED)
+REPLACE_SECONDS = 60.0
+"""`State.replace_seconds` until the first tick says another one: that of the default lease."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +339,8 @@ class State:
 
     `submitted` is the number of the newest job. It stays when a job is forgotten, so that no name repeats.
     `removed` are the members that operators have removed, by id, and `suspicions` says what is held against
-    workers; after `most_suspicions` (a setting, which is not stored) they get no jobs.
+    workers; after `most_suspicions` (a setting, which is not stored) they get no jobs. A job that could
+    go on without lost workers waits for them for `replace_seconds` at least (not stored either).
     """
 
     workers: Mapping[str, Worker]
@@ -346,6 +349,7 @@ class State:
     removed: Mapping[str, Removal] = field(default_factory=dict)
     suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
     most_suspicions: int = MOST_SUSPICIONS
+    replace_seconds: float = REPLACE_SECONDS
 
     @classmethod
     def empty(cls) -> State:
@@ -411,7 +415,8 @@ def durable(state: State) -> State:
     """The part of `state` that a replay of the stored decisions restores."""
     jobs = {name: durable_job(job) for name, job in state.jobs.items()}
     workers = {name: durable_worker(worker) for name, worker in state.workers.items()}
-    return replace(state, jobs=jobs, workers=workers, most_suspicions=MOST_SUSPICIONS)
+    settings: dict[str, Any] = {"most_suspicions": MOST_SUSPICIONS, "replace_seconds": REPLACE_SECONDS}
+    return replace(state, jobs=jobs, workers=workers, **settings)
 
 
 def durable_job(job: Job) -> Job:

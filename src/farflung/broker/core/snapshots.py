@@ -33,7 +33,9 @@ _OBSERVED = (
     "unfit_standbys",
     "replanning",
 )
-"""The fields of a job that `durable` empties: a snapshot holds none of them, nor what a worker holds."""
+"""The fields of a job that `durable` empties: a snapshot holds none of them, nor what a worker holds.
+How long a job waits for lost workers comes with each tick.
+"""
 
 _log = logging.getLogger("farflung.broker")
 
@@ -56,7 +58,7 @@ def _record(kind: type, left_out: tuple[str, ...] = ()) -> Any:
 
 _WorkerRecord = _record(Worker, ("held",))
 _JobRecord = _record(Job, _OBSERVED)
-_StateRecord = _record(State, ("workers", "jobs"))
+_StateRecord = _record(State, ("workers", "jobs", "replace_seconds"))
 
 Snapshot: Any = msgspec.defstruct(
     "Snapshot",

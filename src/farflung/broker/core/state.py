@@ -126,6 +126,8 @@ def _on_restarted(event: events.Restarted, turn: Transition) -> None:
 
 @_decide.register
 def _on_tick(event: events.Tick, turn: Transition) -> None:
+    if event.replace_seconds != turn.state.replace_seconds:
+        turn.emit(facts.WaitLimited(event.replace_seconds))
     returns.on_tick(turn, event.return_seconds)
     awaiting.on_tick(turn, event.replace_seconds)
     submitters.on_tick(turn, event.hold_seconds)

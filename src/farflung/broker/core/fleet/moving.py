@@ -34,8 +34,9 @@ def on_tick(turn: Transition) -> None:
         if job.state != RUNNING:
             continue
         proposal = job.replanning.proposal
-        if proposal is not None and turn.now - proposal.at > max(60.0, LONGEST * proposal.figures.cost):
-            _abort(turn, job, "its version took too long")
+        allowed = 0.0 if proposal is None else max(60.0, LONGEST * proposal.figures.cost)
+        if proposal is not None and turn.now - proposal.at > allowed:
+            _abort(turn, job, f"its version was not stable within {allowed:.0f} s")
         elif may_move(turn.state, job):
             _consider(turn, job)
 

@@ -112,11 +112,9 @@ def words_of(state: State, job: Job) -> str:
         return ""
     names, disks = and_more(gone, job_queue.NAMED), "its disk" if len(gone) == 1 else "their disks"
     like = "another one like it" if len(gone) == 1 else "others like them"
-    without = (
-        " (or to go on without, after a while)"
-        if job_queue.can_go_on(job_queue.freed(state, job, gone), job)
-        else ""
-    )
+    without = ""
+    if job_queue.can_go_on(job_queue.freed(state, job, gone), job):
+        without = f" (or to go on without, after {duration_words(state.replace_seconds)})"
     since = _away_since(state, gone)
     until = "" if since == math.inf else f", at most until {format_utc(since + job.patience_seconds)}"
     words = f"{waiting_for(names)} to return with {disks}, or {like}{without}{until}"

@@ -53,6 +53,7 @@ for _function in (
     trust_reducer.worker_blamed,
     trust_reducer.worker_suspected,
     trust_reducer.suspicions_limited,
+    trust_reducer.wait_limited,
     unit_reducer.unit_decided,
     unit_reducer.version_stable,
     unit_reducer.replanning_changed,

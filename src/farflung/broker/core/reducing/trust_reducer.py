@@ -44,5 +44,9 @@ def suspicions_limited(fact: facts.SuspicionsLimited, state: State) -> State:
     return replace(state, most_suspicions=fact.most)
 
 
+def wait_limited(fact: facts.WaitLimited, state: State) -> State:
+    return replace(state, replace_seconds=fact.seconds)
+
+
 def _without_blame(job: Job, worker: str) -> Job:
     return replace(job, blamed={name: one for name, one in job.blamed.items() if name != worker})

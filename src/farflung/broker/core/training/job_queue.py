@@ -226,7 +226,7 @@ def _wait_for_members(turn: Transition, job: Job) -> Job | None:
         has = "has" if len(missing) == 1 else "have"
         words = f"{waiting_for(names)}, which alone {has} all of its state, to go on at step {job.step + 1}"
     elif recut_on(turn.state, job)[0]:
-        words += " (or without, after a while)"
+        words += f" (or without, after {duration_words(turn.state.replace_seconds)})"
     return _wait(turn, job, words, missing=max(0, lacks))
 
 

@@ -7,7 +7,7 @@ who has the data, evaluates the weights once more and compares the loss with the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -118,16 +118,20 @@ def _evaluated(
     microbatches, tensors = Microbatches(prepared.job, prepared.graph), dict(_weights(prepared, state))
     began = time.monotonic()
     first, again = (microbatches.load_unit(unit._replace(microbatches=1)) for _ in range(2))
+    reading = (time.monotonic() - began) / 2
     if not _equal(first[0].tensors, again[0].tensors):
         return Compared(None, "validation items differ each time they are read")
-    loss = _mean_loss(prepared, training, tensors, unit, [first[0].tensors])
+    evaluate = _evaluation(prepared, training, tensors, unit, 1)
+    loss = evaluate([first[0].tensors])
     if unit.microbatches == 1:
         return Compared(loss)
-    expected = (time.monotonic() - began) * unit.microbatches
+    began = time.monotonic()
+    evaluate([again[0].tensors])  # the first one also prepared what the others need, too
+    expected = (reading + time.monotonic() - began) * unit.microbatches
     if expected > most_seconds:
-        return Compared(None, f"evaluating them takes up to {expected:.1f} s on this machine")
+        return Compared(None, f"evaluating them takes about {expected:.1f} s on this machine")
     batches = [one.tensors for one in microbatches.load_unit(unit)]
-    return Compared(_mean_loss(prepared, training, tensors, unit, batches))
+    return Compared(_evaluation(prepared, training, tensors, unit, unit.microbatches)(batches))
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -136,24 +140,25 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def _mean_loss(
-    prepared: Prepared,
-    training: Training,
-    tensors: Mapping[str, Tensor],
-    unit: Unit,
-    batches: list[dict[str, Tensor]],
-) -> float:
-    """The loss of these weights in this evaluation, as one worker with all of the graph computes it."""
+def _evaluation(
+    prepared: Prepared, training: Training, tensors: Mapping[str, Tensor], unit: Unit, count: int
+) -> Callable[[list[dict[str, Tensor]]], float]:
+    """Computes these weights' mean loss on `count` microbatches, as one worker with all of the graph."""
     from farflung.planner import plan_graph
     from farflung.runtime.in_process import InProcessPipeline
     from farflung.runtime.parity.steps import received
 
-    graph, size, count = prepared.graph, prepared.job.microbatch_size, len(batches)
+    graph, size = prepared.graph, prepared.job.microbatch_size
     planned = plan_graph(graph, count, size, ["here"])
     settings = msgspec.structs.replace(training, validation_microbatches=count)
     segments = received(planned.programs, size)
     pipeline = InProcessPipeline(graph, planned.plan, segments, tensors, settings, first=unit.number)
-    return sum(share.loss for share in pipeline.run(unit.number, batches))
+
+    def mean_loss(batches: list[dict[str, Tensor]]) -> float:
+        pipeline.restart()
+        return sum(share.loss for share in pipeline.run(unit.number, batches))
+
+    return mean_loss
 
 
 def _weights(prepared: Prepared, state: ReceivedState) -> Iterator[tuple[str, Tensor]]:

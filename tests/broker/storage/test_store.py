@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -240,3 +241,16 @@ def test_only_its_owner_may_read_the_file_also_if_it_is_older(tmp_path: Path) ->
     (tmp_path / "broker.sqlite").chmod(0o644)
     with Store(tmp_path):
         assert (tmp_path / "broker.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_only_its_owner_may_read_what_a_killed_broker_of_an_older_version_left(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    with Store(tmp_path / "live") as store:
+        store.add_token(TokenRecord(b"d" * 32, "worker", 1, 0, 1e9))
+        shutil.copytree(tmp_path / "live", left)  # as a kill leaves it: with the newest writes in the -wal
+    for path in left.iterdir():
+        path.chmod(0o644)
+    with Store(left, sole=False) as store:
+        assert [token.digest for token in store.tokens()] == [b"d" * 32]
+        modes = {path.name: path.stat().st_mode & 0o777 for path in left.glob("broker.sqlite*")}
+    assert modes == dict.fromkeys(("broker.sqlite", "broker.sqlite-wal", "broker.sqlite-shm"), 0o600)

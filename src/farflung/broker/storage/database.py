@@ -68,11 +68,16 @@ def open_database(path: Path) -> sqlite3.Connection:
 
 
 def _keep_private(path: Path) -> None:
-    """Let only the owner read the file, also an older one; SQLite gives its helper files the same mode."""
+    """Let only the owner read the file, also an older one; SQLite gives its helper files the same mode.
+
+    Those that an older version left when it was killed have the mode of then.
+    """
     with suppress(OSError):  # SQLite then says what is wrong
         path.touch(mode=0o600, exist_ok=True)
-        if path.stat().st_mode & 0o077:
-            path.chmod(0o600)
+    for file in (path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm"))):
+        with suppress(OSError):
+            if file.stat().st_mode & 0o077:
+                file.chmod(0o600)
 
 
 @contextmanager

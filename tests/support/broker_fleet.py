@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from farflung.broker.security.authority import create_token
+from farflung.broker.security.authority import Authority, create_token
 from farflung.broker.service import BrokerService
 from farflung.broker.storage.store import Store
 from farflung.errors import ProtocolError
@@ -18,9 +19,10 @@ from farflung.protocol.messages import Begin, Decide, Load, Loaded, Message, Reg
 from farflung.protocol.worker import Device, Share
 from farflung.transport.endpoint import dial
 from farflung.transport.link.link import Link
-from farflung.transport.security.certificates import LIFETIME_SECONDS
+from farflung.transport.security.certificates import LIFETIME_SECONDS, certificate_to_pem, signing_request
 from farflung.transport.security.enrolment import enrol
-from farflung.transport.security.identity import Identity
+from farflung.transport.security.identity import Identity, key_in
+from farflung.transport.security.join_messages import AskCertificate
 from farflung.transport.security.names import BROKER_ID
 from farflung.transport.security.peer import Peer
 from farflung.transport.security.tokens import TokenRole
@@ -64,6 +66,16 @@ async def identity(service: BrokerService, folder: Path, id: str, role: TokenRol
         return Identity.load(own)
     token = await asyncio.to_thread(create_token, folder, role)
     return (await enrol(service.address, token, own, role, id)).identity
+
+
+def joined_earlier(hub: Path, folder: Path, days_ago: float) -> Identity:
+    """A worker that joined some days ago, whose certificate is as old."""
+    with Store(hub) as store:
+        authority = Authority.open(hub, store, lambda: time.time() - days_ago * 86_400)
+        request = signing_request(key_in(folder), "a", "worker")
+        secret = authority.create_token("worker").secret
+        certificate = authority.enrol(AskCertificate(secret, "a", "worker", request))
+        return Identity.write(folder, certificate, certificate_to_pem(authority.certificate), "127.0.0.1:9")
 
 
 class Member:

@@ -73,6 +73,7 @@ async def serve(
     store_address: str | None = None,
     standby: bool = False,
     most_suspicions: int = MOST_SUSPICIONS,
+    certificate_seconds: float = LIFETIME_SECONDS,
     pages: Pages | None = None,
 ) -> None:
     """Run a broker on `folder` until cancelled; the first start creates the folder and its authority.
@@ -80,7 +81,8 @@ async def serve(
     `relay_mbps` is the rate at which the broker relays links between peers that cannot reach each other.
     Without `surveys`, links are measured only on request. `store_address` names a database for the store
     (postgresql://...). With `standby`, the broker waits while another one owns the store. A worker
-    gets no jobs after `most_suspicions`. `pages` shows its status to viewers with a browser.
+    gets no jobs after `most_suspicions`. Certificates end after `certificate_seconds`. `pages`
+    shows its status to viewers with a browser.
 
     Raises
     ------
@@ -92,7 +94,13 @@ async def serve(
     timeouts = Timeouts(lease_seconds)
     with await _own_store(folder, timeouts, store_address, standby) as store:
         service = BrokerService(
-            folder, store, timeouts, relay_mbps, surveys=surveys, most_suspicions=most_suspicions
+            folder,
+            store,
+            timeouts,
+            relay_mbps,
+            certificate_seconds=certificate_seconds,
+            surveys=surveys,
+            most_suspicions=most_suspicions,
         )
         await service.start(address)
         try:

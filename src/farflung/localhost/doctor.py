@@ -23,10 +23,12 @@ from farflung.localhost.findings import (
 )
 from farflung.plans.rates import tflops_text
 from farflung.runtime.frameworks import COMPUTING, is_installed
+from farflung.text import format_utc
 from farflung.transport.endpoint import ask
 from farflung.transport.net.addresses import DEFAULT_PORT, parse_address, parse_addresses
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import unverified_context
+from farflung.transport.security.enrolment import renew_ended
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 
@@ -155,7 +157,7 @@ def _identities(folders: list[Path]) -> tuple[list[Identity], list[Finding]]:
         if not (folder / "identity.json").exists():
             continue
         try:
-            identities.append(Identity.load(folder))
+            identities.append(Identity.load(folder, ended_too=True))
         except IdentityError as error:
             troubles.append(Finding("certificate", False, str(error), "join again with --token"))
     return identities, troubles
@@ -166,9 +168,12 @@ def _no_identity() -> Finding:
 
 
 def _certificate(identity: Identity) -> Finding:
-    days = (identity.expires_at - time.time()) / 86400
     holder = identity.id if identity.id == identity.role else f"{identity.role} {identity.id}"
-    return Finding("certificate", True, f"{holder}, good for {days:.1f} more days")
+    if identity.has_ended:
+        return Finding("certificate", True, f"{holder}, ended {format_utc(identity.expires_at)}")
+    days = (identity.expires_at - time.time()) / 86400
+    left = f"{days:.1f} more days" if days >= 1 else f"{days * 24:.0f} more hours"
+    return Finding("certificate", True, f"{holder}, good for {left}")
 
 
 async def _reach(address: str) -> tuple[Finding, Finding | None]:
@@ -205,6 +210,8 @@ def _clock(ahead: float) -> Finding:
 async def _admitted(identity: Identity) -> list[Finding]:
     """Check whether the broker admits this holder and, if so, by which routes its last job was connected."""
     try:
+        if identity.has_ended:
+            identity = await renew_ended(identity)
         status = await ask_status(identity)
     except FarflungError as error:
         helps = f"farflung token create --role {identity.role} on the broker, then join again with --token"

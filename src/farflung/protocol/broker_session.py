@@ -217,6 +217,7 @@ class Renewal:
     def __init__(self, identity: Identity, contexts: Sequence[ssl.SSLContext]) -> None:
         self.identity = identity
         self._contexts = contexts
+        self._renewed_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, send: Callable[[Message], None], every_seconds: float) -> None:
@@ -225,8 +226,10 @@ class Renewal:
             self._timer.cancel()
         left = self.identity.renewal_due_at - time.time()
         if left <= 0:
-            send(Renew(self.identity.renewal_request()))
-            left = every_seconds
+            left = min(every_seconds, self.identity.lifetime_seconds / 4)
+            # By a clock that is far ahead of the broker's, even a new certificate is due at once.
+            if time.monotonic() >= self._renewed_at + left:
+                send(Renew(self.identity.renewal_request()))
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(min(left, every_seconds), self.start, send, every_seconds)
 
@@ -242,6 +245,7 @@ class Renewal:
         except FarflungError as error:
             log.warning("the renewed certificate was refused: %s", error)
             return
+        self._renewed_at = time.monotonic()
         self._use()
 
     async def renew_ended(self) -> bool:

@@ -41,7 +41,7 @@ def test_a_token_comes_with_the_command_and_the_address_of_the_broker(
     printed = capsys.readouterr()
     first, kept, second = printed.err.splitlines()
     assert first == "valid for 2 uses within 24 h: farflung join 192.0.2.7:7711 --token TOKEN"
-    assert kept == "what joins with it gets an identity for 7 days; use renews it from half of that on"
+    assert kept == "what joins with it keeps its identity while it is in use, and comes back within 7 days"
     assert "10.1.2.3:7711, [2001:db8::7]:7711" in second
     assert printed.out.startswith("ff1-") and printed.out.count("\n") == 1
 

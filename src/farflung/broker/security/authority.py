@@ -126,7 +126,7 @@ _sparse = SparseLog(_log)
 class Authority:
     """A broker's certificate authority. Its folder holds the key, its store the tokens and holders.
 
-    Certificates are valid for `lifetime_seconds`; only tests change the default. `refusal` says why the
+    Certificates are valid for `lifetime_seconds`. `refusal` says why the
     member with an id gets none any more; empty: it may have one.
     """
 

@@ -53,6 +53,15 @@ def broker(
             help="A worker that made attempts of N jobs fail, which others got through, gets no more jobs.",
         ),
     ] = 3,
+    certificate_hours: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            max=168.0,  # workers hear of removals for 8 days (broker/core/trusting/removing.py)
+            metavar="HOURS",
+            help="Certificates of members end after HOURS; they renew themselves at half of it.",
+        ),
+    ] = 24.0,
     store: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +87,9 @@ def broker(
 
     where = folder_of("broker", folder)
     pages = None if web is None else pages_at(web, web_token)
-    run_service(serve(where, listen, lease, relay, survey, store, standby, suspicions, pages), as_json)
+    lifetime = certificate_hours * 3600
+    broker = serve(where, listen, lease, relay, survey, store, standby, suspicions, lifetime, pages)
+    run_service(broker, as_json)
 
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="File of the backup.", dir_okay=False)]

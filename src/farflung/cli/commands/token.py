@@ -11,7 +11,7 @@ import typer
 
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.cli.render.tables import fitting
-from farflung.text import and_more, count_of, with_article
+from farflung.text import and_more, count_of, duration_words, with_article
 from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def create(
 ) -> None:
     """Create a token. Run this on the broker's machine; the broker may be running."""
     from farflung.broker.security.authority import create_token
-    from farflung.transport.security.certificates import LIFETIME_SECONDS
+    from farflung.transport.security.certificates import RENEWABLE_SECONDS
 
     where = folder_of("broker", folder)
     token = create_token(where, role.value, uses, hours)
@@ -63,8 +63,8 @@ def create(
     note(
         f"valid for {count_of(uses, 'use')} within {hours:g} h: {COMMANDS[role.value].format(broker=broker)}"
     )
-    days = LIFETIME_SECONDS // 86400
-    note(f"what joins with it gets an identity for {days} days; use renews it from half of that on")
+    renewable = duration_words(RENEWABLE_SECONDS)
+    note(f"what joins with it keeps its identity while it is in use, and comes back within {renewable}")
     if others:
         note(f"this machine also has {and_more(others, 3)}; behind a router, use the router's public address")
     if not addresses:

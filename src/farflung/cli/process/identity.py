@@ -92,7 +92,8 @@ async def obtain_from_own_broker(folder: Path, role: TokenRole, broker: str | No
     broker = broker or listening_at(folder)
     if broker is None:
         raise IdentityError(f"no broker has run on {folder} yet: start it with farflung broker")
-    if known_identity(kept, authority) is not None:
+    known = known_identity(kept, authority)
+    if known is not None and not known.has_ended:
         return await obtain_identity(kept, role, broker, None)
     token = await asyncio.to_thread(create_token, folder, role, 1, OWN_TOKEN_HOURS)
     return await obtain_identity(kept, role, broker, token.text)

@@ -64,8 +64,13 @@ async def obtain_identity(
     known = known_identity(folder, parsed.fingerprint)
     if known is not None and known.role == role:
         _require_name(known, folder, name)
-        tell(f"the token was not needed: {folder} already has the identity of {role} {known.id}")
-        return await _fresh(_at(known, broker), tell)
+        try:
+            fresh = await _fresh(_at(known, broker), tell)
+        except FarflungError:  # it ended too long ago: the token counts
+            broker = broker or known.broker
+        else:
+            tell(f"the token was not needed: {folder} already has the identity of {role} {known.id}")
+            return fresh
     broker = broker or _address_of(parsed.fingerprint)
     if broker is None:
         raise IdentityError("the token does not contain its broker's address: add --broker HOST:PORT")
@@ -93,16 +98,19 @@ def _require_name(kept: Identity, folder: Path, name: str | None) -> None:
 
 
 def known_identity(folder: Path, fingerprint: bytes) -> Identity | None:
-    """An identity that the token's broker issued before, which saves one use of the token."""
-    return _kept(folder) if _trusts(folder, fingerprint) else None
+    """An identity that the token's broker issued before, which saves one use of the token.
+
+    Its certificate may have ended.
+    """
+    return _kept(folder, ended_too=True) if _trusts(folder, fingerprint) else None
 
 
-def _kept(folder: Path) -> Identity | None:
+def _kept(folder: Path, ended_too: bool = False) -> Identity | None:
     """The identity in a folder, if there is one."""
     from farflung.transport.security.identity import Identity
 
     try:
-        return Identity.load(folder)
+        return Identity.load(folder, ended_too)
     except IdentityError:
         return None
 
@@ -175,10 +183,12 @@ async def _renewed_at_last(identity: Identity, tell: ProgressCallback) -> Identi
 
 
 def _say_joined(broker: str, identity: Identity, folder: Path, tell: ProgressCallback) -> None:
+    from farflung.transport.security.certificates import RENEWABLE_SECONDS
+
     is_kept = not folder.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve())
     next_time = ""
     if is_kept:
-        until = format_utc(identity.expires_at)
+        until = format_utc(identity.expires_at + RENEWABLE_SECONDS)
         next_time = (
             f"; no token is needed before {until}, or longer if you use it ({folder} has the identity)"
         )

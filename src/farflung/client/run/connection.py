@@ -81,6 +81,8 @@ class Connection:
         ------
         ConnectionFailed
             The broker could not be reached in that time.
+        IdentityError
+            The certificate has ended meanwhile, and the broker does not renew it.
         """
         deadline = time.monotonic() + patience_seconds
         said = ""
@@ -91,6 +93,9 @@ class Connection:
             except ConnectionFailed as error:
                 if time.monotonic() >= deadline:
                     raise
+                renewal = self._renewal
+                if renewal is not None and renewal.identity.has_ended and await renewal.renew_ended():
+                    continue
                 if str(error) != said:
                     said = str(error)
                     log.info("%s; trying again", said)

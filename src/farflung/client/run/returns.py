@@ -14,7 +14,7 @@ from farflung.client.run.events import (
     Event,
     LinksOverdue,
 )
-from farflung.errors import ConnectionFailed, FarflungError, RunFailed
+from farflung.errors import ConnectionFailed, FarflungError, IdentityError, RunFailed
 from farflung.protocol.messages import Denied, Return
 
 MOST_IN_VAIN = 5
@@ -143,7 +143,7 @@ class Returns:
     async def _redial(self) -> None:
         try:
             await self._connection.reopen(self.patience_seconds)
-        except ConnectionFailed as error:
+        except (ConnectionFailed, IdentityError) as error:
             self._post(BrokerGivenUp(str(error)))
         else:
             self._post(BrokerBack())

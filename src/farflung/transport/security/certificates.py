@@ -20,8 +20,8 @@ from cryptography.x509.oid import NameOID
 from farflung.errors import IdentityError
 from farflung.transport.security.names import Role, holder_name, parse_holder_name
 
-LIFETIME_SECONDS = 7 * 24 * 3600
-RENEWABLE_SECONDS = 30 * 24 * 3600
+LIFETIME_SECONDS = 24 * 3600
+RENEWABLE_SECONDS = 7 * 24 * 3600
 """So long after its end a certificate can still be renewed, by the key that it is for: a machine that was off
 comes back without a token."""
 BACKDATE_SECONDS = (

@@ -16,6 +16,7 @@ from farflung.transport.net.addresses import parse_addresses
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import (
     BACKDATE_SECONDS,
+    LIFETIME_SECONDS,
     certificate_from_pem,
     certificate_to_pem,
     client_context,
@@ -63,8 +64,8 @@ async def enrol(
     Raises
     ------
     IdentityError
-        The token is for another role or of another broker, this clock is more than a day off, or the
-        broker refuses the token or the id.
+        The token is for another role or of another broker, this clock is 12 hours ahead or a day behind, or
+        the broker refuses the token or the id.
     ConnectionFailed
         The broker cannot be reached, or does not hold a certificate for its name.
     """
@@ -140,7 +141,8 @@ async def _fetch_authority(address: str, token: Token) -> bytes:
 
 
 def _check_clock(ahead_seconds: float) -> None:
-    if abs(ahead_seconds) < BACKDATE_SECONDS:
+    # Behind, a new certificate must be valid already; ahead, those of others must not seem to have ended.
+    if -BACKDATE_SECONDS < ahead_seconds < LIFETIME_SECONDS / 2:
         return
     direction = "ahead of" if ahead_seconds > 0 else "behind"
     raise IdentityError(

@@ -129,6 +129,11 @@ class Identity:
         issued_at = self.certificate.not_valid_before_utc.timestamp() + BACKDATE_SECONDS
         return (issued_at + self.expires_at) / 2
 
+    @property
+    def lifetime_seconds(self) -> float:
+        """From the certificate's issue to its end."""
+        return 2 * (self.expires_at - self.renewal_due_at)
+
     def needs_renewal(self, now: float) -> bool:
         """Whether half of the certificate's lifetime is over at `now` (Unix seconds)."""
         return now >= self.renewal_due_at

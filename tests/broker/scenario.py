@@ -128,6 +128,7 @@ class Scenario:
         disk_bytes: int = 0,
         standing: Standing | None = None,
         leaving_seconds: int | None = None,
+        home_of: Sequence[str] = (),
     ) -> Outcome:
         where = WorkerAddresses((f"{worker}.example:7000",))
         register = Register(
@@ -139,6 +140,7 @@ class Scenario:
             held=list(held),
             disk_bytes=disk_bytes,
             leaving_seconds=leaving_seconds,
+            home_of=list(home_of),
         )
         return self.feed(events.WorkerRegisters(self.now, worker, register, where, silent_seconds, 3.0))
 
@@ -149,7 +151,7 @@ class Scenario:
         self, workers: int = 2, submitter: str = "ana", on: Sequence[str] = (), **changes: object
     ) -> Outcome:
         """Submit a job; `changes` are fields of `Submit` or of its training."""
-        own = {name: changes.pop(name) for name in RESUMING & changes.keys()}
+        own = {name: changes.pop(name) for name in (RESUMING | {"wishes"}) & changes.keys()}
         message = Submit("gpt", b"graph", training(**changes), len(on) or workers, list(on), **own)  # type: ignore[arg-type]
         return self.say(message, submitter)
 
@@ -179,6 +181,8 @@ class Scenario:
         held = self.state.jobs[job]
         members = list(held.members)[: held.asked or None] or ["gone"]
         plan = plan_over(members)
+        if held.wishes.home.data:
+            plan = msgspec.structs.replace(plan, home=[0, len(plan.placements) - 1])
         programs = [SegmentProgram(n, b"program", {f"weight-{n}": 4}) for n in range(len(plan.placements))]
         owned = [[f"weight-{part.segment}"] for part in plan.placements]
         attempt = held.attempt if attempt is None else attempt

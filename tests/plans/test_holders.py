@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,3 +52,18 @@ def test_each_member_holds_the_copies_of_exactly_one_other(count: int, data: st.
     assert sorted(holders) == sorted(holders.values()) == workers
     assert all(owner != holder for owner, holder in holders.items())
     assert holders == holders_of(plan, dict(reversed(sites.items())))
+
+
+@given(st.integers(2, 5), st.integers(0, 4))
+def test_home_workers_hold_each_others_copies_where_data_stays_with_them(homes: int, others: int) -> None:
+    home, far = [f"h{at}" for at in range(homes)], [f"w{at}" for at in range(others)]
+    plan = msgspec.structs.replace(chain(home[0], *far, *home[1:], home[0]), home=[0, homes + others])
+    holders = holders_of(plan, {}, home)
+    assert sorted(holders) == sorted([*home, *far])
+    assert all(owner != holder for owner, holder in holders.items())
+    assert all(holders[name] in home for name in home)
+
+
+def test_a_home_worker_alone_has_no_holder_and_so_no_one_has() -> None:
+    plan = msgspec.structs.replace(chain("a", "b", "c", "a"), home=[0, 3])
+    assert holders_of(plan, {}, ["a"]) == {}

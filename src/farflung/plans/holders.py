@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from farflung.plans.plan import Plan
 
@@ -10,14 +10,31 @@ MOST_SWAPS = 64
 """Largest number of members for which exchanges of two holders are tried: that takes their cube."""
 
 
-def holders_of(plan: Plan, sites: Mapping[str, str]) -> dict[str, str]:
+def holders_of(plan: Plan, sites: Mapping[str, str], home: Collection[str] = ()) -> dict[str, str]:
     """Map each member of `plan` to the other member that holds its copies; empty for fewer than two members.
 
     Each member holds the copies of exactly one other, so that no line carries more than one share. Best is a
     holder that is neither a neighbour in the plan, which a fault is likely to take along, nor of the same
     site. `sites` maps workers to their sites; workers with an empty or no site have one of their own.
+
+    If segments of the plan are bound to `home` workers, these hold each other's copies; none are held if they
+    are fewer than two. One other member alone has a home worker for holder.
     """
     members = plan.workers()
+    if not plan.home:
+        return _dealt(plan, sites, members)
+    inside = [name for name in members if name in home]
+    outside = [name for name in members if name not in home]
+    if len(inside) < 2:
+        return {}
+    holders = _dealt(plan, sites, inside)
+    if len(outside) == 1:
+        costs = _costs(plan, sites, outside[0], inside)
+        return holders | {outside[0]: min(inside, key=costs.__getitem__)}
+    return holders | _dealt(plan, sites, outside)
+
+
+def _dealt(plan: Plan, sites: Mapping[str, str], members: list[str]) -> dict[str, str]:
     if len(members) < 2:
         return {}
     costs = {one: _costs(plan, sites, one, members) for one in members}

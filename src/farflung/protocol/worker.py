@@ -84,6 +84,10 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase: Literal["loading", "loaded", "running", "collecting", "broken"]
 
 
+MOST_HOMES = 100
+"""The most submitters of which one worker is a home worker."""
+
+
 class Register(Message, frozen=True):
     """First message of a worker: peers can dial it at `addresses` (HOST:PORT); `boot` is new per process.
 
@@ -94,7 +98,8 @@ class Register(Message, frozen=True):
     `held` are the copies on its disk, which may take `disk_bytes` (0: it holds none). The broker answers with
     what to keep of each job (`Retain`).
 
-    A worker that has begun to leave (`Leaving`) goes on with that, in what is left of its time.
+    A worker that has begun to leave (`Leaving`) goes on with that, in what is left of its time. Its owner
+    says that it is the home worker of the submitters `home_of` (`plans.wishes.KeepHome`).
     """
 
     device: Device
@@ -109,6 +114,7 @@ class Register(Message, frozen=True):
     disk_bytes: Count = 0
     seal: Seal = b""
     leaving_seconds: Within | None = None
+    home_of: Annotated[list[Id], Meta(max_length=MOST_HOMES)] = msgspec.field(default_factory=list)
 
 
 class Registered(Message, frozen=True):

@@ -59,7 +59,8 @@ class WorkerOptions:
     identity's folder (0: none are kept; None: a fifth of what is free there). Copies leave for other workers
     at `standby_mbps` at most, in Mbit/s (0: any rate). A device with memory of its own may also use
     `host_memory_bytes` of the machine's, for what is copied and logged; None: `memory_bytes` are the
-    machine's. Base weights are fetched from the URLs that are allowed as `base`.
+    machine's. Base weights are fetched from the URLs that are allowed as `base`. It is the home worker of the
+    submitters `home_of`.
     """
 
     identity: Identity
@@ -74,6 +75,7 @@ class WorkerOptions:
     standby_mbps: float = 0.0
     host_memory_bytes: int | None = None
     base: Allowed = field(default_factory=Allowed)
+    home_of: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
 
 
@@ -273,6 +275,7 @@ class WorkerService:
             self._disk_bytes,
             state.seal,
             self._departure.seconds_left,
+            list(options.home_of),
         )
 
     def from_broker(self, message: Any) -> None:

@@ -48,6 +48,7 @@ class WorkerAdmitted(Decision, frozen=True):
     seen: str = ""
     disk_bytes: int = 0
     returns: bool = False
+    home_of: list[str] = []
 
 
 class WorkerMoved(Decision, frozen=True):

@@ -56,7 +56,8 @@ class Worker:
     `relay_mbps` is the rate at which it relays links of others, `line` its access line as its owner describes
     it. `held` are the copies of jobs' state on its disk, as it last said, which may take `disk_bytes` there;
     `held` is observed, and empty after a replay. A worker that is `leaving` takes no job. The rates of its
-    device are those that the broker heard of at `measured_at`; 0: in an older log.
+    device are those that the broker heard of at `measured_at`; 0: in an older log. Its owner says that it is
+    the home worker of the submitters `home_of`.
     """
 
     worker: str
@@ -77,6 +78,7 @@ class Worker:
     released: bool = False
     in_order: bool = True
     measured_at: float = 0.0
+    home_of: tuple[str, ...] = ()
 
     @property
     def away(self) -> bool:

@@ -205,6 +205,7 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
             event.where.seen,
             register.disk_bytes,
             returns_to_job,
+            list(register.home_of),
         )
     )
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))

@@ -15,7 +15,7 @@ from farflung.broker.core import facts
 from farflung.broker.core.events import ConsiderPlan, PlanConsidered
 from farflung.broker.core.fleet import replanning
 from farflung.broker.core.fleet.replanning import Figures, Proposal, Replanning
-from farflung.broker.core.protecting import protection
+from farflung.broker.core.protecting import home, protection
 from farflung.broker.core.records import QUEUED, RUNNING, Job, State
 from farflung.broker.core.recovering import recovery, recutting
 from farflung.broker.core.training import job_queue, loads, units
@@ -108,7 +108,7 @@ def _consider(turn: Transition, job: Job) -> None:
             job.training,
             tuple(workers),
             min(job.asked, len(workers)),
-            job.wishes,
+            home.wishes_of(turn.state, job),
             abilities,
             protection.copies_wanted(turn.state, job, workers),
             job.plan,
@@ -136,6 +136,7 @@ def _can_switch(state: State, job: Job, proposal: Proposal) -> bool:
     """Whether all workers of the other plan are there, have what they need, and would protect the job."""
     plan, owned = proposal.result.plan, proposal.result.owned
     is_there = {*plan.workers()} <= _usable(state, job) and bool(protection.holders_for(state, job, plan))
+    is_there = is_there and not home.strangers(state, job, plan)
     return is_there and recutting.sources(state, job, plan, owned) is not None
 
 

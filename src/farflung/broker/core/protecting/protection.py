@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import Send
+from farflung.broker.core.protecting.home import home_workers
 from farflung.broker.core.protecting.versions import Version
 from farflung.broker.core.records import COLLECTING, PLANNING, QUEUED, RUNNING, Job, State, Worker
 from farflung.broker.core.transition import Transition
@@ -24,7 +25,9 @@ from farflung.text import and_more
 
 def holders_for(state: State, job: Job, plan: Plan) -> dict[str, str]:
     """Who holds whose copies in an attempt with this plan; empty if no copies can be made."""
-    return {} if hindrance(state, job, plan) else holders_of(plan, _sites(state, plan))
+    if hindrance(state, job, plan):
+        return {}
+    return holders_of(plan, _sites(state, plan), home_workers(state, job, plan.workers()))
 
 
 def hindrance(state: State, job: Job, plan: Plan) -> str:
@@ -34,6 +37,8 @@ def hindrance(state: State, job: Job, plan: Plan) -> str:
         return "emulated devices have no state"
     if len(members) < 2:
         return "one worker alone has all of it"
+    if plan.home and len(home_workers(state, job, members)) < 2:
+        return "one home worker alone may have its part: name another one that takes part"
     without = [name for name in members if not state.workers[name].disk_bytes]
     return f"{without[0]} holds no copies (`farflung join --disk`)" if without else ""
 

@@ -15,7 +15,7 @@ import msgspec
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import NoteApart, ReadTuning, Send
-from farflung.broker.core.protecting import protection
+from farflung.broker.core.protecting import home, protection
 from farflung.broker.core.records import DONE, FAILED, LOADING, PLANNING, QUEUED, RUNNING, Job, State
 from farflung.broker.core.recovering import mending, recutting, replaying, restoring
 from farflung.broker.core.recovering.mending import Mending
@@ -25,7 +25,7 @@ from farflung.broker.core.transition import Transition
 from farflung.broker.planning.messages import PlanResult
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Continue, CopyLost, Planned, RolledBack, Stop
-from farflung.text import count_of
+from farflung.text import and_more, count_of
 
 _Kept = TypeVar("_Kept", Continue, Planned)
 
@@ -336,7 +336,13 @@ def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
 
 
 def plan_made(turn: Transition, job: Job, result: PlanResult) -> None:
-    """A job has been planned. If it goes on from a version, members of the plan must have what it needs."""
+    """A job has been planned. If it goes on from a version, members of the plan must have what it needs.
+
+    Whatever made the plan, no stranger may read data that stays at home.
+    """
+    if found := home.strangers(turn.state, job, result.plan):
+        cannot_be_planned(turn, job, f"{and_more(found)} would read data that stays at home")
+        return
     if job.plan is None:
         loads.send_plan(turn, job, result)
         return

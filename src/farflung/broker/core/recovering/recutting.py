@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from farflung.broker.core.protecting.home import home_workers, is_home, may_hold
 from farflung.broker.core.protecting.protection import who_has
 from farflung.broker.core.protecting.versions import Version
 from farflung.broker.core.records import Job, State
@@ -107,7 +108,7 @@ class _Reading:
             found[member] = {}
             own_first = sorted(shares, key=lambda share: (member not in having[share], share))
             for share in own_first:
-                names, donors = shares[share], [one for one in having[share] if one in self._members]
+                names, donors = shares[share], self._donors(member, having[share])
                 if needed.isdisjoint(names) or not donors:
                     continue
                 needed.difference_update(names)
@@ -117,6 +118,17 @@ class _Reading:
             if needed:
                 return None
         return found
+
+    def _donors(self, member: str, having: Sequence[str]) -> list[str]:
+        """The members from which a member may read a share that these workers have.
+
+        What only home workers have may tell of data that stays with them.
+        """
+        state, job = self._state, self._job
+        is_theirs = job.wishes.home.data and len(home_workers(state, job, having)) == len(having)
+        if is_theirs and not is_home(job, state.workers[member]):
+            return []
+        return [one for one in having if one in self._members]
 
     def lacked(self, members: Collection[str], shares: Shares) -> int:
         """How many of these shares none of these members has."""
@@ -163,7 +175,7 @@ def seating(state: State, job: Job) -> Seating | None:
     if version is None or plan is None:
         return None
     idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
-    present = [member for member in plan.workers() if member in idle]
+    present = [one for one in plan.workers() if one in idle and may_hold(job, state.workers[one], one)]
     free, names = [name for name in idle if name not in present], {name: name for name in present}
     for member in plan.workers():
         if member in names:

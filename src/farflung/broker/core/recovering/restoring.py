@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from farflung.broker.core.protecting.home import may_hold
 from farflung.broker.core.protecting.protection import shares_of, who_has
 from farflung.broker.core.protecting.versions import Version
 from farflung.broker.core.records import Job, State, Worker
@@ -43,7 +44,8 @@ def seating(
     if version is None or plan is None or version.names:
         return None
     idle = [name for name in state.idle_for(job) if not job.on or name in job.on]
-    present = [member for member in plan.workers() if {member} & {*idle, *staying, *again}]
+    there = {*idle, *staying, *again}
+    present = [one for one in plan.workers() if one in there and may_hold(job, state.workers[one], one)]
     free, names = [name for name in idle if name not in present], dict[str, str]()
     is_alike = bool(staying) or bool(plan.sums)
     for share, member in shares_of(plan).items():
@@ -93,7 +95,7 @@ def preference(state: State, worker: str, lost: str, having: list[str]) -> tuple
 def fits(worker: Worker, lost: Worker, job: Job, is_alike: bool = False, keeps_copies: bool = True) -> bool:
     """Whether a worker can compute a lost worker's part, and may repeat its bits; if `is_alike`, surely.
 
-    It needs a disk if it `keeps_copies`.
+    It needs a disk if it `keeps_copies`, and to be at home if that part reads data that stays there.
     """
     own, other = worker.device, lost.device
     needed = min(other.memory_bytes, job.needs.get(lost.worker, other.memory_bytes))
@@ -105,6 +107,7 @@ def fits(worker: Worker, lost: Worker, job: Job, is_alike: bool = False, keeps_c
         and set(own.lacks) <= set(other.lacks)
         and own.opset.version >= other.opset.version
         and (own.kernels == other.kernels if knows_kernels else not is_alike)
+        and may_hold(job, worker, lost.worker)
     )
 
 

@@ -42,6 +42,7 @@ def worker_admitted(fact: facts.WorkerAdmitted, state: State) -> State:
             disk_bytes=fact.disk_bytes,
             leaving=known.leaving if known is not None and known.boot == fact.boot else None,
             measured_at=known.measured_at if known is not None and known.boot == fact.boot else fact.at,
+            home_of=tuple(fact.home_of),
         )
     )
 

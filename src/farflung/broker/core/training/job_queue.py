@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import ReadTuning, RunPlanner
-from farflung.broker.core.protecting import protection
+from farflung.broker.core.protecting import home, protection
 from farflung.broker.core.records import FAILED, PLANNING, QUEUED, Job, State
 from farflung.broker.core.recovering import recutting, restoring
 from farflung.broker.core.training import jobs
@@ -72,6 +72,10 @@ def _start(turn: Transition, job: Job, blocked: Job | None) -> Job | None:
         return _wait(turn, job, words, missing=len(away))
     if job.recovery.unfit and set(usable) <= set(job.recovery.unfit):
         return _wait(turn, job, waiting_for("1 more worker"), missing=1)
+    if names := home.waits_for(turn.state, job, usable):
+        words = f"{waiting_for(and_more(_marked(turn.state, names), NAMED, joint=' or '))} at home"
+        waits = _wait(turn, job, words, missing=1)
+        return waits if within_reach(turn.state, job) & set(names) else None
     if len(usable) >= needs:
         _plan(turn, job, usable, job.asked)
         return None
@@ -110,7 +114,8 @@ def usable_for(state: State, job: Job) -> list[str]:
     idle = state.idle_for(job)
     if job.on:
         return [name for name in job.on if name in idle]
-    return least_suspected(state, idle, needed(job), job.recovery.unfit)
+    found = least_suspected(state, idle, needed(job), job.recovery.unfit)
+    return found + [name for name in home.home_workers(state, job, idle) if name not in found]
 
 
 def within_reach(state: State, job: Job) -> set[str]:
@@ -240,7 +245,15 @@ def _plan(turn: Transition, job: Job, workers: list[str], count: int, restores: 
     copies = protection.copies_wanted(turn.state, job, workers)
     turn.do(
         RunPlanner(
-            job.job, attempt, graph, job.training, tuple(workers), count, job.wishes, abilities, copies
+            job.job,
+            attempt,
+            graph,
+            job.training,
+            tuple(workers),
+            count,
+            home.wishes_of(turn.state, job),
+            abilities,
+            copies,
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import Reply, Send
-from farflung.broker.core.protecting import protection
+from farflung.broker.core.protecting import home, protection
 from farflung.broker.core.records import (
     CANCELLED,
     COLLECTING,
@@ -52,6 +52,9 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
         return
     if reason := quotas.denial(turn.state, submitter, len(message.graph)):
         turn.do(Reply(Denied(f"{reason}: wait for one to end, or end one with `farflung job cancel`")))
+        return
+    if reason := home.denial(turn.state, submitter, message.wishes.home, message.on):
+        turn.do(Reply(Denied(one_line(reason))))
         return
     number = turn.state.submitted + 1
     turn.emit(

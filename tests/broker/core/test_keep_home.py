@@ -1,0 +1,276 @@
+"""Data that stays at home: no stranger runs a segment that reads it, holds a copy of it, or replays it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.broker.core.test_protection import job_of, spread, words
+from tests.broker.core.test_replaying import KERNELS
+from tests.broker.scenario import DEVICE, Scenario, plan_over, sent, told
+
+from farflung.broker.core import events
+from farflung.broker.core.events import Reply, RunPlanner, SendLoad
+from farflung.broker.core.protecting import home
+from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, RUNNING, State
+from farflung.broker.core.state import durable, replay
+from farflung.broker.planning.messages import PlanResult
+from farflung.plans import Prediction, Wishes
+from farflung.plans.wishes import KeepHome
+from farflung.protocol.messages import Accepted, Considered, Denied, StandBy, Standbys
+from farflung.protocol.worker import Device, SegmentProgram
+
+
+def at(*workers: str) -> Wishes:
+    """Inputs and targets stay with these workers."""
+    return Wishes(home=KeepHome(("inputs", "targets"), workers))
+
+
+def join(story: Scenario, *workers: str, of: Sequence[str] = (), device: Device = DEVICE) -> None:
+    """Workers of whom their owners say that they are home workers of the submitters `of`."""
+    for worker in workers:
+        story.join(worker, disk_bytes=10**9, home_of=of, device=device)
+
+
+def place(*strangers: str, device: Device = DEVICE) -> Scenario:
+    """Workers a, b and c run job-1, version 0 is stable, and two steps are done since.
+
+    a and b are at home, and a has both ends of the model; so is e, which is not there. Strangers have joined
+    since.
+    """
+    story = Scenario()
+    join(story, "a", "b", "e", of=["ana"], device=device)
+    story.leave("e")
+    join(story, "c", device=device)
+    if device is KERNELS:
+        story.logged_from = 0
+    story.running(3, steps=2000, wishes=at("a", "b", "e"))
+    story.all_ready(0)
+    spread(story, 0)
+    for unit in (1, 2):
+        story.all_ready(unit)
+    join(story, *strangers, device=device)
+    return story
+
+
+def check(state: State, job: str = "job-1") -> None:
+    """No stranger has, holds or reads what tells of data at home."""
+    held = state.jobs[job]
+    if held.plan is None:
+        return
+    bound = held.plan.at_home()
+    homely = set(home.home_workers(state, held, state.workers.keys()))
+    assert bound <= homely
+    for owner, holder in (*held.holders.items(), *held.standbys.items()):
+        assert owner not in bound or holder in homely
+    shares = {min(held.plan.segments_of(name)): name for name in bound}
+    for worker in state.workers.values():
+        copies = {copy.share for copy in worker.held if copy.version.attempt == held.attempt}
+        assert worker.worker in homely or copies.isdisjoint(shares)
+
+
+def denial(story: Scenario, wishes: Wishes, **changes: object) -> str:
+    (reply,) = [one for one in story.submit(1, wishes=wishes, **changes).commands if isinstance(one, Reply)]
+    assert isinstance(reply.message, Denied) and "\n" not in reply.message.reason
+    return reply.message.reason
+
+
+def test_a_stranger_cannot_call_another_owners_worker_its_home() -> None:
+    story = Scenario()
+    join(story, "a", of=["bob"])
+    join(story, "c")
+    for worker in "ac":
+        assert f"no owner says that {worker} is at home for ana" in denial(story, at(worker))
+    assert "no worker z has joined this broker: start your home worker first" in denial(story, at("a", "z"))
+    assert not story.state.jobs
+
+
+def test_a_job_that_may_use_no_home_worker_is_denied() -> None:
+    story = Scenario()
+    join(story, "a", of=["ana"])
+    join(story, "c")
+    assert "no home worker is among those that the job may use" in denial(story, at("a"), on=["c"])
+
+
+def test_a_job_waits_for_a_home_worker_and_holds_no_other_up() -> None:
+    story = Scenario()
+    join(story, "a", of=["ana", "bob"])
+    join(story, "c")
+    story.leave("a")
+    outcome = story.submit(1, wishes=at("a"))
+    assert job_of(story).state == QUEUED
+    (said,) = [one for one in told(outcome.commands) if isinstance(one, Accepted)]
+    assert said.state.startswith("waiting for a at home")
+    story.submit(1, submitter="bob")
+    assert story.state.jobs["job-2"].state == PLANNING
+    join(story, "a", of=["ana", "bob"])
+    assert job_of(story).state == PLANNING and job_of(story).members == ("a",)
+
+
+def test_the_planner_hears_only_of_home_workers_whose_owners_agree() -> None:
+    story = Scenario()
+    join(story, "a", "b", of=["ana"])
+    story.submit(2, wishes=at("a", "b"))
+    story.cancel(collect=False)
+    join(story, "b")  # its owner has started it anew, without a word of ana
+    story.state = replay([], story.state)
+    story.leave("b")
+    story.join("b", boot="boot-2", disk_bytes=10**9)
+    assert denial(story, at("a", "b"))
+    story.submit(2, wishes=at("a"))
+    asked = [one for one in story.commands if isinstance(one, RunPlanner)][-1]
+    assert asked.wishes.home.workers == ("a",)
+
+
+def test_home_workers_hold_each_others_copies_and_strangers_none_of_theirs() -> None:
+    story = place()
+    assert job_of(story).holders == {"a": "b", "b": "a", "c": job_of(story).holders["c"]}
+    assert words(story).startswith("protected up to step 1")
+    check(story.state)
+
+
+def test_one_home_worker_alone_shares_no_copy() -> None:
+    story = Scenario()
+    join(story, "a", of=["ana"])
+    join(story, "b", "c", "d")
+    story.running(3, steps=2000, wishes=at("a"))
+    story.all_ready(0)
+    assert not job_of(story).holders and job_of(story).versions.under_way is None
+    assert "not protected: one home worker alone may have its part: name another one" in words(story)
+
+
+def test_a_stranger_stands_by_for_strangers_only() -> None:
+    story = place("d")
+    assert job_of(story).standbys == {"b": "d", "c": "d"}  # b is at home, and reads nothing that stays there
+    join(story, "e", of=["ana"])
+    story.now += 1000.0  # until another version is due
+    for unit in range(3, 9):
+        story.all_ready(unit)
+        if job_of(story).versions.under_way is not None:
+            spread(story, unit)
+    assert job_of(story).standbys["a"] == "e" and job_of(story).standbys.get("c") == "d"
+    asked = [one.standbys for one in sent(story.commands, "d") if isinstance(one, StandBy | Standbys)]
+    assert asked and not any("a" in owners for owners in asked)
+    check(story.state)
+
+
+@pytest.mark.parametrize("device", [DEVICE, KERNELS])
+def test_no_stranger_takes_the_place_of_a_lost_home_worker(device: Device) -> None:
+    story = place("d", device=device)
+    story.leave("a")
+    job = job_of(story)
+    assert "d" not in job.members and job.state != RUNNING
+    check(story.state)
+    join(story, "e", of=["ana"], device=device)
+    story.tick(1)
+    check(story.state)
+    assert job_of(story).state == LOADING and "e" in job_of(story).members
+
+
+@pytest.mark.parametrize("device", [DEVICE, KERNELS])
+def test_a_stranger_replaces_a_stranger(device: Device) -> None:
+    story = place("d", device=device)
+    story.leave("c")
+    assert job_of(story).state == LOADING and job_of(story).members == ("a", "b", "d")
+    check(story.state)
+
+
+def result(*workers: str) -> PlanResult:
+    """A plan over these workers, the first of which has both ends."""
+    plan = plan_over(list(workers))
+    plan = msgspec.structs.replace(plan, home=[0, len(plan.placements) - 1])
+    names = [f"weight-{part.segment}" for part in plan.placements]
+    programs = [SegmentProgram(number, b"program", {name: 4}) for number, name in enumerate(names)]
+    return PlanResult(plan, programs, [[name] for name in names], Prediction("auto", 0.5, "the device of a"))
+
+
+def test_a_plan_that_shows_a_stranger_data_is_refused_whoever_made_it() -> None:
+    story = Scenario()
+    join(story, "a", of=["ana"])
+    join(story, "c")
+    story.submit(2, wishes=at("a"))
+    outcome = story.feed(events.PlanMade(story.now, "job-1", 1, result("c", "a")))
+    assert not [one for one in outcome.commands if isinstance(one, SendLoad)]
+    assert job_of(story).state == FAILED
+    assert "c would read data that stays at home" in job_of(story).reason
+
+
+@pytest.mark.parametrize(("workers", "moves"), [(("c", "a", "b"), False), (("b", "a", "d"), True)])
+def test_a_job_moves_only_to_plans_that_keep_data_at_home(workers: tuple[str, ...], moves: bool) -> None:
+    story = place("d")
+    for unit in range(3, 8):
+        story.all_ready(unit)
+        if job_of(story).versions.under_way is not None:
+            spread(story, unit)
+    story.tick(1)
+    assert job_of(story).replanning.is_busy
+    outcome = story.feed(events.PlanConsidered(story.now, "job-1", 1, result(*workers), 1.0))
+    (said,) = [one for one in told(outcome.commands) if isinstance(one, Considered)]
+    assert said.moves is moves
+
+
+def test_no_stranger_reads_a_share_that_only_home_workers_have() -> None:
+    story = place("d")
+    story.leave("c")
+    story.leave("d")
+    story.tick(60)
+    assert job_of(story).state == PLANNING
+    plan = result("a", "b")
+    given = msgspec.structs.replace(plan, owned=[["weight-0"], ["weight-1", "weight-2"], ["weight-3"]])
+    story.feed(events.PlanMade(story.now, "job-1", job_of(story).attempt, given))
+    assert job_of(story).state == LOADING
+    story = place()
+    story.leave("b")
+    story.tick(60)
+    assert job_of(story).state == PLANNING and job_of(story).members == ("a", "c")
+    moved = msgspec.structs.replace(result("a", "c"), owned=[[], ["weight-0", "weight-1"], ["weight-2"]])
+    outcome = story.feed(events.PlanMade(story.now, "job-1", job_of(story).attempt, moved))
+    assert not [one for one in outcome.commands if isinstance(one, SendLoad)]
+    assert job_of(story).state != LOADING
+
+
+def test_a_replay_of_the_log_knows_who_is_at_home() -> None:
+    story = place()
+    assert durable(replay(fact for fact in story.facts if hasattr(fact, "at"))).workers["a"].home_of
+    story.restart()
+    assert story.state.workers["a"].home_of == ("ana",) and not story.state.workers["c"].home_of
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_whatever_happens_no_stranger_gets_what_stays_at_home(seed: int) -> None:
+    draw = random.Random(seed)
+    device = draw.choice([DEVICE, KERNELS])
+    story = place(device=device)
+    names = {"a": ["ana"], "b": ["ana"], "e": ["ana"], "c": [], "d": [], "f": []}
+    unit = 3
+    for _ in range(40):
+        job = job_of(story)
+        connected = [
+            name for name in names if name in story.state.workers and story.state.workers[name].connected
+        ]
+        what = draw.choice(["step", "step", "lose", "join", "tick", "plan", "load"])
+        if what == "lose" and connected:
+            story.leave(draw.choice(connected))
+        elif what == "join" and (gone := sorted(names.keys() - set(connected))):
+            name = draw.choice(gone)
+            join(story, name, of=names[name], device=device)
+        elif what == "tick":
+            story.tick(draw.choice([1.0, 60.0]))
+        elif what == "plan" and job.state == PLANNING:
+            members = sorted(job.members, key=lambda name: draw.random())
+            plan = result(*members[:3])
+            story.feed(events.PlanMade(story.now, "job-1", job.attempt, plan))
+        elif what == "load" and job.state == LOADING:
+            for name in job.members:
+                story.loaded(name, attempt=job.attempt)
+        elif what == "step" and job.state == RUNNING and job.unit is not None:
+            unit = job.unit.number
+            story.all_ready(unit)
+            if job_of(story).versions.under_way is not None and draw.random() < 0.7:
+                spread(story, unit)
+        check(story.state)

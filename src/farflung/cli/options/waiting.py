@@ -26,7 +26,7 @@ LogOption = Annotated[
     str | None,
     typer.Option(
         metavar="KIND[:WHERE]",
-        help="Log steps and evaluations to csv, tensorboard, wandb, mlflow or trackio, too; WHERE is a"
-        " folder, or the name of a project. [WHERE: a folder of the run, or the job's name]",
+        help="Log steps and evaluations to csv, tensorboard, wandb, mlflow, trackio or otel, too; WHERE is a"
+        " folder, a project's name or a collector's URL. [WHERE: a folder of the run, or the job's name]",
     ),
 ]

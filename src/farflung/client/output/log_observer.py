@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from farflung.client.output.configuration import configuration_of
 from farflung.client.output.progress import Observer
 from farflung.client.output.records import Outcome
-from farflung.client.output.sinks import LogTo, Sink, in_one_line, open_sink
+from farflung.client.output.sinks import Happening, LogTo, Sink, in_one_line, open_sink
 from farflung.errors import JobError
 from farflung.text import count_of
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from farflung.client.output.records import StepRow
     from farflung.client.output.run_folder import RunFolder
     from farflung.client.output.run_record import RunRecord
+    from farflung.protocol.messages import Planned
+    from farflung.schedule import Unit
 
 Warn = Callable[[str], None]
 OPEN_SECONDS = 120.0
@@ -45,9 +47,10 @@ class LoggingObserver(Observer):
 
     def __init__(self, opened: Callable[[], Sink], warn: Warn, open_seconds: float = OPEN_SECONDS) -> None:
         self._warn = warn
-        self._rows: SimpleQueue[tuple[int, dict[str, float]] | None] = SimpleQueue()
+        self._rows: SimpleQueue[tuple[int, dict[str, float]] | Happening | None] = SimpleQueue()
         self._outcome = Outcome("cancelled", "the run did not begin")
         self._has_failed = False
+        self._doing = ""
         self._closed: Future[None] = Future()
         self._closed.set_running_or_notify_cancel()  # from here on, none that waits can cancel it
         opening: Future[None] = Future()
@@ -59,6 +62,34 @@ class LoggingObserver(Observer):
             raise JobError(
                 f"the service of --log has not answered within {open_seconds:g} s: check it, or use --log csv"
             ) from None
+
+    def waiting(self, words: str) -> None:
+        self._happens("waiting", words)
+
+    def planned(self, planned: Planned) -> None:
+        self._happens("planned", f"{planned.plan.replicas} x {len(planned.plan.placements)} segments")
+
+    def loading(self, sent_bytes: int, total_bytes: int) -> None:
+        self._happens("loading")
+
+    def running(self) -> None:
+        self._happens("training")
+
+    def working(self, unit: Unit, microbatches: int) -> None:
+        if not microbatches:
+            self._happens("validating" if unit.evaluates else "training")
+
+    def checkpointed(self, step: int, place: str) -> None:
+        self._happens("checkpoint", f"after {step} steps")
+
+    def noted(self, words: str) -> None:
+        self._happens("note", words)
+
+    def warned(self, words: str) -> None:
+        self._happens("warning", words)
+
+    def collecting(self, received_bytes: int, total_bytes: int) -> None:
+        self._happens("collecting")
 
     def stepped(self, row: StepRow) -> None:
         found = {
@@ -102,6 +133,12 @@ class LoggingObserver(Observer):
                 " and how the run ended; metrics.jsonl in the run folder has all of them"
             )
 
+    def _happens(self, kind: str, words: str = "") -> None:
+        """Pass it on, unless it is a thing that goes on."""
+        if words or kind != self._doing:
+            self._rows.put(Happening(time.time(), kind, words))
+            self._doing = kind
+
     def _add(self, step: int, found: Mapping[str, float | None]) -> None:
         numbers = {name: float(value) for name, value in found.items() if value is not None}
         if numbers:
@@ -115,7 +152,11 @@ class LoggingObserver(Observer):
             return
         opening.set_result(None)
         while (row := self._rows.get()) is not None:
-            if not self._has_failed:
+            if self._has_failed:
+                continue
+            if isinstance(row, Happening):
+                self._guard(lambda row=row: sink.tell(row))  # type: ignore[misc]
+            else:
                 self._guard(lambda row=row: sink.add(*row))  # type: ignore[misc]
         self._guard(lambda: sink.close(self._outcome))
         self._closed.set_result(None)

@@ -1,4 +1,4 @@
-"""Sinks: where a run's numbers go beside its own files (CSV, TensorBoard, W&B, MLflow or trackio)."""
+"""Sinks: where a run is logged beside its own files, such as CSV, TensorBoard, W&B or OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -42,13 +42,24 @@ class Opening(NamedTuple):
     """What a sink begins with.
 
     `folder` is for its files, `name` that of its project. `configuration` says what is trained and how.
-    `run_id` is the service's name for this run if an earlier part of it was logged there, else empty.
+    `run_id` is the service's name for this run if an earlier part of it was logged there, else empty. The
+    `job` has a name, too, and the user may have said `where` to log.
     """
 
     folder: Path
     name: str
     configuration: Configuration
     run_id: str = ""
+    job: str = "job"
+    where: str = ""
+
+
+class Happening(NamedTuple):
+    """What a run does from `at` on, in Unix seconds, or what happens to it then; `words` may be empty."""
+
+    at: float
+    kind: str
+    words: str = ""
 
 
 class Sink(ABC):
@@ -62,6 +73,10 @@ class Sink(ABC):
     @abstractmethod
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log these numbers of one step."""
+
+    def tell(self, happening: Happening) -> None:
+        """Log what the run does or waits for now; most sinks have only numbers."""
+        return
 
     @abstractmethod
     def close(self, outcome: Outcome) -> None:
@@ -193,22 +208,30 @@ class TrackioSink(Sink):
         self._run.finish()
 
 
+def _otel_sink(opening: Opening) -> Sink:
+    from farflung.client.output.otel_sink import OtelSink
+
+    return OtelSink(opening)
+
+
 SINKS: dict[str, Callable[[Opening], Sink]] = {
     "csv": CsvSink,
     "tensorboard": TensorBoardSink,
     "wandb": WandbSink,
     "mlflow": MlflowSink,
     "trackio": TrackioSink,
+    "otel": _otel_sink,
 }
 NEEDED = {
     "tensorboard": ("tensorboard", "tensorboard"),
     "wandb": ("wandb", "wandb"),
     "mlflow": ("mlflow", "mlflow"),
     "trackio": ("trackio", "trackio"),
+    "otel": ("opentelemetry.exporter.otlp.proto.http", "'farflung[otel]'"),
 }
 """The module of each sink, and the package that has it."""
 IN_FOLDERS = ("csv", "tensorboard")
-"""Sinks whose WHERE is a folder; that of the others is a project's or an experiment's name."""
+"""Sinks whose WHERE is a folder; that of `otel` is a collector's URL, that of the others names a project."""
 
 
 def open_sink(log: LogTo, run_folder: Path, job: str, configuration: Configuration, run_id: str = "") -> Sink:
@@ -223,7 +246,7 @@ def open_sink(log: LogTo, run_folder: Path, job: str, configuration: Configurati
     folder = Path(log.where).expanduser() if is_folder and log.where else run_folder / log.kind
     name = job if is_folder or not log.where else log.where
     try:
-        return SINKS[log.kind](Opening(folder, name, configuration, run_id))
+        return SINKS[log.kind](Opening(folder, name, configuration, run_id, job, log.where))
     except Exception as error:
         raise JobError(f"--log {log.kind} cannot be opened: {in_one_line(error)}") from error
 

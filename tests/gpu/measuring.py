@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from tests.gpu.fake_streams import Event
 from tests.gpu.numbers_device import NAME, Planted
-from tests.worker.running_thread import MICROBATCHES, running
+from tests.worker.running_thread import ATTEMPT, MICROBATCHES, running
 
 from farflung.plans import Rates
 from farflung.protocol.worker import Device
@@ -58,8 +58,11 @@ def described_without_bfloat16() -> Device:
 TASK_SECONDS = 0.5
 
 
-def a_unit() -> tuple[int, float]:
-    """Run a unit whose tasks take half a second each, as events say: how many ran, and what is reported."""
+def a_unit() -> tuple[int, float, list[str]]:
+    """Run a unit whose tasks take half a second each, as events say: how many ran, and what is reported.
+
+    The last are the kinds of what it says that it ran, because it is watched.
+    """
     torch.set_num_threads(1)
     tasks = 0
 
@@ -79,11 +82,12 @@ def a_unit() -> tuple[int, float]:
         patch.object(Event, "elapsed_time", elapsed),
         running("chain", TorchBackend(torch.device(NAME))) as one,
     ):
+        one.thread.watch(ATTEMPT, one.UNIT)
         for microbatch in range(MICROBATCHES):
             one.feed(microbatch)
         one.wait_for(UnitFinished)
         (finished,) = [said for said in one.said if isinstance(said, UnitFinished)]
-    return tasks, finished.computing_seconds
+    return tasks, finished.computing_seconds, [span.kind for span in finished.ran]
 
 
 def _small() -> ExitStack:

@@ -20,8 +20,9 @@ def test_float32_is_measured_without_tf32_and_what_the_device_has_beside_it(ther
 
 
 def test_a_unit_takes_as_long_as_its_events_say(there: Ask) -> None:
-    tasks, reported = there(measuring.a_unit)
+    tasks, reported, kinds = there(measuring.a_unit)
     assert tasks > 1 and reported == tasks * measuring.TASK_SECONDS
+    assert kinds[0] == "update" and len(kinds) == 1 + tasks
 
 
 def test_tf32_is_absent_where_the_device_has_none(there: Ask) -> None:

@@ -30,6 +30,19 @@ def test_tasks_are_added_up_without_what_is_aside_or_between(now: list[float]) -
     assert timer.take() == 0
 
 
+def test_it_is_known_when_the_tasks_of_the_last_count_ran(now: list[float]) -> None:
+    timer = HostTimer()
+    for _ in range(2):
+        with timer.task():
+            now[0] += 3
+        now[0] += 50
+    assert timer.periods() == []
+    timer.take()
+    assert timer.periods() == [(100.0, 103.0), (153.0, 156.0)]
+    timer.take()
+    assert timer.periods() == []
+
+
 def test_a_task_that_fails_and_what_was_reset_do_not_count(now: list[float]) -> None:
     timer = HostTimer()
     with pytest.raises(ValueError), timer.task():

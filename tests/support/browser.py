@@ -44,3 +44,12 @@ def opened(where: Path | str, **context: Any) -> Iterator[Opened]:
         page.goto(where if isinstance(where, str) else where.resolve().as_uri())
         yield found
         browser.close()
+
+
+def serious_problems(page: Any) -> list[str]:
+    """What axe-core finds wrong with a page for people with disabilities, where that is serious or worse."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="`make dev` installs axe")
+    found = axe.Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {one['nodes'][0]['html']}" for one in found if one["impact"] in ("serious", "critical")
+    ]

@@ -40,6 +40,7 @@ from farflung.broker.core.events import (
 from farflung.broker.core.state import Outcome, decide
 from farflung.broker.core.training.job_queue import planning_words
 from farflung.broker.core.training.jobs import is_loading, is_planning
+from farflung.broker.job_log import JobLog
 from farflung.broker.journal import Journal
 from farflung.broker.network.relays import Circuits
 from farflung.broker.planning.client import Clock, consider, plan
@@ -86,6 +87,7 @@ class Dispatcher:
     """Owns the state: passes events to the state machine and carries out its commands.
 
     `measurements` holds what is known about links between workers. It is observed and not part of the state.
+    `job_log` holds the newest lines of the log about each job.
     `expel` closes every session of a member that was removed, with a reason. `alarm` says why no new jobs are
     taken, if that is so.
     """
@@ -103,6 +105,7 @@ class Dispatcher:
         self.state = journal.state
         self._journal = journal
         self.measurements = Measurements()
+        self.job_log = JobLog()
         self.alarm = ""
         self._planner_lock = FairLock()  # one planner at a time
         self._consider_lock = asyncio.Lock()  # and one that looks for better plans of jobs that run
@@ -186,6 +189,7 @@ class Dispatcher:
         for fact in outcome.facts:
             if words := log_lines.log_line(fact):
                 group.actions.append(partial(_log.info, "%s", words))
+                group.actions.append(partial(self.job_log.add, fact, self._clock(), words))
             if isinstance(fact, facts.JobSubmitted) and origin is not None:
                 self.sessions.jobs[fact.job] = origin
             self._forget_failed_links(fact)

@@ -7,10 +7,12 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from farflung.broker.arrivals import Arrival, Closed, Generation
 from farflung.broker.core.events import Restarted, Tick, WorkerVerified
@@ -22,6 +24,7 @@ from farflung.broker.network.relays import Circuits
 from farflung.broker.network.reports import Reports
 from farflung.broker.network.verification import AddressVerifier
 from farflung.broker.operators import OperatorMessage, Operators
+from farflung.broker.planning.what_if import WhatIfs
 from farflung.broker.security.authority import Authority
 from farflung.broker.sessions import HolderSession
 from farflung.broker.status import Sighting, status_of
@@ -33,10 +36,14 @@ from farflung.broker.storage.store import Store
 from farflung.broker.survey.measurements import MeasurementStore
 from farflung.broker.survey.paths import PathQuestion
 from farflung.broker.survey.service import SurveyService
+from farflung.broker.timelines import Timelines
+from farflung.broker.view import FleetView
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Ask, Attach, Denied, Links, Register, Renew, Renewed, Status
 from farflung.protocol.probing import SURVEY, AskTopology, Probed
+from farflung.protocol.timeline import AskStep, StepShown
+from farflung.protocol.viewer import LinkView
 from farflung.transport.endpoint import Listener, listen
 from farflung.transport.link.link import Link
 from farflung.transport.net.address_file import write_address
@@ -53,8 +60,8 @@ from farflung.transport.wire.headers import DataHeader
 
 _log = logging.getLogger("farflung.broker")
 
-Pages = Callable[[Callable[[], Status]], Coroutine[Any, Any, None]]
-"""Shows what the callable returns, until it is cancelled."""
+Pages = Callable[[FleetView], Coroutine[Any, Any, None]]
+"""Shows the fleet to viewers with a browser, until it is cancelled."""
 
 _UNIONS: dict[str, Any] = {
     "worker": messages.FromWorker,
@@ -159,12 +166,15 @@ class BrokerService:
         self._dispatcher = Dispatcher(
             self._journal, store, timeouts, self._clock, self._circuits, self._generation, self._expel
         )
+        topology = self._dispatcher.topology_of
+        self._what_ifs = WhatIfs(lambda: self._dispatcher.state, topology, store)
         self._operators = Operators(self._dispatcher, store, self._clock)
         measurement_store = MeasurementStore(store, self._dispatcher.spawn)
         self._surveys = SurveyService(self._dispatcher, measurement_store, timeouts, self._clock, surveys)
         self._dispatcher.put(Arrival(None, Restarted(self._clock(), most_suspicions)))
         self._last_seen: dict[str, tuple[str, float]] = {}
         self._reports = Reports()
+        self._timelines = Timelines(lambda: self._dispatcher.state, self._dispatcher.sessions.workers)
         self._by_connection: dict[Link, HolderSession] = {}
         self._sessions: dict[tuple[Peer, str], HolderSession] = {}
         self._verifier = AddressVerifier(lambda: self._identity.client_context(), timeouts, self._on_verified)
@@ -248,6 +258,10 @@ class BrokerService:
         elif isinstance(decoded, Links):
             self._reports.add(self._dispatcher.state.jobs, link.peer.id, decoded)
             self._surveys.on_link_report(link.peer.id, decoded)
+        elif isinstance(decoded, StepShown):
+            self._timelines.add(link.peer.id, decoded)
+        elif isinstance(decoded, AskStep):
+            self._dispatcher.spawn(self._send_timeline(session, decoded))
         elif isinstance(decoded, AskTopology):
             self._dispatcher.spawn(self._send_topology(session, decoded))
         elif isinstance(decoded, Probed) or (isinstance(decoded, PathQuestion) and decoded.job == SURVEY):
@@ -284,7 +298,8 @@ class BrokerService:
     async def _show(self, pages: Pages) -> None:
         """Show the status to viewers. If that cannot be or breaks, the broker goes on without it."""
         try:
-            await pages(self._status)
+            log = self._dispatcher.job_log.of
+            await pages(FleetView(self._status, self._timelines.of, self._what_ifs.answer, log))
         except FarflungError as error:
             _log.warning("there is no page of the fleet: %s", error)
         except Exception:
@@ -395,7 +410,7 @@ class BrokerService:
         return status_of(
             self._dispatcher.state,
             sightings,
-            self._reports.all(),
+            self._links(),
             self._version,
             now - self._started,
             self._timeouts.listed(),
@@ -403,6 +418,14 @@ class BrokerService:
             self._clock(),
             self._surveys.joining,
         )
+
+    def _links(self) -> Iterator[LinkView]:
+        """All reports of links, with the rates that were measured."""
+        pairs = self._dispatcher.measurements.pairs
+        for view in self._reports.all():
+            found = pairs.get((view.holder, view.report.peer))
+            possible = found.bandwidth_mbps if found is not None and found.bandwidth_mbps else None
+            yield msgspec.structs.replace(view, possible_mbps=possible)
 
     def _survey(self, session: HolderSession, message: Probed | PathQuestion) -> None:
         if not self._dispatcher.sessions.is_worker(session):
@@ -426,6 +449,17 @@ class BrokerService:
         if len(answer) > MAXIMUM_CONTROL_BYTES:
             answer = messages.encode(Denied("the fleet's topology is too large for one message"))
         session.send_control(answer)
+
+    async def _send_timeline(self, session: HolderSession, asked: AskStep) -> None:
+        answer: messages.Message
+        try:
+            answer = await self._timelines.of(asked.job)
+        except FarflungError as error:
+            answer = Denied(str(error))
+        encoded = messages.encode(answer)
+        if len(encoded) > MAXIMUM_CONTROL_BYTES:
+            encoded = messages.encode(Denied("this step's timeline is too large for one message"))
+        session.send_control(encoded)
 
     async def _renew(self, session: HolderSession, asked: Renew) -> None:
         peer = session.peer

@@ -49,6 +49,11 @@ class HolderSession:
         return self._connection.last_received_at
 
     @property
+    def seconds_away(self) -> float:
+        """Half of the last round trip; 0 before there was one."""
+        return (self._connection.round_trip_seconds or 0.0) / 2
+
+    @property
     def session(self) -> str:
         """The holder's nonce for this session; empty until the holder attaches its connection."""
         return self._session.nonce

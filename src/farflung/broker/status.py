@@ -105,6 +105,7 @@ def _worker_status(
 
 def _job_status(state: State, job: Job) -> JobStatus:
     moving = job.state in (RUNNING, COLLECTING)
+    validated_step, validation_loss = _newest_validation(job)
     return JobStatus(
         job=job.job,
         name=job.name,
@@ -125,7 +126,22 @@ def _job_status(state: State, job: Job) -> JobStatus:
         step_seconds=job.replanning.step_seconds if moving else None,
         computing=job.replanning.usual_computing if moving else {},
         bottleneck=job.replanning.bottleneck if moving else "",
+        validated_step=validated_step,
+        validation_loss=validation_loss,
     )
+
+
+def _newest_validation(job: Job) -> tuple[int | None, float | None]:
+    """The steps after which the model was last evaluated, and the loss then.
+
+    If it was evaluated twice, that without codecs.
+    """
+    units = job.training.units()
+    for result in reversed(job.results if not job.training.emulated else ()):
+        unit = units.at(result.unit)
+        if unit is not None and unit.evaluates and (unit.plain or not job.training.validate_twice):
+            return unit.step, result.loss
+    return None, None
 
 
 def _waits_for(state: State, job: Job) -> list[str]:

@@ -34,6 +34,7 @@ from farflung.cli.commands import (
     status,
     token,
     topology,
+    trace,
     train,
 )
 from farflung.cli.render.output import print_error
@@ -74,6 +75,7 @@ for _command in (
     join.join,
     drain.drain,
     status.status,
+    trace.trace,
     attach.attach,
     doctor.doctor,
 ):

@@ -27,6 +27,7 @@ from farflung.text import count_of
 
 if TYPE_CHECKING:
     from farflung.protocol.messages import Status
+    from farflung.transport.security.identity import Identity
 
 
 JOINING_SECONDS, POLL_SECONDS = 60.0, 0.05
@@ -98,6 +99,9 @@ class LocalWorkers(Fleet):
     async def _hosting(self, logs: Path, frontend: Frontend) -> AsyncIterator[Host]:
         processes = await self._started(logs, frontend)
         yield Host(processes.identity, processes.watch)
+
+    async def _own_identity(self) -> Identity:
+        return (await self._started(None, QUIET)).identity
 
     async def _status(self) -> Status:
         """As `Fleet.status`; workers that have just been started are waited for until they have joined."""

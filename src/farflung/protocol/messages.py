@@ -54,6 +54,7 @@ from farflung.protocol.submitter import (
     Submit,
     UnitDone,
 )
+from farflung.protocol.timeline import AskStep, ShowStep, StepShown, StepTimeline
 from farflung.protocol.viewer import Ask, Denied, Renew, Renewed, Status
 from farflung.protocol.worker import (
     Begin,
@@ -93,6 +94,7 @@ FromWorker = (
     | NotReached
     | Links
     | Probed
+    | StepShown
     | Ask
     | AskTopology
     | Renew
@@ -110,16 +112,19 @@ FromSubmitter = (
     | AskCircuit
     | Links
     | Ask
+    | AskStep
     | AskTopology
     | Renew
 )
 FromPeer = Claim | Welcome | Pull | AskBase | BaseList | BaseLacking
-FromViewer = Ask | AskTopology | Renew
-FromOperator = Drain | AskMembers | RemoveMember | AllowMember | CancelJob | Ask | AskTopology | Renew
+FromViewer = Ask | AskStep | AskTopology | Renew
+FromOperator = (
+    Drain | AskMembers | RemoveMember | AllowMember | CancelJob | Ask | AskStep | AskTopology | Renew
+)
 ToWorker = (
     Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | StandBy
-    | Standbys | PeerMoved | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe | Denied
-    | Released | MemberRemoved | MemberAllowed | Status | FleetTopology | Renewed
+    | Standbys | ShowStep | PeerMoved | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe
+    | Denied | Released | MemberRemoved | MemberAllowed | Status | FleetTopology | Renewed
 )  # fmt: skip
 ToSubmitter = (
     Attached
@@ -138,10 +143,11 @@ ToSubmitter = (
     | NotReached
     | Denied
     | Status
+    | StepTimeline
     | FleetTopology
     | Renewed
 )
-ToViewer = Denied | Status | FleetTopology | Renewed
+ToViewer = Denied | Status | StepTimeline | FleetTopology | Renewed
 ToOperator = ToViewer | Draining | Members | MemberChanged | JobCancelled
 
 

@@ -81,7 +81,8 @@ class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     and `planning` what came of the last look for a better one. A job that is `held` waits for its submitter;
     one that `waits_for` workers cannot go on, or begin, without them. Once some steps of an attempt are
     measured, `step_seconds` is what one takes, `computing` for how long of it each worker computes, and
-    `bottleneck` what it waits for most, in words.
+    `bottleneck` what it waits for most, in words. The newest validation, after `validated_step` steps, had
+    the loss `validation_loss`; None before the first.
     """
 
     job: str
@@ -103,6 +104,8 @@ class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     step_seconds: float | None = None
     computing: dict[str, float] = {}
     bottleneck: str = ""
+    validated_step: int | None = None
+    validation_loss: float | None = None
 
     @property
     def condition(self) -> str:
@@ -115,11 +118,15 @@ class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 class LinkView(msgspec.Struct, frozen=True):
-    """How `holder` reaches one peer of a job, as it last reported."""
+    """How `holder` reaches one peer of a job, as it last reported.
+
+    The broker has measured the link at `possible_mbps`, with nothing else on it; None: it has not.
+    """
 
     holder: str
     job: str
     report: LinkReport
+    possible_mbps: float | None = None
 
 
 class Status(Message, frozen=True):

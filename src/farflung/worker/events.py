@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from farflung.plans import LinkCodec
 from farflung.protocol import messages
 from farflung.protocol.messages import Load, Message
+from farflung.protocol.timeline import StepSpan
 from farflung.protocol.worker import LinkRate, Share
 from farflung.runtime.parcel import Sent
 
@@ -107,7 +108,8 @@ class Traffic:
 class UnitFinished:
     """Every microbatch of a unit has run here.
 
-    `sent` counts what was encoded for other workers; the tasks took `computing_seconds`.
+    `sent` counts what was encoded for other workers; the tasks took `computing_seconds`. If the unit is
+    watched, they `ran` at these moments of `time.perf_counter`.
     """
 
     attempt: Attempt
@@ -116,6 +118,7 @@ class UnitFinished:
     sent: tuple[Sent, ...] = ()
     computing_seconds: float = 0.0
     traffic: Traffic = field(default_factory=Traffic)
+    ran: tuple[StepSpan, ...] = ()
 
 
 @dataclass(frozen=True)

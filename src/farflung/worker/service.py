@@ -288,6 +288,9 @@ class WorkerService:
             self._expel({message.member: message.words})
         elif isinstance(message, messages.MemberAllowed):
             self._peers.allow(message.member)
+        elif isinstance(message, messages.ShowStep):
+            self._peers.watch.ask(message)
+            self._compute.watch((message.job, message.attempt), message.unit)
         else:
             if isinstance(message, messages.Registered):
                 self._peers.forget_removed()
@@ -353,6 +356,8 @@ class WorkerService:
         elif isinstance(command, events.Apply):
             self._peers.advance()
             self._compute.decide(attempt, command.unit, command.scale, command.codecs)
+            if shown := self._peers.watch.decided(attempt, command.unit):
+                self._send(shown)
         elif isinstance(command, events.AdvanceReplay):
             self._peers.advance_replay()
         elif isinstance(command, events.EndTraining):
@@ -509,6 +514,7 @@ class WorkerService:
                 traffic = self._meter.read(sent.target for sent in outcome.sent)
                 traffic = replace(traffic, logged_from=self._peers.replays.logged_from)
                 outcome = replace(outcome, traffic=traffic)
+                self._peers.watch.ran(outcome.unit, outcome.ran)
             self._step(outcome)
 
     def state_arrived(self) -> None:

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.support.browser import opened
+from tests.support.browser import opened, serious_problems
 from tests.support.ports import held_port
 from tests.support.processes import Command, Machines, machines, train
 
@@ -73,6 +73,49 @@ def test_what_happens_to_a_fleet_is_seen_as_it_happens(tmp_path: Path) -> None:
             ).wait_for()
         for worker in workers.values():
             worker.stop()
+
+
+def test_a_step_is_seen_as_it_ran_and_planned_again_as_the_viewer_likes(tmp_path: Path) -> None:
+    with machines(tmp_path) as on, held_port() as port:
+        page = f"127.0.0.1:{port}"
+        broker, token = shown(on, page), on.token("worker", "--uses", "9")
+        workers = [on.worker(name, token) for name in WORKERS[:2]]
+        with opened(f"http://{page}/") as found:
+            browser = found.page
+            submitter = ["--token", on.token("submitter"), "--broker", on.address]
+            run = train(on, "seen", "--workers", "2", *submitter)
+            browser.locator(".job .badge.running").wait_for()
+            browser.locator(".step-panel summary").click()
+            browser.locator("figcaption").filter(has_text="As it ran: step").wait_for()
+            browser.locator("figcaption").filter(has_text="As the simulator has it").wait_for()
+            assert browser.locator(".steps svg path.span.forward").count() >= 2
+            assert browser.locator(".steps td").filter(has_text="computing").count() == 2
+            line = browser.get_by_label("uplink of home, Mbit/s")
+            line.fill("0.01")
+            line.press("Tab")
+            browser.locator(".steps .why").filter(has_text="A step would take").wait_for()
+            browser.get_by_label("the job may use home").uncheck()
+            browser.get_by_label("the job may use lab").uncheck()
+            browser.locator(".steps .why").filter(has_text="no worker is left").wait_for()
+            browser.get_by_role("button", name="As it is").click()
+            browser.get_by_label("the job may use lab").wait_for()
+            assert browser.get_by_label("the job may use lab").is_checked()
+
+            browser.get_by_text("Log", exact=True).click()
+            browser.locator(".log li").filter(has_text="was submitted by").wait_for()
+            assert "2 workers" in (browser.locator("#map").get_attribute("aria-label") or "")
+            assert serious_problems(browser) == []
+            told = on.document("hub", "trace", "job-1", "--json")
+            assert set(told["spent"]) == {"home", "lab"}
+            for spent in told["spent"].values():
+                assert sum(spent.values()) == pytest.approx(told["seconds"], rel=0.03, abs=0.02)
+            assert "there is no job job-9" in on.fails("hub", "trace", "job-9")
+            run.command.signal(signal.SIGINT)
+            run.command.code()
+            assert found.complaints == []
+        for worker in workers:
+            worker.stop()
+        broker.stop()
 
 
 def test_local_workers_have_a_page_while_they_train(tmp_path: Path) -> None:

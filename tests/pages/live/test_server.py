@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import psutil
 import pytest
-from tests.pages.live.statuses import job, status, worker
+from tests.pages.live.statuses import job, status, view, worker
 from tests.support.ports import held_port
 
 pytest.importorskip("uvicorn", reason="the live page needs farflung[web]: `make dev` installs it")
@@ -19,8 +22,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from farflung.errors import ConnectionFailed
 from farflung.pages.live import server
+from farflung.pages.live.api import MOST_BODY
+from farflung.pages.live.prometheus import exposed
 from farflung.pages.live.server import FILES, check_pages, serve_pages
 from farflung.protocol.messages import Status
+from farflung.protocol.reachability import LinkReport
+from farflung.protocol.viewer import LinkView
+from farflung.transport.link.stats import LinkStatus
 
 TOKEN = "a-token-of-16-characters-or-more"
 
@@ -29,7 +37,7 @@ TOKEN = "a-token-of-16-characters-or-more"
 async def served(says: Callable[[], Status], token: str = "") -> AsyncIterator[int]:
     """The page on a port of this machine."""
     with held_port() as port:
-        serving = asyncio.create_task(serve_pages(f"127.0.0.1:{port}", says, token))
+        serving = asyncio.create_task(serve_pages(f"127.0.0.1:{port}", view(says), token))
         try:
             while True:
                 try:
@@ -48,17 +56,19 @@ def fleet() -> Status:
     return status([job()], [worker()])
 
 
-async def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+async def ask(
+    port: int, path: str, method: str = "GET", body: bytes = b"", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
     """One request on a connection of its own: status, headers by lower-case names, and body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = {"Host": f"127.0.0.1:{port}", "Connection": "close", **headers}
     head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
-    writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode())
+    writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
     answer = await asyncio.wait_for(reader.read(), 30)
     writer.close()
-    top, _, body = answer.partition(b"\r\n\r\n")
+    top, _, found = answer.partition(b"\r\n\r\n")
     first, *rest = top.decode().split("\r\n")
-    return int(first.split()[1]), {n.lower(): v for n, _, v in (line.partition(": ") for line in rest)}, body
+    return int(first.split()[1]), {n.lower(): v for n, _, v in (line.partition(": ") for line in rest)}, found
 
 
 def test_the_page_its_files_and_the_api_are_there_with_a_strict_policy() -> None:
@@ -76,6 +86,105 @@ def test_the_page_its_files_and_the_api_are_there_with_a_strict_policy() -> None
             assert json.loads(body)["status"]["jobs"][0]["loss"] == 2.5
             _, _, body = await ask(port, "/api/v1/curves")
             assert json.loads(body)["job-1"]["step"] == [3]
+
+    asyncio.run(seen())
+
+
+async def post(port: int, body: bytes, **headers: str) -> tuple[int, dict[str, object]]:
+    """A what-if, as a program posts it: the status, and the answer's JSON."""
+    given = {"Content_Type": "application/json", "Content_Length": str(len(body)), **headers}
+    code, _, found = await ask(port, "/api/v1/what-if", "POST", body, **given)
+    return code, json.loads(found)
+
+
+def test_a_step_its_trace_the_log_and_what_ifs_are_answered_or_refused_in_words() -> None:
+    async def seen() -> None:
+        async with served(fleet) as port:
+            _, _, body = await ask(port, "/api/v1/jobs/job-1/step")
+            assert json.loads(body)["spent"]["home"]["waiting for lab"] == 0.5
+            code, _, body = await ask(port, "/api/v1/jobs/job-7/step")
+            assert (code, json.loads(body)) == (
+                409,
+                {"error": "there is no job job-7: `farflung status` lists them"},
+            )
+            _, headers, body = await ask(port, "/api/v1/jobs/job-1/trace")
+            assert headers["content-disposition"] == 'attachment; filename="job-1-trace.json"'
+            assert json.loads(body)["traceEvents"]
+            _, _, body = await ask(port, "/api/v1/jobs/job-1/log")
+            assert json.loads(body) == [[1.0, "job-1 began"]]
+            code, answer = await post(port, b'{"job": "job-1", "microbatches": 4}')
+            assert code == 200
+            assert answer["then"]["step_seconds"] == 2.0  # type: ignore[index]
+
+    asyncio.run(seen())
+
+
+def test_a_page_of_another_site_can_ask_nothing_of_the_planner_and_no_one_can_ask_too_much() -> None:
+    good = b'{"job": "job-1"}'
+
+    async def seen() -> None:
+        async with served(fleet) as port:
+            assert (await post(port, good))[0] == 200
+            assert (await post(port, good, Sec_Fetch_Site="same-origin"))[0] == 200
+            assert (await post(port, good, Sec_Fetch_Site="cross-site"))[0] == 403
+            assert (await post(port, good, Content_Type="text/plain"))[0] == 403  # what a form can send
+            assert (await ask(port, "/api/v1/what-if"))[0] == 405
+            for bad in (b"{", b'{"job": 7}', b'{"job": "job-1", "shell": "rm"}', b"[" * 100_000):
+                code, answer = await post(port, bad)
+                assert (code, list(answer)) == (400, ["error"])
+                assert "\n" not in str(answer["error"])
+            code, answer = await post(port, b" " * (MOST_BODY + 1))
+            assert code == 413
+
+    asyncio.run(seen())
+
+
+def test_the_api_is_described_as_it_is() -> None:
+    async def seen() -> None:
+        async with served(fleet) as port:
+            _, _, body = await ask(port, "/api/v1/openapi.json")
+            described = json.loads(body)
+            for path, methods in described["paths"].items():
+                (method,) = methods
+                kinds = methods[method]["responses"]["200"]["content"]
+                if "text/event-stream" in kinds:
+                    continue  # it never ends
+                code, headers, _ = await ask(port, path.replace("{job}", "job-1"), method.upper())
+                if method == "post":
+                    assert code == 403, path  # it is there, and wants JSON
+                    continue
+                assert (code, headers["content-type"].partition(";")[0] in kinds) == (200, True), path
+            names = set(described["components"]["schemas"])
+            used = set(re.findall(r"#/components/schemas/(\w+)", body.decode()))
+            assert used <= names and {"Status", "StepTimeline", "WhatIf", "Foreseen"} <= names
+
+    asyncio.run(seen())
+
+
+def test_the_dashboard_for_grafana_asks_for_metrics_that_there_are() -> None:
+    link = LinkStatus("lab", "direct", "", "bbr", 1, 2.0, 8.0, 9, 9, resent=0.01)
+    seen_link = LinkView("home", "job-1", LinkReport("lab", "", 7000, link), 10.0)
+    one = msgspec.structs.replace(job(), validated_step=2, validation_loss=2.0, step_seconds=1.0)
+    now = msgspec.structs.replace(status([one], [worker()]), links=[seen_link])
+    there = set(re.findall(r"^(farflung_\w+)", exposed(now).decode(), re.MULTILINE))
+
+    async def asked() -> set[str]:
+        async with served(fleet) as port:
+            _, _, body = await ask(port, "/grafana.json")
+        panels = json.loads(body)["panels"]
+        words = " ".join(target["expr"] for panel in panels for target in panel["targets"])
+        return set(re.findall(r"farflung_\w+", words))
+
+    assert asyncio.run(asked()) == there
+
+
+def test_files_are_compressed_for_those_who_can_read_that() -> None:
+    async def seen() -> None:
+        async with served(fleet) as port:
+            _, _, plain = await ask(port, "/live.js")
+            _, headers, packed = await ask(port, "/live.js", Accept_Encoding="gzip, br")
+            assert headers["content-encoding"] == "gzip"
+            assert gzip.decompress(packed) == plain
 
     asyncio.run(seen())
 
@@ -161,11 +270,12 @@ def test_a_port_in_use_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(ConnectionFailed, match=address):
-            asyncio.run(serve_pages(address, fleet))
+            asyncio.run(serve_pages(address, view(fleet)))
 
 
 def test_a_viewer_that_never_reads_is_dropped_and_others_see_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SLOWEST_SECONDS", 0.5)
+    monkeypatch.setattr("farflung.pages.live.api.SLOWEST_SECONDS", 0.5)
     monkeypatch.setattr("farflung.pages.live.feed.SECONDS", 0.02)
     steps = iter(range(10**9))
     many = [worker(f"worker-{number}", reason="w" * 100) for number in range(1000)]

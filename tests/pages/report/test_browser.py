@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.pages.report.runs import BEGAN, Writer, change, run_with_a_fault
-from tests.support.browser import Opened, opened
+from tests.support.browser import Opened, opened, serious_problems
 
 from farflung.client.output.records import ValidationRow
 from farflung.pages.report.page import write_page
@@ -157,14 +157,9 @@ def test_a_page_holds_no_run_at_all(tmp_path: Path) -> None:
 def test_axe_finds_nothing_serious_and_a_phone_needs_no_sideways_scrolling(
     tmp_path: Path, scheme: str
 ) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="`make dev` installs axe")
     file = page_of(run_with_a_fault(tmp_path / "run"), run_with_a_fault(tmp_path / "other"))
     with opened(file, color_scheme=scheme, viewport=PHONE, bypass_csp=True) as found:
         found.page.locator("#main").wait_for()
-        result = axe.Axe().run(found.page)
-        serious = [
-            one["id"] for one in result.response["violations"] if one["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
+        assert serious_problems(found.page) == []
         width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert found.page.evaluate(width) == 0

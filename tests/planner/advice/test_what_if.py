@@ -50,6 +50,31 @@ def test_a_faster_line_makes_what_it_held_back_faster_and_nothing_else() -> None
     assert changes.uplink_mbps(homes(), 2) is None  # the lab's line is not one worker's
 
 
+def test_another_line_may_be_slower_and_moves_only_what_it_held_back() -> None:
+    slow = homes()
+    rates = [list(row) for row in slow.bandwidth_mbps]
+    rates[0][1] = 2.0  # the path to the other home is slower than the line
+    topology = Topology(slow.workers, slow.latency_ms, tuple(map(tuple, rates)))
+    assert changes.line_mbps(topology, 0, "up") == 8.0
+    assert changes.with_line_of(topology, 0, 50.0, None).bandwidth_mbps[0][1:] == (2.0, 50.0, 50.0)
+    slower = changes.with_line_of(topology, 0, 1.0, 4.0)
+    assert slower.bandwidth_mbps[0][1:] == (1.0, 1.0, 1.0)
+    assert [row[0] for row in slower.bandwidth_mbps[1:]] == [4.0] * 3
+    assert slower.bandwidth_mbps[1][2] == 8.0
+    lab = changes.with_line_of(topology, 2, 1.0, None)  # the links inside the lab are not the line's
+    assert lab.bandwidth_mbps[2] == (1.0, 1.0, 8.0, 1000.0)
+    declared = changes.with_line_of(homes(up_mbps=8.0, down_mbps=100.0), 0, 20.0, None)
+    assert declared.workers[0].up_mbps == 20.0 and declared.workers[0].down_mbps == 100.0
+
+
+def test_where_all_are_at_one_site_a_line_is_to_all_others() -> None:
+    workers = tuple(WorkerSpec(id, "", 1.0, 1.0) for id in ("a", "b"))
+    near = Topology(workers, ((0.0, 1.0), (1.0, 0.0)), ((0.0, 900.0), (0.0, 0.0)))
+    assert changes.line_mbps(near, 0, "up") == 900.0
+    slower = changes.with_line_of(near, 0, 8.0, 8.0).bandwidth_mbps
+    assert slower == ((0.0, 8.0), (0.0, 0.0))  # where there is no link, a line makes none
+
+
 def test_a_twin_is_like_its_template_and_near_it() -> None:
     grown = changes.with_twin(homes(), 3)
     assert grown.ids[-1] not in homes().ids and grown.workers[-1].site == "lab"

@@ -44,6 +44,7 @@ OF_KIND: dict[type[Message], int] = {
     messages.UnitReady: 16 * MB,
     messages.Register: 4 * MB,
     messages.Links: 4 * MB,
+    messages.StepShown: 4 * MB,
 }
 """The largest message of a kind, in bytes, where that is more than `USUAL_BYTES`."""
 
@@ -65,6 +66,8 @@ OF_MESSAGES: dict[type[Message], Rate] = {
     messages.Ask: Rate(20, 100),
     messages.AskTopology: Rate(2, 20),
     messages.AskMembers: Rate(5, 50),
+    messages.AskStep: Rate(2, 20),
+    messages.StepShown: Rate(2, 20),
     messages.Submit: Rate(2, 100),
     messages.Moved: Rate(0.2, 60),
 }

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -43,6 +44,7 @@ PROGRESS_SECONDS = 1.0
 """Minimum time between two progress reports that are passed on."""
 
 Clock = Callable[[], float]
+_Answer = TypeVar("_Answer")
 _log = logging.getLogger("farflung.broker")
 
 
@@ -63,7 +65,7 @@ async def plan(
     `measured` is the measured topology of the command's workers; a topology that the job brings takes
     precedence. `on_progress` is called with progress reports.
     """
-    question = _question(command, graph, measured, timeouts.search_seconds)
+    question = question_for(command, graph, measured, timeouts.search_seconds)
     try:
         answer = await _ask(msgspec.msgpack.encode(question), timeouts.planning_seconds, on_progress)
     except PlanError as error:
@@ -106,9 +108,10 @@ def _slowed(topology: Topology | None, slow: Mapping[str, float]) -> Topology | 
     return msgspec.structs.replace(topology, workers=workers)
 
 
-def _question(
+def question_for(
     command: RunPlanner, graph: bytes, measured: MeasuredTopology | None, search_seconds: float
 ) -> Question:
+    """What the planner is asked; a topology that the job brings takes precedence over the measured one."""
     wishes = command.wishes
     is_own = wishes.topology is not None or measured is None
     topology = wishes.topology if measured is None or is_own else measured.topology
@@ -138,11 +141,23 @@ def _question(
 
 
 async def _ask(question: bytes, limit_seconds: float, on_progress: Callable[[Searched], None]) -> Answer:
-    """Ask a new planner process; PlanError if it gives no answer."""
+    kinds: Any = Answer
+    found: Answer = await ask_process(PROGRAM, question, kinds, limit_seconds, on_progress)
+    return found
+
+
+async def ask_process(
+    program: str,
+    question: bytes,
+    kind: type[_Answer],
+    limit_seconds: float,
+    on_progress: Callable[[Searched], None] = ignore_progress,
+) -> _Answer:
+    """Ask a new process of the module `program`; PlanError if it gives no answer of this kind."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        PROGRAM,
+        program,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -153,7 +168,7 @@ async def _ask(question: bytes, limit_seconds: float, on_progress: Callable[[Sea
         async with asyncio.timeout(limit_seconds):
             _, answer, errors = await asyncio.gather(
                 _send_question(process.stdin, question),
-                _read_answer(process.stdout, on_progress),
+                _read_answer(process.stdout, kind, on_progress),
                 process.stderr.read(),
             )
             code = await process.wait()
@@ -182,8 +197,8 @@ async def _send_question(stream: asyncio.StreamWriter, question: bytes) -> None:
 
 
 async def _read_answer(
-    stream: asyncio.StreamReader, on_progress: Callable[[Searched], None]
-) -> Answer | None:
+    stream: asyncio.StreamReader, kind: type[_Answer], on_progress: Callable[[Searched], None]
+) -> _Answer | None:
     """Read progress reports up to the answer; None if the stream ends without one."""
     next_report = 0.0
     while True:
@@ -192,7 +207,7 @@ async def _read_answer(
             body = await stream.readexactly(length)
         except asyncio.IncompleteReadError:
             return None
-        message = msgspec.msgpack.decode(body, type=Searched | Answer)
+        message = msgspec.msgpack.decode(body, type=Searched | kind)
         if not isinstance(message, Searched):
             return message
         if time.monotonic() >= next_report:  # limit the rate, whatever the process sends

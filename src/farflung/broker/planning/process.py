@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,6 +25,7 @@ from farflung.broker.planning.messages import (
     Question,
     Searched,
 )
+from farflung.broker.planning.what_if_messages import Foreseen
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
 from farflung.opdag.graph import Graph
@@ -103,7 +104,7 @@ def main() -> None:
     write_message(answer(question, _Progress(question.training.microbatches)))
 
 
-def write_message(message: Searched | Answer) -> None:
+def write_message(message: Searched | Answer | Foreseen) -> None:
     """Write a message for the broker."""
     body = msgspec.msgpack.encode(message)
     sys.stdout.buffer.write(len(body).to_bytes(LENGTH_BYTES, "big") + body)
@@ -145,7 +146,7 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     require_known(question.codecs, able, training.codecs)
     require_scheduler(question.scheduler, question.home)
     if question.topology is not None:
-        made, prediction = _scheduled(question, graph, watch)
+        made, prediction = scheduled(question, graph, watch)
     elif question.home.data:
         made, prediction = _on_equals(question, graph, watch), None
     else:
@@ -192,7 +193,7 @@ def _current_seconds(question: Question) -> float | None:
     """The simulated step of the plan that the job has."""
     if question.current is None or question.topology is None:
         return None
-    net = connected_part(_topology_of(question))[0]
+    net = connected_part(topology_of(question))[0]
     return simulate(folded(question.current), net, Conditions(efficiency=question.efficiency)).step_seconds
 
 
@@ -202,7 +203,7 @@ def _tuning_basis(question: Question, plan: Plan) -> bytes:
     if policy is None or policy.kind != "auto":
         return b""
     topology = question.topology
-    net = alike(plan.workers()) if topology is None else connected_part(_topology_of(question))[0]
+    net = alike(plan.workers()) if topology is None else connected_part(topology_of(question))[0]
     return tuning_basis(plan, net, Conditions(efficiency=question.efficiency), limits_of(question.codecs))
 
 
@@ -250,17 +251,17 @@ def _on_equals(question: Question, graph: Graph, watch: Watch) -> PlannedJob:
     for count in counts:
         asked = msgspec.structs.replace(question, topology=topology, count=count)
         try:
-            return _scheduled(asked, graph, watch)[0]
+            return scheduled(asked, graph, watch)[0]
         except PlanError:
             if count == counts[-1]:
                 raise
     raise PlanError("a plan needs at least one worker, found none: start one with `farflung join`")
 
 
-def _scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction]:
+def scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction]:
     """Plan with the scheduler that the job asks for, on a topology."""
     training = question.training
-    topology = _topology_of(question)
+    topology = topology_of(question)
     options = Options(
         workers=question.count or None,
         efficiency=question.efficiency,
@@ -324,16 +325,17 @@ def _with_room(
         return found(training), [note]
 
 
-def _topology_of(question: Question) -> Topology:
-    """The topology reduced to the workers of the question; PlanError if it lacks one of them."""
+def topology_of(question: Question, workers: Sequence[str] | None = None) -> Topology:
+    """The topology reduced to these workers, or those of the question; PlanError if it lacks one of them."""
     assert question.topology is not None
+    wanted = question.workers if workers is None else workers
     numbers = {id: number for number, id in enumerate(question.topology.ids)}
-    for worker in question.workers:
+    for worker in wanted:
         if worker not in numbers:
             raise PlanError(
                 f"the topology does not have worker {worker}: name the workers to train on (--on), or add it"
             )
-    return subtopology(question.topology, [numbers[worker] for worker in question.workers])
+    return subtopology(question.topology, [numbers[worker] for worker in wanted])
 
 
 def _check_size(program_bytes: int) -> None:

@@ -55,6 +55,9 @@ class BrokerFleet(Fleet):
     async def _hosting(self, logs: Path, frontend: Frontend) -> AsyncIterator[Host]:
         yield Host(self._identity)
 
+    async def _own_identity(self) -> Identity:
+        return self._identity
+
     async def _status(self) -> Status:
         return await ask_status(self._identity)
 

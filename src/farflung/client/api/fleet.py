@@ -27,14 +27,16 @@ from farflung.client.options.asked import Asked, Request, ask
 from farflung.client.output.log_observer import begin_log
 from farflung.client.output.progress import Observer, Observers
 from farflung.client.output.run_record import RunOptions
-from farflung.errors import FleetClosed, JobError
+from farflung.errors import ConnectionFailed, FleetClosed, JobError
 from farflung.text import count_of, format_bytes, kind_of
 
 if TYPE_CHECKING:
     from farflung.client.api.job import Job
     from farflung.client.capture.prepared import Prepared
     from farflung.protocol.messages import Status
+    from farflung.protocol.timeline import StepTimeline
     from farflung.protocol.viewer import WorkerStatus
+    from farflung.transport.security.identity import Identity
 
 QUIET = Frontend()
 EXIT_SECONDS = 60.0
@@ -134,8 +136,8 @@ class Fleet(ABC):
             How long to wait for a lost broker, and the job for lost workers: "30m", "12h" or "2d". By default
             a day.
         log
-            Where to log steps and evaluations, too: "csv", "tensorboard", "wandb", "mlflow" or "trackio", and
-            after a colon the folder, or the name of a project (docs/how-to/metrics.md).
+            Where to log steps and evaluations, too: "csv", "tensorboard", "wandb", "mlflow", "trackio" or
+            "otel", and after a colon the folder, the name of a project or a URL (docs/how-to/metrics.md).
         wait_for_workers
             Wait for workers of `on` or `topology` that have never joined, rather than refuse.
         on_step, on_validation, on_checkpoint, on_merge
@@ -257,6 +259,26 @@ class Fleet(ABC):
         self._require_open()
         return self._loop.call(self._status())
 
+    def trace(self, run: Run) -> StepTimeline:
+        """What each worker of a run does in its next step, as `farflung trace` shows it.
+
+        Raises
+        ------
+        FleetClosed
+            The fleet was closed.
+        ConnectionFailed
+            The run trains no steps now, or the broker cannot be reached.
+        """
+        self._require_open()
+        return self._loop.call(self._traced(run))
+
+    async def _traced(self, run: Run) -> StepTimeline:
+        from farflung.client.run.broker_client import ask_step
+
+        if run.id is None:
+            raise ConnectionFailed("the broker does not have this run yet, so it trains no steps")
+        return await ask_step(await self._own_identity(), run.id)
+
     @property
     def workers(self) -> list[WorkerStatus]:
         """The workers that are connected now; raises what `status` raises."""
@@ -323,6 +345,10 @@ class Fleet(ABC):
     @abstractmethod
     def _hosting(self, logs: Path, frontend: Frontend) -> AbstractAsyncContextManager[Host]:
         """The broker to submit to, started if need be with its logs in that folder."""
+
+    @abstractmethod
+    async def _own_identity(self) -> Identity:
+        """Who this program is to the broker."""
 
     @abstractmethod
     async def _status(self) -> Status:

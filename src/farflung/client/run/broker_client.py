@@ -36,12 +36,16 @@ from farflung.protocol.messages import (
     encode,
 )
 from farflung.protocol.probing import AskTopology, FleetTopology
+from farflung.protocol.timeline import AskStep, StepTimeline
 from farflung.text import kind_of
 from farflung.transport.endpoint import Handler, Hello, Link
 from farflung.transport.security.identity import Identity
 from farflung.transport.security.names import BROKER_ID
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import DataHeader
+
+LONGEST_STEP_SECONDS = 660.0
+"""A broker that waits for a step gives up before."""
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -68,6 +72,19 @@ async def ask_topology(identity: Identity, survey: bool = False) -> FleetTopolog
         The broker cannot be reached, refuses, or does not answer in time.
     """
     return await _ask_for(identity, AskTopology(survey), FleetTopology)
+
+
+async def ask_step(identity: Identity, job: str) -> StepTimeline:
+    """What the workers of a job do in one of its next steps; any role may ask.
+
+    It takes as long as a step or two.
+
+    Raises
+    ------
+    ConnectionFailed
+        The broker cannot be reached, or refuses, because the job runs no steps now.
+    """
+    return await _ask_for(identity, AskStep(job), StepTimeline, LONGEST_STEP_SECONDS)
 
 
 async def ask_to_drain(identity: Identity, worker: str, within_seconds: int) -> Draining:
@@ -125,8 +142,10 @@ async def ask_to_cancel(identity: Identity, job: str, reason: str, at_once: bool
     return await _ask_for(identity, CancelJob(job, reason, at_once), JobCancelled)
 
 
-async def _ask_for(identity: Identity, question: Message, kind: type[_Answer]) -> _Answer:
-    answer = await _ask(identity, question)
+async def _ask_for(
+    identity: Identity, question: Message, kind: type[_Answer], seconds: float | None = None
+) -> _Answer:
+    answer = await _ask(identity, question, seconds)
     if not isinstance(answer, kind):
         raise ProtocolError(f"the broker answered with {kind_of(answer)}, expected {kind.__name__}")
     return answer
@@ -146,17 +165,19 @@ async def renew(identity: Identity) -> Identity:
     return await asyncio.to_thread(identity.renewed, answer.certificate)
 
 
-async def _ask(identity: Identity, question: Message) -> Message:
+async def _ask(identity: Identity, question: Message, seconds: float | None = None) -> Message:
+    """The broker's answer; it has the time of a lease, or as many `seconds`."""
     timeouts = Timeouts()
+    limit = timeouts.lease_seconds if seconds is None else seconds
     inquiry = _BrokerQuery()
     link = await dial_broker(identity, inquiry, timeouts)
     try:
         link.send_control(encode(question))
-        async with asyncio.timeout(timeouts.lease_seconds):
+        async with asyncio.timeout(limit):
             return await inquiry.answer
     except TimeoutError:
         raise ConnectionFailed(
-            f"the broker at {identity.broker} did not answer within {timeouts.lease_seconds:.0f} s"
+            f"the broker at {identity.broker} did not answer within {limit:.0f} s"
         ) from None
     finally:
         await link.close("asked and answered")

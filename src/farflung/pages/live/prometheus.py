@@ -51,6 +51,8 @@ class _Fleet(Collector):
             ("job_step", "Steps that are done", lambda job: job.step),
             ("job_steps", "Steps that are asked for", lambda job: job.steps),
             ("job_loss", "Loss of the newest step", lambda job: job.loss),
+            ("job_validation_loss", "Loss of the newest validation", lambda job: job.validation_loss),
+            ("job_step_seconds", "Of a step", lambda job: job.step_seconds),
             ("job_samples_per_second", "Speed", lambda job: job.samples_per_second),
             ("job_waits", "1: for workers or its submitter", lambda job: bool(job.waits_for) or job.held),
         )
@@ -66,6 +68,10 @@ class _Fleet(Collector):
         yield _gauge("link_mbps", "Rate at which the target reads data, Mbit/s", labels, rates)
         round_trips = ((who, link.round_trip_ms) for who, link in used)
         yield _gauge("link_round_trip_ms", "Round trip, queues included", labels, round_trips)
+        resent = ((who, link.resent) for who, link in used)
+        yield _gauge("link_resent", "Share of packets that were lost and sent again", labels, resent)
+        possible = (([view.job, view.holder, view.report.peer], view.possible_mbps) for view, _ in views)
+        yield _gauge("link_possible_mbps", "Measured with nothing else on the link, Mbit/s", labels, possible)
 
 
 def _gauge(

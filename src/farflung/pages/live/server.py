@@ -1,4 +1,4 @@
-"""The page over HTTP: static files, the API, and the stream of events. All of it only reads.
+"""The page over HTTP: its files, the API (`api`), and the guard around both. All of it only reads.
 
 The page and its API need no certificate, so they listen on this machine alone unless a token guards them. A
 page of another site that a viewer's browser has open cannot read them: answers carry no CORS permission, and
@@ -8,6 +8,7 @@ on this machine only its own names are answered, not a domain that points at 127
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hmac
 import logging
 import re
@@ -21,16 +22,15 @@ from urllib.parse import urlsplit
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from farflung.broker.view import FleetView
 from farflung.errors import ConnectionFailed
-from farflung.pages.live import prometheus
+from farflung.pages.live.api import SLOWEST_SECONDS, routes_of
 from farflung.pages.live.feed import Feed
-from farflung.pages.live.prometheus import exposed
-from farflung.protocol.messages import Status
 from farflung.transport.net.addresses import format_address, is_loopback, parse_address
 from farflung.transport.net.sockets import listening_socket
 
@@ -44,6 +44,12 @@ FILES = {
     "/uplot.js": ("uplot.js", "text/javascript; charset=utf-8"),
     "/dom.js": ("dom.js", "text/javascript; charset=utf-8"),
     "/live.js": ("live.js", "text/javascript; charset=utf-8"),
+    "/map.js": ("map.js", "text/javascript; charset=utf-8"),
+    "/timeline.js": ("timeline.js", "text/javascript; charset=utf-8"),
+    "/whatif.js": ("whatif.js", "text/javascript; charset=utf-8"),
+    "/grafana.json": ("grafana.json", "application/json"),
+    "/api": ("api.html", "text/html; charset=utf-8"),
+    "/api.js": ("api.js", "text/javascript; charset=utf-8"),
 }
 """All files that are served, by their paths: no path of a request reaches the disk."""
 HEADERS = {
@@ -60,8 +66,6 @@ MOST_CONNECTIONS = 100
 """More are hung up on at once, so that the page never takes many of the broker's file descriptors."""
 REQUEST_SECONDS = 10.0
 """A connection without a whole request for so long is hung up on."""
-SLOWEST_SECONDS = 30.0
-"""A viewer that takes nothing for so long is dropped."""
 
 
 def check_pages(address: str, token: str) -> None:
@@ -85,8 +89,8 @@ def check_pages(address: str, token: str) -> None:
         )
 
 
-async def serve_pages(address: str, status: Callable[[], Status], token: str = "") -> None:
-    """Serve the live page at `address` (HOST:PORT) until cancelled; `status` is asked once a second.
+async def serve_pages(address: str, view: FleetView, token: str = "") -> None:
+    """Serve the live page at `address` (HOST:PORT) until cancelled; the status is asked once a second.
 
     Raises
     ------
@@ -98,10 +102,10 @@ async def serve_pages(address: str, status: Callable[[], Status], token: str = "
     listening = await listening_socket(host, port)
     _drop_dead_ones(listening)
     where = format_address(host, listening.getsockname()[1])
-    feed = Feed(status)
+    feed = Feed(view.status)
     _log.info("the page of the fleet is at http://%s/", where)
     config = uvicorn.Config(
-        application(feed, token),
+        application(feed, view, token),
         http=_Connection, ws="none", lifespan="off", timeout_graceful_shutdown=1,
         log_config=None, log_level="critical", access_log=False, server_header=False, date_header=False,
     )  # fmt: skip
@@ -118,38 +122,21 @@ async def serve_pages(address: str, status: Callable[[], Status], token: str = "
             raise error
 
 
-def application(feed: Feed, token: str = "") -> ASGIApp:
+def application(feed: Feed, view: FleetView, token: str = "") -> ASGIApp:
     """The ASGI application of the page."""
-
-    async def status(_: Request) -> Response:
-        return Response(feed.status, media_type="application/json")
-
-    async def curves(_: Request) -> Response:
-        return Response(feed.curves, media_type="application/json")
-
-    async def events(request: Request) -> Response:
-        last = request.headers.get("last-event-id", "")
-        seen = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else 0
-        return _Stream(feed.events(seen), media_type="text/event-stream")
-
-    async def metrics(_: Request) -> Response:
-        return Response(exposed(feed.newest.status), media_type=prometheus.TYPE)
-
-    routes = [Route(path, _file(*file)) for path, file in FILES.items()]
-    routes += [
-        Route("/api/v1/status", status),
-        Route("/api/v1/curves", curves),
-        Route("/api/v1/events", events),
-        Route("/metrics", metrics),
-    ]
-    return _Guard(Starlette(routes=routes), token)
+    files = [Route(path, _file(*file)) for path, file in FILES.items()]
+    return _Guard(Starlette(routes=[*files, *routes_of(feed, view)]), token)
 
 
 def _file(name: str, kind: str) -> Callable[[Request], object]:
     content = (resources.files("farflung.pages") / "static" / name).read_bytes()
+    packed = gzip.compress(content, mtime=0)
 
-    async def answer(_: Request) -> Response:
-        return Response(content, media_type=kind)
+    async def answer(request: Request) -> Response:
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(content, media_type=kind, headers={"vary": "accept-encoding"})
+        how = {"vary": "accept-encoding", "content-encoding": "gzip"}
+        return Response(packed, media_type=kind, headers=how)
 
     return answer
 
@@ -201,17 +188,6 @@ def _host_of(request: Request) -> str:
     with suppress(ValueError):
         return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     return ""
-
-
-class _Stream(StreamingResponse):
-    """A stream that ends if its viewer takes nothing for long."""
-
-    async def stream_response(self, send: Send) -> None:
-        async def in_time(message: Message) -> None:
-            async with asyncio.timeout(SLOWEST_SECONDS):
-                await send(message)
-
-        await super().stream_response(in_time)
 
 
 class _Connection(H11Protocol):

@@ -4,6 +4,7 @@ const SHOWN_JOBS = 5;
 const OVER = ["done", "failed", "cancelled"];
 const SHOWN_LEFT = 5;
 const MOST_POINTS = 1500;
+const MOST_ROWS = 100;  // of a table: a browser takes a second to lay out thousands
 
 const place = (id) => document.getElementById(id);
 const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
@@ -14,8 +15,10 @@ class JobCard {
   constructor(job) {
     this.texts = element("div");
     this.chart = element("div", { class: "chart", role: "img" });
-    this.root = element("article", { class: "job", id: `job-${job.job}`, "aria-label": `${job.name}, ${job.job}` }, this.texts, this.chart);
-    this.curve = { step: [], at: [], loss: [] };
+    this.panel = new StepPanel(job);
+    this.log = new LogPanel(job.job);
+    this.root = element("article", { class: "job", id: `job-${job.job}`, "aria-label": `${job.name}, ${job.job}` }, this.texts, this.chart, this.panel.root, this.log.root);
+    this.curve = { step: [], at: [], loss: [], validated: [], validation: [] };
     this.plot = null;
   }
 
@@ -30,12 +33,15 @@ class JobCard {
       computingOf(job),
       codecsOf(job),
     ].filter(Boolean));
+    this.panel.show(job);
+    this.log.show();
     this.#draw(job);
   }
 
   #figures(job) {
     const figures = [["step", `${job.step} of ${job.steps}`]];
     if (job.loss !== null) figures.push(["loss", digits(job.loss, 5)]);
+    if (job.validation_loss !== null) figures.push([`validation loss after ${job.validated_step} steps`, digits(job.validation_loss, 5)]);
     if (job.samples_per_second !== null) figures.push(["samples a second", digits(job.samples_per_second)]);
     const left = isMoving(job) ? this.#secondsLeft(job) : null;
     if (left !== null) figures.push(["left", secondsWords(left)]);
@@ -52,6 +58,7 @@ class JobCard {
   }
 
   #add(job, at) {
+    this.#addValidation(job);
     const { step, at: times, loss } = this.curve;
     while (step.length && step.at(-1) > job.step) [step, times, loss].forEach((column) => column.pop());
     if (job.step === 0 || step.at(-1) === job.step) return;
@@ -61,11 +68,19 @@ class JobCard {
     if (step.length > MOST_POINTS) this.curve = thinned(this.curve);
   }
 
+  #addValidation(job) {
+    const { validated, validation } = this.curve;
+    if (job.validated_step === null) return;
+    while (validated.length && validated.at(-1) >= job.validated_step) [validated, validation].forEach((column) => column.pop());
+    validated.push(job.validated_step);
+    validation.push(job.validation_loss);
+  }
+
   #draw(job) {
     const { step, loss } = this.curve;
     if (step.length < 2 || loss.every((value) => value === null)) return;
     this.chart.setAttribute("aria-label", `Loss of ${job.name}: ${digits(loss.find((value) => value !== null))} at step ${step[0]}, now ${digits(job.loss)}`);
-    if (this.plot) this.plot.setData([step, loss]);
+    if (this.plot) this.plot.setData(columnsOf(this.curve));
     else this.redraw();
   }
 
@@ -78,14 +93,83 @@ class JobCard {
     this.plot = new uPlot({
       width: Math.max(240, this.chart.clientWidth), height: 180, scales: { x: { time: false } },
       axes: [axis, { ...axis, size: 64 }],
-      series: [{ label: "step" }, { label: "loss (a point a second)", stroke: colour("first"), width: 2, value: (_, value) => digits(value, 6) }],
-    }, [this.curve.step, this.curve.loss], this.chart);
+      series: [{ label: "step" },
+        { label: "loss (a point a second)", stroke: colour("first"), width: 2, spanGaps: true, value: (_, value) => digits(value, 6) },
+        { label: "validation loss", stroke: colour("second"), width: 2, spanGaps: true, points: { show: true, size: 7 }, value: (_, value) => digits(value, 6) }],
+    }, columnsOf(this.curve), this.chart);
   }
 }
 
 /** Every second point of a curve. */
 function thinned(curve) {
-  return Object.fromEntries(["step", "at", "loss"].map((name) => [name, curve[name].filter((_, index) => index % 2 === 0)]));
+  const thin = Object.fromEntries(["step", "at", "loss"].map((name) => [name, curve[name].filter((_, index) => index % 2 === 0)]));
+  return { ...curve, ...thin };
+}
+
+/** Steps, with the loss and the validation loss at each; null where there is none. */
+function columnsOf({ step, loss, validated, validation }) {
+  const steps = [...new Set([...step, ...validated])].sort((one, other) => one - other);
+  const trained = new Map(step.map((at, index) => [at, loss[index]])), checked = new Map(validated.map((at, index) => [at, validation[index]]));
+  return [steps, steps.map((at) => trained.get(at) ?? null), steps.map((at) => checked.get(at) ?? null)];
+}
+
+/** What the broker's log says of a job; asked for while it is open. */
+class LogPanel {
+  constructor(job) {
+    this.path = `/api/v1/jobs/${encodeURIComponent(job)}/log`;
+    this.lines = element("ul", { class: "log", tabindex: "0", "aria-label": "Log" });
+    this.root = element("details", {}, element("summary", {}, "Log"), this.lines);
+    this.root.addEventListener("toggle", () => this.show());
+  }
+
+  async show() {
+    if (!this.root.open || this.isAsking) return;
+    this.isAsking = true;
+    try {
+      const answer = await fetch(this.path), lines = answer.ok ? await answer.json() : [];
+      const shown = lines.reverse().map(([at, words]) => element("li", {}, element("time", {}, clock(at)), words));
+      this.lines.replaceChildren(...(shown.length ? shown : [element("li", { class: "faint" }, "nothing since the broker was started")]));
+    } catch { // the next picture says it if the broker is gone
+    } finally {
+      this.isAsking = false;
+    }
+  }
+}
+
+/** A list of which the page shows the first rows, or those with the text that the viewer looks for. */
+class Finder {
+  constructor(name) {
+    this.input = place(`find-${name}`);
+    this.show = () => {};
+    this.input.addEventListener("input", () => this.show());
+  }
+
+  /** Show items by `draw(items, words)`; `text` is what of an item is searched. */
+  list(items, text, draw) {
+    this.show = () => {
+      const wanted = this.input.value.trim().toLowerCase();
+      const found = wanted ? items.filter((item) => text(item).toLowerCase().includes(wanted)) : items;
+      const of = found.length > MOST_ROWS ? `the first ${MOST_ROWS} of ${found.length}` : wanted ? `${found.length} of ${items.length}` : "";
+      draw(found.slice(0, MOST_ROWS), of);
+    };
+    this.input.parentElement.hidden = items.length <= MOST_ROWS && !this.input.value;
+    this.show();
+  }
+}
+
+/** What each link carries, in Mbit/s, from one report of its sender to the next. */
+class LinkUse {
+  constructor() {
+    this.known = new Map();
+  }
+
+  mbps(view, at) {
+    const key = JSON.stringify([view.job, view.holder, view.report.peer]), sent = view.report.link?.bytes_sent ?? 0;
+    const before = this.known.get(key);
+    if (!before || sent < before.sent) this.known.set(key, { sent, at, mbps: null });
+    else if (sent > before.sent && at > before.at) this.known.set(key, { sent, at, mbps: ((sent - before.sent) * 8e-6) / (at - before.at) });
+    return this.known.get(key).mbps;
+  }
 }
 
 function isMoving(job) {
@@ -118,13 +202,16 @@ function codecsOf(job) {
 class Page {
   constructor() {
     this.cards = new Map();
+    this.map = new FleetMap(place("map"));
+    this.use = new LinkUse();
+    this.finders = { workers: new Finder("workers"), links: new Finder("links") };
     this.at = null;
     this.isOver = false;
   }
 
   /** Take the curves that the broker has seen: it saw more than a page that was closed or away. */
   remember(curves) {
-    for (const [job, curve] of Object.entries(curves)) this.#card({ job, name: job }).curve = curve;
+    for (const [job, curve] of Object.entries(curves)) this.#card({ job, name: job, workers: [] }).curve = curve;
     this.redraw();
   }
 
@@ -136,10 +223,11 @@ class Page {
     for (const job of this.cards.keys()) if (!listed.has(job)) this.cards.delete(job);
     this.#jobs(status.jobs, at);
     this.#workers(status.workers, at);
-    this.#links(status);
+    this.#links(status, at);
   }
 
   redraw() {
+    this.map.draw();
     this.cards.forEach((card) => card.redraw());
   }
 
@@ -164,27 +252,35 @@ class Page {
     const there = workers.filter((worker) => worker.state !== "left"), left = workers.filter((worker) => worker.state === "left");
     const states = [...new Set(there.map((worker) => worker.state))].map((state) => `${there.filter((worker) => worker.state === state).length} ${state}`);
     place("counted").textContent = `${there.length} here${states.length ? `: ${states.join(", ")}` : left.length ? "" : ": farflung token create, then farflung join on each machine"}${left.length ? `; ${left.length} left` : ""}`;
-    const rows = there.map((worker) => [worker.worker, badge(worker.state), worker.job, worker.reason, worker.device, worker.site, worker.framework, worker.address]);
-    place("workers").replaceChildren(there.length ? table("", ["worker", "state", "job", "why", "device", "site", "framework", "address"], rows) : "");
+    const heads = ["worker", "state", "job", "why", "device", "site", "framework", "address"];
+    const cells = (worker) => [worker.worker, badge(worker.state), worker.job, worker.reason, worker.device, worker.site, worker.framework, worker.address];
+    const words = (worker) => [worker.worker, worker.state, worker.job, worker.reason, worker.device, worker.site].join(" ");
+    this.finders.workers.list(there, words, (shown, of) => place("workers").replaceChildren(there.length ? table(of, heads, shown.map(cells)) : ""));
     const gone = [...left].sort((one, other) => one.gone_seconds - other.gone_seconds).slice(0, SHOWN_LEFT);
     place("left").replaceChildren(...gone.map((worker) => element("li", {}, `${worker.worker} `, badge(worker.is_lost ? "lost" : "left"),
       ` at ${clock(at - worker.gone_seconds)}${worker.reason ? `: ${worker.reason}` : ""}`)));
   }
 
-  #links(status) {
+  #links(status, at) {
     const going = new Set(status.jobs.filter((job) => !OVER.includes(job.state)).map((job) => job.job));
     const codecs = new Map(status.jobs.flatMap((job) => job.codecs.map((one) => [JSON.stringify([job.job, one.source, one.target]), one.codec])));
     const views = status.links.filter((view) => going.has(view.job));
-    const most = Math.max(1e-9, ...views.map((view) => view.report.link?.rate_mbps ?? 0));
-    const rows = views.map((view) => {
-      const link = view.report.link, ends = `${view.holder} \u2192 ${view.report.peer}`;
-      if (!link) return [ends, "not connected: farflung doctor shows why", "", "", "", ""];
-      return [ends, link.path, link.round_trip_ms === null ? "-" : `${digits(link.round_trip_ms)} ms`,
-        link.rate_mbps === null ? "-" : `${digits(link.rate_mbps)} Mbit/s`, bar((link.rate_mbps ?? 0) / most),
-        codecs.get(JSON.stringify([view.job, view.holder, view.report.peer])) ?? "dense"];
+    const mbps = (value) => (value === null || value === undefined ? "-" : `${digits(value)} Mbit/s`);
+    const known = views.map((view) => {
+      const link = view.report.link, used = this.use.mbps(view, at), possible = view.possible_mbps ?? link?.rate_mbps ?? null;
+      return { view, link, used, possible, share: used && possible ? used / possible : 0 };
     });
-    place("links").replaceChildren(rows.length ? table("", ["link", "route", "round trip", "sends at", "of the fastest", "codec"], rows, [2, 3])
-      : element("p", { class: "faint" }, "No job uses links now."));
+    const cells = ({ view, link, used, possible, share }) => {
+      const ends = `${view.holder} \u2192 ${view.report.peer}`;
+      if (!link) return [ends, "not connected: farflung doctor shows why", "", "", "", "", "", ""];
+      return [ends, link.path, link.round_trip_ms === null ? "-" : `${digits(link.round_trip_ms)} ms`, mbps(used), mbps(possible), bar(share),
+        link.resent === null ? "-" : `${digits(link.resent * 100, 2)} %`, codecs.get(JSON.stringify([view.job, view.holder, view.report.peer])) ?? "dense"];
+    };
+    const heads = ["link", "route", "round trip", "carries", "of possible", "", "sent again", "codec"];
+    this.finders.links.list(known, ({ view, link }) => `${view.holder} \u2192 ${view.report.peer} ${link?.path ?? ""}`, (shown, of) =>
+      place("links").replaceChildren(known.length ? table(of, heads, shown.map(cells), [2, 3, 4, 6]) : element("p", { class: "faint" }, "No job uses links now.")));
+    const drawn = known.filter(({ link }) => link).map(({ view, link, share }) => ({ source: view.holder, target: view.report.peer, share, relayed: link.path.startsWith("relay") }));
+    this.map.show(status.workers.filter((worker) => worker.state !== "left"), drawn);
   }
 }
 

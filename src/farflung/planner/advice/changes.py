@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -55,6 +56,40 @@ def with_line(topology: Topology, number: int, up_mbps: float | None, down_mbps:
         worker,
         up_mbps=up_mbps if up_mbps and worker.up_mbps is not None else worker.up_mbps,
         down_mbps=down_mbps if down_mbps and worker.down_mbps is not None else worker.down_mbps,
+    )
+    return msgspec.structs.replace(
+        topology, workers=_with_worker(topology, number, changed), bandwidth_mbps=_matrix(rates)
+    )
+
+
+def line_mbps(topology: Topology, number: int, direction: Literal["up", "down"]) -> float | None:
+    """The fastest of a worker's links to the others that `with_line_of` changes; None if it has none."""
+    others = _others(topology, number)
+    rates = topology.bandwidth_mbps
+    return max(((rates[number][a] if direction == "up" else rates[a][number]) for a in others), default=None)
+
+
+def with_line_of(topology: Topology, number: int, up_mbps: float | None, down_mbps: float | None) -> Topology:
+    """The topology with another line at a worker, faster or slower.
+
+    Its links to other sites, or to all others if all are at one site, are no faster than the new line. Those
+    that were as fast as the old one become as fast as the new one.
+    """
+    rates = [list(row) for row in topology.bandwidth_mbps]
+    for rate, direction in ((up_mbps, "up"), (down_mbps, "down")):
+        limit = line_mbps(topology, number, direction)  # type: ignore[arg-type]
+        if rate is None or not limit:
+            continue
+        for other in _others(topology, number):
+            ends = (number, other) if direction == "up" else (other, number)
+            found = rates[ends[0]][ends[1]]
+            if found and (found >= _AT_LIMIT * limit or found > rate):
+                rates[ends[0]][ends[1]] = rate
+    worker = topology.workers[number]
+    changed = msgspec.structs.replace(
+        worker,
+        up_mbps=worker.up_mbps if worker.up_mbps is None else up_mbps or worker.up_mbps,
+        down_mbps=worker.down_mbps if worker.down_mbps is None else down_mbps or worker.down_mbps,
     )
     return msgspec.structs.replace(
         topology, workers=_with_worker(topology, number, changed), bandwidth_mbps=_matrix(rates)
@@ -137,6 +172,11 @@ def _elsewhere(topology: Topology, number: int) -> list[int]:
     """Numbers of the workers at other sites."""
     site = topology.workers[number].site
     return [a for a, worker in enumerate(topology.workers) if worker.site != site]
+
+
+def _others(topology: Topology, number: int) -> list[int]:
+    """Numbers of the workers at other sites, or of all others if there is one site."""
+    return _elsewhere(topology, number) or [a for a in range(len(topology.workers)) if a != number]
 
 
 def _row(topology: Topology, number: int) -> list[float]:

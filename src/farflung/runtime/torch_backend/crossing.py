@@ -8,6 +8,7 @@ keeps memory apart by stream, so a tensor that another stream reads is marked wi
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -232,6 +233,7 @@ class DeviceTimer:
     def __init__(self, crossing: Crossing) -> None:
         self._crossing = crossing
         self._tasks: deque[tuple[Event, Event]] = deque()
+        self._taken: list[tuple[Event, Event]] = []
 
     @contextmanager
     def task(self) -> Iterator[None]:
@@ -246,11 +248,22 @@ class DeviceTimer:
 
     def take(self) -> float:
         """The seconds of tasks that are done; the others count the next time."""
-        seconds = 0.0
+        self._taken = []
         while self._tasks and self._tasks[0][1].query():
-            begun, ended = self._tasks.popleft()
-            seconds += float(begun.elapsed_time(ended)) / 1e3
-        return seconds
+            self._taken.append(self._tasks.popleft())
+        return sum(float(begun.elapsed_time(ended)) for begun, ended in self._taken) / 1e3
+
+    def periods(self) -> list[tuple[float, float]]:
+        """See `TaskTimer`: by a moment of the device that the host sees pass."""
+        if not self._taken:
+            return []
+        seen = self._crossing.moment()
+        seen.synchronize()
+        now = time.perf_counter()
+        return [
+            tuple(now - float(event.elapsed_time(seen)) / 1e3 for event in pair)  # type: ignore[misc]
+            for pair in self._taken
+        ]
 
     def reset(self) -> None:
         """Forget the tasks so far."""

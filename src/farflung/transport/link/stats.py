@@ -133,6 +133,14 @@ class LinkStats:
         return self._receive_rate.round_trip_seconds
 
     @property
+    def resent(self) -> float | None:
+        """The share of packets that were sent again; None if the kernel does not know it."""
+        state = self._kernel_state
+        if state is None or not state.delivered_packets:
+            return None
+        return state.retransmitted / (state.retransmitted + state.delivered_packets)
+
+    @property
     def path_state(self) -> PathState | None:
         """The kernel's measurements of the path to the peer; None if it has none, behind a relay, and with
         several connections.
@@ -161,6 +169,8 @@ class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency_ms : One way: half of the recent least round trip; None before the first.
     incoming_mbps : Rate of the path to here, packet headers included, measured on traffic; None before there
         was enough.
+    resent : Packets that this end had to send again because they were lost on the way, as a share of all that
+        it sent; None where the kernel does not say, or behind a relay.
     """
 
     peer: Word
@@ -174,6 +184,7 @@ class LinkStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes_received: Count
     latency_ms: float | None = None
     incoming_mbps: float | None = None
+    resent: float | None = None
 
 
 def status_of(link: Link) -> LinkStatus:
@@ -192,4 +203,5 @@ def status_of(link: Link) -> LinkStatus:
         bytes_received=link.bytes_received,
         latency_ms=None if least is None else least / 2 * 1e3,
         incoming_mbps=None if incoming is None else line_mbps(incoming),
+        resent=link.resent,
     )

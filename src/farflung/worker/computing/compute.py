@@ -120,6 +120,10 @@ class ComputeThread(threading.Thread):
         """End a unit and begin the next; `codecs`, if given, are the links' codec pairs from then on."""
         self._post(attempt, "updating the parameters", lambda: self._current.decide(unit, scale, codecs))
 
+    def watch(self, attempt: Attempt, unit: int) -> None:
+        """Say with the end of a unit to come when its tasks ran (`UnitFinished.ran`)."""
+        self._post(attempt, "being watched", lambda: self._current.watch(unit))
+
     def end_training(self, attempt: Attempt) -> None:
         """Run no further task, and free the memory of the unit in flight; the state stays."""
         self._post(attempt, "dropping a step", lambda: self._current.executor.end())

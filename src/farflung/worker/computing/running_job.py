@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
@@ -12,13 +13,14 @@ from farflung.opdag.form import Form
 from farflung.opdag.quantized import QUANTIZED_LINEAR
 from farflung.plans import FEEDER, LinkCodec
 from farflung.protocol.messages import Load
+from farflung.protocol.timeline import StepSpan
 from farflung.protocol.worker import Share
 from farflung.runtime.backend import Array, Backend
 from farflung.runtime.executor import Executor, SegmentShare
 from farflung.runtime.link_book import LinkBook, PlainLinks
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.state import CODERS, StateKey
-from farflung.schedule import Unit
+from farflung.schedule import Task, Unit
 from farflung.worker.computing.codec_thread import CodecThread, CodedLinks
 from farflung.worker.computing.loading import (
     load_segments,
@@ -97,6 +99,9 @@ class RunningJob(Generic[Array]):
             book = LinkBook(worker, load.plan, load.training, programs.values())
             self._links = PlainLinks(book, self._receive, self._written)
         self._timer = backend.timer()
+        self._ran: list[Task] = []
+        self._watched: int | None = None
+        self._updated = (0.0, 0.0)
 
     @property
     def submitter(self) -> str:
@@ -117,7 +122,12 @@ class RunningJob(Generic[Array]):
         passing = stopwatch.passing(self.passes, (task.segment, task.kind, unit.train), task.microbatch)
         with passing, self._timer.task():
             self.executor.run(unit, task)
+        self._ran.append(task)
         return True
+
+    def watch(self, unit: int) -> None:
+        """Say with this unit's end when its tasks ran."""
+        self._watched = unit
 
     def compile(self, stopwatch: Stopwatch) -> None:
         """Compile every segment; raises GraphError if a compiled one does not fit into memory."""
@@ -169,15 +179,24 @@ class RunningJob(Generic[Array]):
             Share(s.segment, s.finite, s.loss, s.squares, metrics=dict(s.metrics), bits=dict(s.bits))
             for s in shares
         )
-        seconds = self._timer.take()
+        seconds, ran = self._timer.take(), self._when(unit.number)
         if unit.number < self.live_from:
             self._links.finish(lambda sent: self._post_replayed(unit.number, reported))
             return
 
         def report(sent: tuple[Sent, ...]) -> None:
-            self._emit(UnitFinished(self._attempt, unit.number, reported, sent, seconds))
+            self._emit(UnitFinished(self._attempt, unit.number, reported, sent, seconds, ran=ran))
 
         self._links.finish(report)
+
+    def _when(self, unit: int) -> tuple[StepSpan, ...]:
+        """When the tasks of a unit ran that was watched, and the update before them."""
+        tasks, self._ran = self._ran, []
+        if unit != self._watched:
+            return ()
+        update = StepSpan("update", -1, *self._updated)
+        periods = zip(tasks, self._timer.periods(), strict=False)
+        return (update, *(StepSpan(task.kind.value, task.microbatch, *period) for task, period in periods))
 
     def replay(self) -> bool:
         """Go on with the units of the load's history; says whether they are over.
@@ -214,8 +233,10 @@ class RunningJob(Generic[Array]):
 
     def decide(self, unit: int, scale: float, codecs: Sequence[LinkCodec] | None) -> None:
         """End a unit; `codecs`, if given, are the links' codec pairs from the next one on."""
+        began = time.perf_counter()
         self._links.decided(unit, codecs)
         self.executor.decide(unit, scale)
+        self._updated = (began, time.perf_counter())
 
     def regroup(self, load: Load) -> str:
         """Go on in another attempt with the state as it is; the unit in flight is dropped and runs again.
@@ -235,6 +256,7 @@ class RunningJob(Generic[Array]):
         self._summed = load.plan.summed()
         self._load, self._attempt = load, (load.job, load.attempt)
         self._timer.reset()
+        self._ran, self._watched = [], None
         self._peers = self._peers_of(load)
         self.live_from = load.unit
         return ""

@@ -11,6 +11,7 @@ from farflung.transport.wire.headers import DataHeader, SliceHeader, ValueHeader
 from farflung.worker.computing.state_receiver import EMPTY, StateReceiver
 from farflung.worker.events import Attempt
 from farflung.worker.linking.admission import Admission
+from farflung.worker.step_watch import StepWatch
 from farflung.worker.storing.copying import Copying
 
 Deliver = Callable[[Attempt, Parcel[Coded]], None]
@@ -21,10 +22,14 @@ class Intake:
 
     `allocate` returns the memory into which a value is received, `deliver` is called with each value or
     gradient, `arrived` once the whole state is there. Copies go to `copies`, if this worker makes any.
+    `watch` notes when values arrive.
     """
 
-    def __init__(self, allocate: Callable[[int], memoryview], arrived: Callable[[], None]) -> None:
+    def __init__(
+        self, allocate: Callable[[int], memoryview], arrived: Callable[[], None], watch: StepWatch
+    ) -> None:
         self._allocate = allocate
+        self._watch = watch
         self._arrived = arrived
         self.deliver: Deliver = lambda attempt, parcel: None
         self.copies: Copying | None = None
@@ -62,6 +67,7 @@ class Intake:
             raise ProtocolError(f"{peer} sent a value before this worker had loaded")
         if not self.admission.admit(peer, header):
             return None
+        self._watch.opening(peer, header)
         return self._allocate(header.bytes) if header.bytes else EMPTY
 
     def complete(self, peer: str, header: DataHeader, buffer: memoryview) -> None:
@@ -75,6 +81,7 @@ class Intake:
                     self._arrived()
             return
         assert isinstance(header, ValueHeader)  # `opening` accepts no other
+        self._watch.complete(peer, header)
         parcel = Parcel(
             header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
             Coded(header.codec, buffer) if header.bytes else None,

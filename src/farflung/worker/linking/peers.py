@@ -26,6 +26,7 @@ from farflung.worker.computing.replay_sides import ReplaySides
 from farflung.worker.computing.state_receiver import EMPTY, StateReceiver
 from farflung.worker.linking.intake import Deliver, Intake
 from farflung.worker.linking.pending_links import PendingLinks
+from farflung.worker.step_watch import StepWatch
 from farflung.worker.storing.copying import Copying
 
 NOTHING = Coded(0, EMPTY)
@@ -68,12 +69,13 @@ class Peers:
     until that attempt is ours and admits its holder; until then it may send nothing. `allocate` returns the
     memory into which a value is received.
 
-    `replays` is this worker's part in a replay.
+    `replays` is this worker's part in a replay, `watch` notes when values arrive.
     """
 
     def __init__(self, events: PeerEvents, allocate: Callable[[int], memoryview]) -> None:
         self._events = events
-        self._intake = Intake(allocate, events.state_arrived)
+        self.watch = StepWatch()
+        self._intake = Intake(allocate, events.state_arrived, self.watch)
         self.replays = ReplaySides()
         self._pending = PendingLinks(self._close)
         self._dialled: dict[Link, _Dialled] = {}

@@ -1,0 +1,133 @@
+"""The API under /api/v1, and /metrics. All of it only reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message, Send
+
+from farflung.broker.planning.what_if_messages import WhatIf
+from farflung.broker.view import FleetView
+from farflung.errors import FarflungError
+from farflung.pages.live import prometheus
+from farflung.pages.live.feed import Feed
+from farflung.pages.live.openapi import described
+from farflung.pages.live.prometheus import exposed
+from farflung.pages.trace_file import trace_of
+
+SLOWEST_SECONDS = 30.0
+"""A viewer that takes nothing for so long is dropped."""
+MOST_BODY = 2 * 2**20
+JSON = "application/json"
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+class _Refused(Exception):
+    """A request that is not answered: an HTTP status, and why."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+def routes_of(feed: Feed, view: FleetView) -> list[Route]:
+    """All routes of the API. Errors are JSON: {"error": "one line"}."""
+
+    async def status(_: Request) -> Response:
+        return Response(feed.status, media_type=JSON)
+
+    async def curves(_: Request) -> Response:
+        return Response(feed.curves, media_type=JSON)
+
+    async def events(request: Request) -> Response:
+        last = request.headers.get("last-event-id", "")
+        seen = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else 0
+        return _Stream(feed.events(seen), media_type="text/event-stream")
+
+    async def step(request: Request) -> Response:
+        return _json(await view.step(request.path_params["job"]))
+
+    async def trace(request: Request) -> Response:
+        job = request.path_params["job"]
+        made = trace_of(await view.step(job))
+        name = "".join(letter for letter in job if letter.isalnum() or letter in "-_")
+        kept = {"content-disposition": f'attachment; filename="{name or "job"}-trace.json"'}
+        return Response(made, media_type=JSON, headers=kept)
+
+    async def log(request: Request) -> Response:
+        return _json(view.log(request.path_params["job"]))
+
+    async def what_if(request: Request) -> Response:
+        return _json(await view.what_if(await _body(request, WhatIf)))
+
+    async def openapi(_: Request) -> Response:
+        return Response(described(), media_type=JSON)
+
+    async def metrics(_: Request) -> Response:
+        return Response(exposed(feed.newest.status), media_type=prometheus.TYPE)
+
+    answers = {
+        "/api/v1/status": status,
+        "/api/v1/curves": curves,
+        "/api/v1/events": events,
+        "/api/v1/jobs/{job}/step": step,
+        "/api/v1/jobs/{job}/trace": trace,
+        "/api/v1/jobs/{job}/log": log,
+        "/api/v1/openapi.json": openapi,
+        "/metrics": metrics,
+    }
+    routes = [Route(path, _refusing(answer)) for path, answer in answers.items()]
+    return [*routes, Route("/api/v1/what-if", _refusing(what_if), methods=["POST"])]
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON)
+
+
+def _refusing(answer: Answer) -> Answer:
+    """The answer, or in JSON why there is none."""
+
+    async def refusing(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except _Refused as refused:
+            code, words = refused.status, str(refused)
+        except FarflungError as error:
+            code, words = 409, str(error)
+        return Response(msgspec.json.encode({"error": words}), code, media_type=JSON)
+
+    return refusing
+
+
+async def _body(request: Request, kind: type[WhatIf]) -> WhatIf:
+    """What a page of this server posts: a page of another site may not, as JSON needs its permission."""
+    given = request.headers.get("content-type", "").partition(";")[0].strip()
+    if given != JSON or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise _Refused(403, f"post {JSON}, from a page of this server or a program")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise _Refused(413, f"at most {MOST_BODY:,} bytes are read")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _Refused(400, f"the request is not understood: {error}") from None
+
+
+class _Stream(StreamingResponse):
+    """A stream that ends if its viewer takes nothing for long."""
+
+    async def stream_response(self, send: Send) -> None:
+        async def in_time(message: Message) -> None:
+            async with asyncio.timeout(SLOWEST_SECONDS):
+                await send(message)
+
+        await super().stream_response(in_time)

@@ -11,7 +11,8 @@ from farflung.broker.backup import back_up, restore
 from farflung.broker.core import facts
 from farflung.broker.core.state import State
 from farflung.broker.journal import Journal
-from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, create_token
+from farflung.broker.security.authority import Authority, create_token
+from farflung.broker.security.authority_key import AUTHORITY_KEY_FILE
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.errors import FarflungError, IdentityError, StoreError
 from farflung.transport.security.certificates import new_key, signing_request

@@ -13,7 +13,8 @@ from tests.support.postgres import PASSWORD, PostgresServer
 from farflung.broker.backup import back_up, restore
 from farflung.broker.core import facts
 from farflung.broker.journal import Journal
-from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, create_token
+from farflung.broker.security.authority import Authority, create_token
+from farflung.broker.security.authority_key import AUTHORITY_KEY_FILE
 from farflung.broker.security.tokens import known_tokens
 from farflung.broker.storage.contract import StoreOwned
 from farflung.broker.storage.opening import ADDRESS_FILE, open_store

@@ -18,7 +18,9 @@ from farflung.broker.core import facts
 from farflung.broker.core.blobs import digest_of
 from farflung.broker.core.snapshots import encode_snapshot
 from farflung.broker.core.state import State, replay
-from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, sign_authority
+from farflung.broker.security.authority import Authority
+from farflung.broker.security.authority_key import AUTHORITY_KEY_FILE
+from farflung.broker.security.signing import sign_authority
 from farflung.broker.storage import store
 from farflung.broker.storage.store import STORE_FILE, Store, TokenRecord
 from farflung.broker.survey.measurements import Measurement, row

@@ -1,6 +1,7 @@
 """Back up a broker into one file, and make a broker's folder from it again.
 
-The file holds the store and the certificate authority with its key: all that cannot be made again. Of a store
+The file holds the store and the certificate authority, with its key unless that is kept apart: all that
+cannot be made again. Of a store
 in a database on a server it holds the address only: to take the broker over on another machine you need
 no more, and such a database has backups of its own. Who reads the file can impersonate every member of the
 fleet.
@@ -11,12 +12,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from farflung.broker.journal import Journal
-from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, read_authority
+from farflung.broker.security.authority import open_certificate
+from farflung.broker.security.authority_key import (
+    AUTHORITY_KEY_FILE,
+    IN_FOLDER,
+    KeySource,
+    is_encrypted,
+    read_certificate,
+)
 from farflung.broker.storage.copies import add_files, is_backup, take_files
 from farflung.broker.storage.opening import ADDRESS_FILE, has_store, open_store, server_name, store_address
 from farflung.broker.storage.sql import SqlStore
@@ -33,7 +44,7 @@ class Contents(msgspec.Struct, frozen=True):
     """What a backup holds: how many workers the broker knows, how many jobs it has had, tokens and bytes.
 
     `store` is the database that holds all but the bytes, if the backup does not; then the numbers are None
-    where it was not asked.
+    where it was not asked. The authority's key is in it `plain` or `encrypted`, or kept `apart` from it.
     """
 
     workers: int | None
@@ -41,12 +52,14 @@ class Contents(msgspec.Struct, frozen=True):
     tokens: int | None
     bytes: int
     store: str | None = None
+    key: Literal["plain", "encrypted", "apart"] = "plain"
 
 
-def back_up(folder: Path, file: Path) -> Contents:
+def back_up(folder: Path, file: Path, source: KeySource = IN_FOLDER) -> Contents:
     """Write a backup of the broker of `folder`, which may be running, to `file`, for its owner only.
 
-    An older backup at `file` is replaced at once or not at all.
+    An older backup at `file` is replaced at once or not at all. A key that `source` says is kept apart from
+    the folder is not in the backup.
 
     Raises
     ------
@@ -64,8 +77,10 @@ def back_up(folder: Path, file: Path) -> Contents:
             tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as name,
         ):
             copy = Path(name) / STORE_FILE
-            Authority.open(folder, store)
-            files = {name: (folder / name).read_bytes() for name in _MODES}
+            open_certificate(folder, store, time.time(), source)
+            files = {AUTHORITY_FILE: (folder / AUTHORITY_FILE).read_bytes(), AUTHORITY_KEY_FILE: b""}
+            if source.file is None:
+                files[AUTHORITY_KEY_FILE] = (folder / AUTHORITY_KEY_FILE).read_bytes()
             if isinstance(store, Store):
                 store.copy_to(copy)
                 found = _checked(copy.parent)
@@ -75,7 +90,8 @@ def back_up(folder: Path, file: Path) -> Contents:
             add_files(copy, files)
             copy.chmod(0o600)
             sync(copy)
-            found = msgspec.structs.replace(found, bytes=copy.stat().st_size)
+            key = _key_in(files)
+            found = msgspec.structs.replace(found, bytes=copy.stat().st_size, key=key)
             copy.replace(file)
         sync(file.parent)
     except OSError as error:
@@ -102,8 +118,15 @@ def restore(file: Path, folder: Path) -> Contents:
         try:
             files = take_files(file, _MODES, new / STORE_FILE, [ADDRESS_FILE])
             for name, body in files.items():
-                write_atomically(new / name, body, _MODES.get(name, 0o600))
-            found = _handed_over(new, file) if ADDRESS_FILE in files else _checked(new, file)
+                if body:  # but the place of a key that is kept apart
+                    write_atomically(new / name, body, _MODES.get(name, 0o600))
+            key = _key_in(files)
+            found = (
+                _handed_over(new, file, key != "apart")
+                if ADDRESS_FILE in files
+                else _checked(new, file, key != "apart")
+            )
+            found = msgspec.structs.replace(found, key=key)
             sync(new)
             new.rename(folder)
         except BaseException:
@@ -117,12 +140,19 @@ def restore(file: Path, folder: Path) -> Contents:
     return found
 
 
-def _checked(folder: Path, backup: Path | None = None) -> Contents:
+def _key_in(files: Mapping[str, bytes]) -> Literal["plain", "encrypted", "apart"]:
+    key = files[AUTHORITY_KEY_FILE]
+    if not key:
+        return "apart"
+    return "encrypted" if is_encrypted(key) else "plain"
+
+
+def _checked(folder: Path, backup: Path | None = None, has_key: bool = True) -> Contents:
     """Require that a start on the folder would succeed; the authority is checked for a `backup`."""
     try:
         with Store(folder, sole=False) as store:
             if backup is not None:
-                Authority.open(folder, store)
+                open_certificate(folder, store, time.time(), needs_key=has_key)
             found = _counted(store)
     except FarflungError as error:
         if backup is None:
@@ -131,11 +161,13 @@ def _checked(folder: Path, backup: Path | None = None) -> Contents:
     return msgspec.structs.replace(found, bytes=(folder / STORE_FILE).stat().st_size)
 
 
-def _handed_over(folder: Path, backup: Path) -> Contents:
+def _handed_over(folder: Path, backup: Path, has_key: bool) -> Contents:
     """Require all that a start on the folder needs but the database, which may be out of reach for now."""
     (folder / STORE_FILE).unlink()
     try:
-        read_authority(folder)
+        certificate = read_certificate(folder)
+        if has_key:
+            IN_FOLDER.check(folder, certificate)
         name = server_name(store_address(folder) or "")
     except FarflungError as error:
         raise _useless(backup, folder, error) from None

@@ -26,6 +26,7 @@ from farflung.broker.network.verification import AddressVerifier
 from farflung.broker.operators import OperatorMessage, Operators
 from farflung.broker.planning.what_if import WhatIfs
 from farflung.broker.security.authority import Authority
+from farflung.broker.security.authority_key import IN_FOLDER, KeySource
 from farflung.broker.sessions import HolderSession
 from farflung.broker.status import Sighting, status_of
 from farflung.broker.storage import disk_alarm
@@ -82,6 +83,7 @@ async def serve(
     most_suspicions: int = MOST_SUSPICIONS,
     certificate_seconds: float = LIFETIME_SECONDS,
     pages: Pages | None = None,
+    key: KeySource = IN_FOLDER,
 ) -> None:
     """Run a broker on `folder` until cancelled; the first start creates the folder and its authority.
 
@@ -89,7 +91,7 @@ async def serve(
     Without `surveys`, links are measured only on request. `store_address` names a database for the store
     (postgresql://...). With `standby`, the broker waits while another one owns the store. A worker
     gets no jobs after `most_suspicions`. Certificates end after `certificate_seconds`. `pages`
-    shows its status to viewers with a browser.
+    shows its status to viewers with a browser. `key` says where the authority's key is, and what opens it.
 
     Raises
     ------
@@ -108,6 +110,7 @@ async def serve(
             certificate_seconds=certificate_seconds,
             surveys=surveys,
             most_suspicions=most_suspicions,
+            key=key,
         )
         await service.start(address)
         try:
@@ -148,9 +151,10 @@ class BrokerService:
         certificate_seconds: float = LIFETIME_SECONDS,
         surveys: bool = False,
         most_suspicions: int = MOST_SUSPICIONS,
+        key: KeySource = IN_FOLDER,
     ) -> None:
         self._authority = Authority.open(
-            folder, store, lifetime_seconds=certificate_seconds, refusal=self._refusal
+            folder, store, lifetime_seconds=certificate_seconds, refusal=self._refusal, source=key
         )
         self._timeouts = timeouts
         self._started = time.monotonic()

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farflung.broker.security.authority import AUTHORITY_KEY_FILE, Authority, create_token
+from farflung.broker.security.authority import Authority, create_token
+from farflung.broker.security.authority_key import AUTHORITY_KEY_FILE
 from farflung.broker.storage.store import Store
 from farflung.errors import IdentityError
 from farflung.transport.security import join_messages

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from tests.support.processes import machines
 
 from farflung.broker.security.authority import create_token
 from farflung.cli.main import run
@@ -61,6 +63,48 @@ def test_a_mistake_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert "choose another file" in capsys.readouterr().err
     assert run(["broker", "backup"]) == 2
     assert "farflung broker backup --help" in capsys.readouterr().err
+
+
+def test_a_passphrase_is_set_from_a_file_and_a_wrong_one_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, given = tmp_path / "words", ["broker", "--folder", str(folder)]
+    words.write_text("correct horse\n")
+    assert run([*given, "passphrase", "--new-passphrase-file", str(words)]) == 0
+    assert "is encrypted; the broker needs the passphrase to start" in capsys.readouterr().err
+    monkeypatch.setenv("FARFLUNG_PASSPHRASE", "wrong horse")
+    assert run([*given, "--listen", "127.0.0.1:0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the passphrase does not open" in line and "wrong horse" not in line
+    assert "FARFLUNG_PASSPHRASE" not in os.environ  # so that processes which it starts do not have it
+    assert run([*given, "passphrase", "--remove"]) == 2
+    assert "give its passphrase by --passphrase-file, or in FARFLUNG_PASSPHRASE" in capsys.readouterr().err
+    assert run([*given, "passphrase", "--passphrase-file", str(words), "--remove", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["encrypted"] is False
+    monkeypatch.setenv("FARFLUNG_PASSPHRASE", "correct horse")
+    assert run([*given, "passphrase", "--passphrase-file", str(words), "--remove"]) == 2
+    assert "not both" in capsys.readouterr().err
+    assert run([*given, "passphrase", "--passphrase-file", str(tmp_path / "none"), "--remove"]) == 2
+    assert "none cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.processes
+def test_a_broker_starts_with_the_passphrase_and_with_a_key_that_is_kept_apart(tmp_path: Path) -> None:
+    words, stick = tmp_path / "words", tmp_path / "stick.pem"
+    words.write_text("correct horse\n")
+    with machines(tmp_path) as on:
+        key = ["--ca", str(stick), "--passphrase-file", str(words)]
+        broker = on.start("hub", "broker", "--listen", on.address, "--no-survey", *key)
+        broker.says("listens on", on.address)
+        assert not (on.folder / "hub" / "broker" / "authority-key.pem").exists()
+        assert b"ENCRYPTED" in stick.read_bytes()
+        worker = on.worker("a", on.token("worker"))
+        worker.says("idle in the backup pool")
+        assert on.document("hub", "status")["backup_pool"] == ["a"]  # by a token that the folder's user makes
+        for command in (worker, broker):
+            command.stop()
+        assert "is missing: put a copy of it back, or name with --ca" in on.fails("hub", "broker")
+        assert "is encrypted: give its passphrase" in on.fails("hub", "broker", "--ca", str(stick))
 
 
 def test_help_says_that_a_backup_is_secret(capsys: pytest.CaptureFixture[str]) -> None:

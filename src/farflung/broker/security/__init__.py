@@ -1,5 +1,7 @@
 """The broker's certificates and join tokens.
 
 - `authority`: `Authority` issues and renews certificates, and creates join tokens.
+- `authority_key`: its private key on disk, plain, encrypted by a passphrase, or kept apart.
+- `signing`: certificates as it signs them.
 - `tokens`: lists and revokes join tokens.
 """

@@ -8,15 +8,14 @@ import hmac
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from farflung.broker.security.authority_key import IN_FOLDER, KeySource, read_certificate
+from farflung.broker.security.signing import sign_authority, sign_holder
 from farflung.broker.storage.contract import BrokerStore, Holder, TokenRecord
 from farflung.broker.storage.opening import open_store
 from farflung.errors import FarflungError, IdentityError
@@ -24,7 +23,6 @@ from farflung.files import write_atomically
 from farflung.text import duration_words, format_seconds, with_article
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import (
-    BACKDATE_SECONDS,
     LIFETIME_SECONDS,
     RENEWABLE_SECONDS,
     certificate_from_pem,
@@ -36,87 +34,11 @@ from farflung.transport.security.certificates import (
     public_key_digest,
     read_signing_request,
 )
-from farflung.transport.security.identity import AUTHORITY_FILE, RECORD_FILE, Identity, key_in, read_key
-from farflung.transport.security.names import BROKER_ID, Role, check_id, holder_name
+from farflung.transport.security.identity import AUTHORITY_FILE, RECORD_FILE, Identity, key_in
+from farflung.transport.security.names import BROKER_ID, Role, check_id
 from farflung.transport.security.tokens import Token, TokenRole, secret_digest
 from farflung.transport.sparse_log import SparseLog
 from farflung.transport.timeouts import Timeouts
-
-_AUTHORITY_YEARS = 10
-
-
-def sign_authority(key: ec.EllipticCurvePrivateKey, now: float) -> x509.Certificate:
-    """The self-signed certificate of a new authority; `now` in Unix seconds."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farflung broker authority")])
-    start = _start(now)
-    builder = _builder(name, name, key.public_key(), start, start + timedelta(days=365 * _AUTHORITY_YEARS))
-    return (
-        builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(authority=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def sign_holder(
-    authority: x509.Certificate,
-    authority_key: ec.EllipticCurvePrivateKey,
-    holder: tuple[str, Role],
-    key: ec.EllipticCurvePublicKey,
-    now: float,
-    lifetime_seconds: float = LIFETIME_SECONDS,
-) -> x509.Certificate:
-    """A certificate of (id, role), valid from a day before `now` (Unix seconds) for its lifetime."""
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, holder[0])])
-    end = datetime.fromtimestamp(now + lifetime_seconds, UTC)
-    usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    names = x509.SubjectAlternativeName([x509.DNSName(holder_name(*holder))])
-    issuer = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer)
-    return (
-        _builder(name, authority.subject, key, _start(now), end)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(authority=False), critical=True)
-        .add_extension(usages, critical=False)
-        .add_extension(names, critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(issuer_id, critical=False)
-        .sign(authority_key, hashes.SHA256())
-    )
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, start: datetime, end: datetime
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder(serial_number=x509.random_serial_number())
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .not_valid_before(start)
-        .not_valid_after(end)
-    )
-
-
-def _start(now: float) -> datetime:
-    return datetime.fromtimestamp(now - BACKDATE_SECONDS, UTC)
-
-
-def _usage(authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-AUTHORITY_KEY_FILE = "authority-key.pem"
 
 _log = logging.getLogger("farflung.broker")
 _sparse = SparseLog(_log)
@@ -126,14 +48,14 @@ _sparse = SparseLog(_log)
 class Authority:
     """A broker's certificate authority. Its folder holds the key, its store the tokens and holders.
 
-    Certificates are valid for `lifetime_seconds`. `refusal` says why the
-    member with an id gets none any more; empty: it may have one.
+    Certificates are valid for `lifetime_seconds`. `refusal` says why the member with an id gets none any
+    more; empty: it may have one.
     """
 
     folder: Path
     store: BrokerStore
     certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
+    key: ec.EllipticCurvePrivateKey = field(repr=False)
     clock: Callable[[], float]
     lifetime_seconds: float = LIFETIME_SECONDS
     refusal: Callable[[str], str] = lambda id: ""
@@ -146,26 +68,22 @@ class Authority:
         clock: Callable[[], float] = time.time,
         lifetime_seconds: float = LIFETIME_SECONDS,
         refusal: Callable[[str], str] = lambda id: "",
+        source: KeySource = IN_FOLDER,
     ) -> Authority:
-        """The authority of a broker's folder, created on first use. `clock` returns Unix seconds."""
-        with store.transaction():  # only one of several processes may create the key
-            if not (folder / AUTHORITY_FILE).exists():
-                store.bind(None)
-                _make_authority(folder, clock())
-            certificate, key = read_authority(folder)
-            store.bind(fingerprint(certificate))
+        """The authority of a broker's folder, created on first use. `clock` returns Unix seconds.
+
+        Raises
+        ------
+        IdentityError
+            Its key is missing, is another one, or is encrypted and not opened.
+        """
+        certificate = open_certificate(folder, store, clock(), source)
+        key = source.read(folder, certificate)
         return cls(folder, store, certificate, key, clock, lifetime_seconds, refusal)
 
     def create_token(self, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
         """Create a token with which `uses` holders can join as `role` within `hours` from now."""
-        if not 1 <= uses <= 1_000_000:
-            raise IdentityError(f"expected a token for 1 to 1000000 uses, found {uses}")
-        if not 0 < hours <= 24 * 365:
-            raise IdentityError(f"expected a token for more than 0 and at most 8760 hours, found {hours}")
-        token = Token.create(role, fingerprint(self.certificate))
-        now = self.clock()
-        self.store.add_token(TokenRecord(token.digest, role, uses, 0, now + hours * 3600, now))
-        return token
+        return add_token(self.store, self.certificate, self.clock(), role, uses, hours)
 
     def identity(self) -> Identity:
         """The broker's own identity, issued if missing and renewed at half of its life."""
@@ -291,38 +209,52 @@ class Authority:
         return certificate_to_pem(sign_holder(self.certificate, self.key, holder, key, now, lifetime))
 
 
-def read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The certificate and the key of the authority in a broker's folder.
+def open_certificate(
+    folder: Path, store: BrokerStore, now: float, source: KeySource = IN_FOLDER, needs_key: bool = True
+) -> x509.Certificate:
+    """The certificate of the authority of a broker's folder, created with its key on first use.
+
+    An encrypted key is not opened. Without `needs_key` it need not be there.
 
     Raises
     ------
     IdentityError
         The key is missing, or is not the certificate's.
     """
-    if not (folder / AUTHORITY_KEY_FILE).exists():
-        raise IdentityError(
-            f"{folder / AUTHORITY_KEY_FILE} is missing: put a copy of it back (without it, "
-            "every holder must join a new broker)"
-        )
-    certificate = certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())
-    key = read_key(folder, AUTHORITY_KEY_FILE)
-    if public_bytes(key.public_key()) != public_bytes(certificate.public_key()):
-        raise IdentityError(
-            f"{folder / AUTHORITY_KEY_FILE} is not the key of {AUTHORITY_FILE}: put a copy of it back"
-        )
-    return certificate, key
+    with store.transaction():  # only one of several processes may create the key
+        if not (folder / AUTHORITY_FILE).exists():
+            store.bind(None)
+            key = new_key()
+            source.write(folder, key)
+            write_atomically(folder / AUTHORITY_FILE, certificate_to_pem(sign_authority(key, now)))
+        certificate = read_certificate(folder)
+        if needs_key:
+            source.check(folder, certificate)
+        store.bind(fingerprint(certificate))
+    return certificate
 
 
 def create_token(folder: Path, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
-    """Create a token for the broker of `folder`, which may be running or may never have run."""
+    """Create a token for the broker of `folder`, which may be running or may never have run.
+
+    This needs no key, so it may be encrypted or kept apart.
+    """
     with open_store(folder, Timeouts(), sole=False) as store:
-        return Authority.open(folder, store).create_token(role, uses, hours)
+        now = time.time()
+        return add_token(store, open_certificate(folder, store, now, needs_key=False), now, role, uses, hours)
 
 
-def _make_authority(folder: Path, now: float) -> None:
-    key = new_key()
-    write_atomically(folder / AUTHORITY_KEY_FILE, key_to_pem(key), mode=0o600)
-    write_atomically(folder / AUTHORITY_FILE, certificate_to_pem(sign_authority(key, now)))
+def add_token(
+    store: BrokerStore, certificate: x509.Certificate, now: float, role: TokenRole, uses: int, hours: float
+) -> Token:
+    """Create a token of the authority with this certificate, at `now` (Unix seconds)."""
+    if not 1 <= uses <= 1_000_000:
+        raise IdentityError(f"expected a token for 1 to 1000000 uses, found {uses}")
+    if not 0 < hours <= 24 * 365:
+        raise IdentityError(f"expected a token for more than 0 and at most 8760 hours, found {hours}")
+    token = Token.create(role, fingerprint(certificate))
+    store.add_token(TokenRecord(token.digest, role, uses, 0, now + hours * 3600, now))
+    return token
 
 
 def _read_request(request: bytes, id: str, role: Role) -> tuple[tuple[str, Role], ec.EllipticCurvePublicKey]:

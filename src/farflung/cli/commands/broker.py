@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.options.pages import WebOption, WebTokenOption, pages_at
+from farflung.cli.process.passphrase import (
+    CaOption,
+    PassphraseFile,
+    key_source,
+    new_passphrase,
+    passphrase_in,
+)
 from farflung.cli.process.service import ExitWithParent, heed_parent, run_service
 from farflung.cli.render.output import JsonOption, note, print_json
 from farflung.text import count_of, format_bytes
@@ -74,6 +81,8 @@ def broker(
     standby: Annotated[
         bool, typer.Option("--standby", help="Wait while another broker owns the store, then take over.")
     ] = False,
+    ca: CaOption = None,
+    passphrase_file: PassphraseFile = None,
     web: WebOption = None,
     web_token: WebTokenOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
@@ -88,7 +97,8 @@ def broker(
     where = folder_of("broker", folder)
     pages = None if web is None else pages_at(web, web_token)
     lifetime = certificate_hours * 3600
-    broker = serve(where, listen, lease, relay, survey, store, standby, suspicions, lifetime, pages)
+    key = key_source(ca, passphrase_file).opened(where)
+    broker = serve(where, listen, lease, relay, survey, store, standby, suspicions, lifetime, pages, key)
     run_service(broker, as_json)
 
 
@@ -98,21 +108,26 @@ FolderOption = Annotated[Path | None, typer.Option(help="The broker's folder. [d
 
 @app.command()
 def backup(
-    context: typer.Context, file: FileArgument, folder: FolderOption = None, as_json: JsonOption = False
+    context: typer.Context,
+    file: FileArgument,
+    folder: FolderOption = None,
+    ca: CaOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write all that a broker needs to go on elsewhere to one file; the broker may be running.
 
-    The file is secret: it holds the key of the broker's certificate authority. It replaces an older backup.
+    The file is secret: it holds the key of the broker's certificate authority, but not one that is kept apart
+    (--ca). It replaces an older backup.
     """
     from farflung.broker.backup import back_up
 
     where = _folder(context, folder)
-    found = back_up(where, file.expanduser())
+    found = back_up(where, file.expanduser(), key_source(ca, None))
     if as_json:
         print_json({"file": str(file), "folder": str(where), "holds": found})
         return
     note(f"backed up the broker of {where} to {file} ({_words(found)})")
-    note(f"keep {file} secret: who has it can pose as your broker and every member of its fleet")
+    note(_SECRET[found.key].format(file=file))
 
 
 @app.command()
@@ -132,10 +147,49 @@ def restore(
         print_json({"file": str(file), "folder": str(where), "holds": found})
         return
     note(f"restored the broker of {file} to {where} ({_words(found)})")
+    if found.key == "apart":
+        note("the authority's key is not in the backup: start the broker with --ca")
     if found.store:
         note(f"a broker on {where} takes over once the other one is gone: farflung broker --standby")
     else:
         note("never start the broker that it is a backup of again: two would disagree")
+
+
+_SECRET = {
+    "plain": "keep {file} secret: who has it can pose as your broker and every member of its fleet",
+    "encrypted": "keep {file} secret: who has it and the passphrase can pose as your broker and its members",
+    "apart": "the authority's key, which is kept apart, is not in {file}: keep a copy of it elsewhere",
+}
+
+
+@app.command()
+def passphrase(
+    context: typer.Context,
+    folder: FolderOption = None,
+    ca: CaOption = None,
+    passphrase_file: PassphraseFile = None,
+    new_passphrase_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with the new passphrase. [default: ask for it]")
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Store the key unencrypted.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Encrypt the key of the broker's authority by a passphrase, or by another one; the broker may run.
+
+    The next start of the broker needs the passphrase. Older backups still hold the key as it was.
+    """
+    from farflung.broker.security.authority_key import change_passphrase
+
+    where, source = _folder(context, folder), key_source(ca, passphrase_file)
+    new = None
+    if not remove:
+        new = new_passphrase() if new_passphrase_file is None else passphrase_in(new_passphrase_file)
+    file = change_passphrase(where, source, new)
+    if as_json:
+        print_json({"file": str(file), "encrypted": new is not None})
+        return
+    state = "not encrypted any more" if new is None else "encrypted; the broker needs the passphrase to start"
+    note(f"{file} is {state}")
 
 
 def _folder(context: typer.Context, given: Path | None) -> Path:

@@ -71,10 +71,11 @@ OWN_TOKEN_HOURS = 0.1
 
 
 def has_authority(folder: Path) -> bool:
-    """Whether this user may use the certificate authority of the broker in `folder`."""
-    from farflung.broker.security.authority import AUTHORITY_KEY_FILE
+    """Whether this user may create tokens of the broker in `folder`."""
+    from farflung.broker.storage.opening import ADDRESS_FILE
+    from farflung.broker.storage.store import STORE_FILE
 
-    return os.access(folder / AUTHORITY_KEY_FILE, os.R_OK)
+    return any(os.access(folder / store, os.R_OK | os.W_OK) for store in (STORE_FILE, ADDRESS_FILE))
 
 
 async def obtain_from_own_broker(folder: Path, role: TokenRole, broker: str | None) -> Identity:

@@ -180,12 +180,16 @@ def key_in(folder: Path) -> ec.EllipticCurvePrivateKey:
 
 def read_key(folder: Path, name: str = KEY_FILE) -> ec.EllipticCurvePrivateKey:
     """Read a private key; IdentityError if there is none or others may read it."""
-    pem = _read(folder, name)
-    path = folder / name
+    return key_from_pem(read_private(folder / name))
+
+
+def read_private(path: Path) -> bytes:
+    """The bytes of a file with a private key; IdentityError if it cannot be read, or others may read it."""
+    pem = _read(path.parent, path.name)
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         raise IdentityError(f"others may read the private key {path} (mode {mode:04o}): run chmod 600 {path}")
-    return key_from_pem(pem)
+    return pem
 
 
 def _keep(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -37,7 +37,7 @@ from farflung.broker.storage.store import Store
 from farflung.broker.survey.measurements import MeasurementStore
 from farflung.broker.survey.paths import PathQuestion
 from farflung.broker.survey.service import SurveyService
-from farflung.broker.timelines import Timelines
+from farflung.broker.timelines import NoTimeline, Timelines
 from farflung.broker.view import FleetView
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
@@ -258,7 +258,9 @@ class BrokerService:
         if isinstance(decoded, Attach):
             self._attach(link, session, decoded)
         elif isinstance(decoded, Ask):
-            session.send_control(messages.encode(self._status()))
+            jobs = self._authority.scopes.get(link.peer.id)
+            status = self._status() if jobs is None else self._status().limited_to(jobs)
+            session.send_control(messages.encode(status))
         elif isinstance(decoded, Links):
             self._reports.add(self._dispatcher.state.jobs, link.peer.id, decoded)
             self._surveys.on_link_report(link.peer.id, decoded)
@@ -447,7 +449,8 @@ class BrokerService:
                 if not self._allowances.may_survey(session.peer, time.monotonic()):
                     raise ProtocolError("you have requested several surveys just now: wait a minute")
                 self._surveys.request()
-            answer = messages.encode(await asyncio.to_thread(self._surveys.topology))
+            jobs = self._authority.scopes.get(session.peer.id)
+            answer = messages.encode(await asyncio.to_thread(self._surveys.topology, jobs))
         except ProtocolError as error:
             answer = messages.encode(Denied(str(error)))
         if len(answer) > MAXIMUM_CONTROL_BYTES:
@@ -457,6 +460,8 @@ class BrokerService:
     async def _send_timeline(self, session: HolderSession, asked: AskStep) -> None:
         answer: messages.Message
         try:
+            if self._is_hidden(asked.job, session.peer.id):
+                raise NoTimeline(f"there is no job {asked.job}: `farflung status` lists them")
             answer = await self._timelines.of(asked.job)
         except FarflungError as error:
             answer = Denied(str(error))
@@ -464,6 +469,11 @@ class BrokerService:
         if len(encoded) > MAXIMUM_CONTROL_BYTES:
             encoded = messages.encode(Denied("this step's timeline is too large for one message"))
         session.send_control(encoded)
+
+    def _is_hidden(self, job: str, viewer: str) -> bool:
+        """Whether a viewer's token does not name a job."""
+        seen, known = self._authority.scopes.get(viewer), self._dispatcher.state.jobs.get(job)
+        return seen is not None and known is not None and seen.isdisjoint((known.job, known.name))
 
     async def _renew(self, session: HolderSession, asked: Renew) -> None:
         peer = session.peer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Annotated
 
 import msgspec
@@ -140,6 +141,18 @@ class Status(Message, frozen=True):
     timeouts: dict[str, float]
     links: list[LinkView]
     relay_mbps: float
+
+    def limited_to(self, jobs: Collection[str]) -> Status:
+        """What a viewer of these jobs, by name or id, sees: them, their workers and the links of these."""
+        seen = [job for job in self.jobs if job.name in jobs or job.job in jobs]
+        ids = {job.job for job in seen}
+        return msgspec.structs.replace(
+            self,
+            jobs=seen,
+            workers=[worker for worker in self.workers if worker.job in ids],
+            links=[view for view in self.links if view.job in ids],
+            backup_pool=[],
+        )
 
     def workers_counted(self) -> str:
         """The number of workers in each state: "3 workers: 2 training, 1 standby; 1 left"."""

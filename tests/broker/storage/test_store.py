@@ -211,6 +211,8 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> No
         connection.execute("DROP TABLE measurements")
         connection.execute("DROP TABLE blobs")
         connection.execute("ALTER TABLE tokens DROP COLUMN made_at")
+        for table in ("tokens", "certificates"):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN scope")
         connection.execute(
             "INSERT INTO tokens (digest, role, uses, expires_at) VALUES (x'01', 'viewer', 2, 9)"
         )

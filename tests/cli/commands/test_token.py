@@ -70,6 +70,17 @@ def tokens(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, A
     return found
 
 
+def test_a_token_for_viewers_of_some_jobs_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    create(folder, "--role", "viewer", "--jobs", "gpt", "--jobs", "tuning")
+    create(folder, "--role", "viewer", "--hours", "1")
+    everything, some = tokens(folder, capsys)
+    assert (everything["jobs"], some["jobs"]) == (None, ["gpt", "tuning"])
+    assert run(["token", "list", "--folder", str(folder)]) == 0
+    assert "viewer of gpt, tuning" in capsys.readouterr().out
+    assert run(["token", "create", "--role", "worker", "--jobs", "gpt", "--folder", str(folder)]) == 2
+    assert "--jobs limits what a viewer sees, and the token is for a worker" in capsys.readouterr().err
+
+
 def test_tokens_are_listed_without_their_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     create(folder, "--role", "worker", "--uses", "3")
     secret = capsys.readouterr().out.strip()

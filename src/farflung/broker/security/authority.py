@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from farflung.broker.security.authority_key import IN_FOLDER, KeySource, read_certificate
+from farflung.broker.security.scopes import decode_scope, encode_scope
 from farflung.broker.security.signing import sign_authority, sign_holder
 from farflung.broker.storage.contract import BrokerStore, Holder, TokenRecord
 from farflung.broker.storage.opening import open_store
@@ -49,7 +50,7 @@ class Authority:
     """A broker's certificate authority. Its folder holds the key, its store the tokens and holders.
 
     Certificates are valid for `lifetime_seconds`. `refusal` says why the member with an id gets none any
-    more; empty: it may have one.
+    more; empty: it may have one. `scopes` holds the jobs that a viewer sees, by its id, unless it sees all.
     """
 
     folder: Path
@@ -59,6 +60,7 @@ class Authority:
     clock: Callable[[], float]
     lifetime_seconds: float = LIFETIME_SECONDS
     refusal: Callable[[str], str] = lambda id: ""
+    scopes: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -79,7 +81,8 @@ class Authority:
         """
         certificate = open_certificate(folder, store, clock(), source)
         key = source.read(folder, certificate)
-        return cls(folder, store, certificate, key, clock, lifetime_seconds, refusal)
+        scopes = {one.id: seen for one in store.holders() if (seen := decode_scope(one.scope)) is not None}
+        return cls(folder, store, certificate, key, clock, lifetime_seconds, refusal, scopes)
 
     def create_token(self, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
         """Create a token with which `uses` holders can join as `role` within `hours` from now."""
@@ -143,12 +146,13 @@ class Authority:
             known = self.store.holder(asked.id)
             repeated = known is not None and _is_same(known, key) and known.token_digest == digest
             # Check the token first, so that strangers without one cannot learn which ids exist.
-            _check_token(self.store.token(digest), asked.role, self.clock(), repeated)
+            token = self.store.token(digest)
+            _check_token(token, asked.role, self.clock(), repeated)
             _check_holder(known, holder, key)
             self._check_refusal(asked.id)
             if not repeated:
                 self.store.spend(digest)
-            return self._issue(holder, key, digest)
+            return self._issue(holder, key, digest, "" if token is None else token.scope)
 
     def renew(self, id: str, role: Role, request: bytes) -> bytes:
         """A new certificate (PEM) for a holder whose connection proved that it is `id` in `role`.
@@ -166,7 +170,7 @@ class Authority:
             if known is None:
                 raise IdentityError(f"{id} never joined this broker as {role}: join with a token")
             self._check_refusal(id)
-            return self._issue(holder, key, known.token_digest)
+            return self._issue(holder, key, known.token_digest, known.scope)
 
     def _check_refusal(self, id: str) -> None:
         if refusal := self.refusal(id):
@@ -198,10 +202,17 @@ class Authority:
         secret = hashlib.sha256(b"farflung generation\0" + key_to_pem(self.key)).digest()
         return hmac.digest(secret, str(generation).encode(), "sha256")
 
-    def _issue(self, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey, token_digest: bytes) -> bytes:
+    def _issue(
+        self, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey, token_digest: bytes, scope: str = ""
+    ) -> bytes:
         certificate = self._sign(holder, key)
         digest = public_key_digest(public_bytes(key))
-        self.store.write_holder(Holder(holder[0], holder[1], digest, token_digest, certificate))
+        self.store.write_holder(Holder(holder[0], holder[1], digest, token_digest, certificate, scope))
+        seen = decode_scope(scope)
+        if seen is None:
+            self.scopes.pop(holder[0], None)
+        else:
+            self.scopes[holder[0]] = seen
         return certificate
 
     def _sign(self, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey) -> bytes:
@@ -234,26 +245,37 @@ def open_certificate(
     return certificate
 
 
-def create_token(folder: Path, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
+def create_token(
+    folder: Path, role: TokenRole, uses: int = 1, hours: float = 24, jobs: Sequence[str] = ()
+) -> Token:
     """Create a token for the broker of `folder`, which may be running or may never have run.
 
-    This needs no key, so it may be encrypted or kept apart.
+    This needs no key, so it may be encrypted or kept apart. A viewer that joins with the token sees only the
+    `jobs` that are named, by name or id, if any are.
     """
     with open_store(folder, Timeouts(), sole=False) as store:
         now = time.time()
-        return add_token(store, open_certificate(folder, store, now, needs_key=False), now, role, uses, hours)
+        certificate = open_certificate(folder, store, now, needs_key=False)
+        return add_token(store, certificate, now, role, uses, hours, jobs)
 
 
 def add_token(
-    store: BrokerStore, certificate: x509.Certificate, now: float, role: TokenRole, uses: int, hours: float
+    store: BrokerStore,
+    certificate: x509.Certificate,
+    now: float,
+    role: TokenRole,
+    uses: int,
+    hours: float,
+    jobs: Sequence[str] = (),
 ) -> Token:
     """Create a token of the authority with this certificate, at `now` (Unix seconds)."""
+    scope = encode_scope(role, jobs)
     if not 1 <= uses <= 1_000_000:
         raise IdentityError(f"expected a token for 1 to 1000000 uses, found {uses}")
     if not 0 < hours <= 24 * 365:
         raise IdentityError(f"expected a token for more than 0 and at most 8760 hours, found {hours}")
     token = Token.create(role, fingerprint(certificate))
-    store.add_token(TokenRecord(token.digest, role, uses, 0, now + hours * 3600, now))
+    store.add_token(TokenRecord(token.digest, role, uses, 0, now + hours * 3600, now, scope))
     return token
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from farflung.broker.security.scopes import decode_scope
 from farflung.broker.storage.contract import TokenRecord
 from farflung.broker.storage.opening import has_store, open_store
 from farflung.broker.storage.sql import SqlStore
@@ -20,7 +21,8 @@ _ID_LENGTH = 8
 class KnownToken(msgspec.Struct, frozen=True):
     """A token as `farflung token list` shows it; times are in Unix seconds, `joined` are the ids it admitted.
 
-    `id` is the beginning of the SHA-256 of its secret. `made_at` is None for tokens of older versions.
+    `id` is the beginning of the SHA-256 of its secret. `made_at` is None for tokens of older versions. `jobs`
+    are those that a viewer sees; None: all.
     """
 
     id: str
@@ -31,6 +33,7 @@ class KnownToken(msgspec.Struct, frozen=True):
     made_at: float | None
     expires_at: float
     joined: list[str]
+    jobs: list[str] | None = None
 
 
 def known_tokens(folder: Path) -> list[KnownToken]:
@@ -90,4 +93,8 @@ def _known(token: TokenRecord, joined: list[str], now: float) -> KnownToken:
     elif token.used >= token.uses:
         state = "used up"
     id = token_id(token.digest)
-    return KnownToken(id, token.role, state, token.uses, token.used, token.made_at, token.expires_at, joined)
+    seen = decode_scope(token.scope)
+    jobs = None if seen is None else sorted(seen)
+    return KnownToken(
+        id, token.role, state, token.uses, token.used, token.made_at, token.expires_at, joined, jobs
+    )

@@ -38,7 +38,7 @@ class LogSnapshot:
 class TokenRecord:
     """A token as stored: `digest` is the SHA-256 of its secret, times are in Unix seconds.
 
-    `made_at` is None for tokens from before schema 3.
+    `made_at` is None for tokens from before schema 3. `scope` says what a viewer may see (`security.scopes`).
     """
 
     digest: bytes
@@ -47,17 +47,22 @@ class TokenRecord:
     used: int
     expires_at: float
     made_at: float | None = None
+    scope: str = ""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The owner of an id: SHA-256 of its public key, the token it used, its newest certificate (PEM)."""
+    """The owner of an id: SHA-256 of its public key, the token it used, its newest certificate (PEM).
+
+    `scope` is its token's.
+    """
 
     id: str
     role: str
     key_digest: bytes
     token_digest: bytes
     certificate: bytes
+    scope: str = ""
 
 
 class BrokerStore(Protocol):

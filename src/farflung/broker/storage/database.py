@@ -35,7 +35,11 @@ _SIXTH = """
 CREATE TABLE owner (
     id INTEGER PRIMARY KEY CHECK (id = 1), epoch INTEGER NOT NULL, process TEXT NOT NULL, at REAL NOT NULL);
 """
-_SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+_SEVENTH = """
+ALTER TABLE tokens ADD COLUMN scope TEXT NOT NULL DEFAULT '';
+ALTER TABLE certificates ADD COLUMN scope TEXT NOT NULL DEFAULT '';
+"""
+_SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 """The changes that each schema version made to the one before."""
 
 _SCHEMA_VERSION = len(_SCHEMAS)

@@ -25,7 +25,11 @@ CREATE TABLE owner (
     at TIMESTAMPTZ NOT NULL, expires_at TIMESTAMPTZ NOT NULL, authority BYTEA);
 INSERT INTO owner VALUES (1, 0, 'none', '', clock_timestamp(), clock_timestamp());
 """
-_SCHEMAS = (_FIRST,)
+_SECOND = """
+ALTER TABLE tokens ADD COLUMN scope TEXT NOT NULL DEFAULT '';
+ALTER TABLE certificates ADD COLUMN scope TEXT NOT NULL DEFAULT '';
+"""
+_SCHEMAS = (_FIRST, _SECOND)
 """The changes that each schema version made to the one before."""
 
 _SCHEMA_VERSION = len(_SCHEMAS)

@@ -23,8 +23,8 @@ SNAPSHOTS = 2
 """Log snapshots that are kept: if the newest is damaged, the one before and the events after it count."""
 
 _PAGE_ROWS = 1000
-_TOKEN = "digest, role, uses, used, expires_at, made_at"
-_HOLDER = "id, role, key_digest, token_digest, certificate"
+_TOKEN = "digest, role, uses, used, expires_at, made_at, scope"
+_HOLDER = "id, role, key_digest, token_digest, certificate, scope"
 
 _log = logging.getLogger("farflung.broker")
 
@@ -175,7 +175,7 @@ class SqlStore(ABC):
     def add_token(self, token: TokenRecord) -> None:
         """Store a token."""
         self._write(
-            f"INSERT INTO tokens ({_TOKEN}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING",
+            f"INSERT INTO tokens ({_TOKEN}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING",
             [astuple(token)],
         )
 
@@ -216,9 +216,9 @@ class SqlStore(ABC):
     def write_holder(self, holder: Holder) -> None:
         """Store the holder of an id and its newest certificate."""
         self._run(
-            f"INSERT INTO certificates ({_HOLDER}) VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+            f"INSERT INTO certificates ({_HOLDER}) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
             "role = excluded.role, key_digest = excluded.key_digest, token_digest = excluded.token_digest, "
-            "certificate = excluded.certificate",
+            "certificate = excluded.certificate, scope = excluded.scope",
             *astuple(holder),
         )
 

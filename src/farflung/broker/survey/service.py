@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from farflung.broker.core.events import OpenCircuit, Send
@@ -87,10 +87,22 @@ class Retries:
 
 
 def fleet_topology(
-    state: State, measurements: Measurements, survey: Survey | None, surveys: int, now: float
+    state: State,
+    measurements: Measurements,
+    survey: Survey | None,
+    surveys: int,
+    now: float,
+    jobs: Collection[str] | None = None,
 ) -> FleetTopology:
-    """The topology of all connected workers, idle or not, and where its numbers come from."""
+    """The topology of all connected workers, idle or not, and where its numbers come from.
+
+    With `jobs`, by name or id, of their workers only.
+    """
     present = {name: worker for name, worker in state.workers.items() if worker.connected}
+    if jobs is not None:
+        ids = {one.job for one in state.jobs.values() if one.name in jobs or one.job in jobs}
+        present = {name: worker for name, worker in present.items() if worker.job in ids}
+        survey = None  # of which others' workers could be part
     under_way = "" if survey is None else survey.progress_text()
     if not 1 <= len(present) <= MOST_WORKERS:
         return FleetTopology(None, [], [], surveys, under_way)
@@ -196,11 +208,11 @@ class SurveyService:
             if isinstance(one, Send):
                 self.send(one.worker, one.message)
 
-    def topology(self) -> FleetTopology:
-        """The topology of the fleet; takes a moment for a large one, and may run on a thread."""
+    def topology(self, jobs: Collection[str] | None = None) -> FleetTopology:
+        """The topology of the fleet, or of these jobs' workers; takes a moment, and may run on a thread."""
         dispatcher = self._dispatcher
         return fleet_topology(
-            dispatcher.state, dispatcher.measurements, self.survey, self.ended, self._clock()
+            dispatcher.state, dispatcher.measurements, self.survey, self.ended, self._clock(), jobs
         )
 
     def on_link_report(self, holder: str, links: Links) -> None:

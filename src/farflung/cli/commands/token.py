@@ -44,6 +44,10 @@ def create(
     role: Annotated[TokenRole, typer.Option(help="Role that the token grants.")],
     uses: Annotated[int, typer.Option(help="How many holders may join with it.")] = 1,
     hours: Annotated[float, typer.Option(help="Hours until it expires.")] = 24.0,
+    jobs: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A viewer sees only the jobs of this name (repeat for several)."),
+    ] = None,
     folder: FolderOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,7 +56,7 @@ def create(
     from farflung.transport.security.certificates import RENEWABLE_SECONDS
 
     where = folder_of("broker", folder)
-    token = create_token(where, role.value, uses, hours)
+    token = create_token(where, role.value, uses, hours, jobs or ())
     addresses = _addresses(where)
     if as_json:
         document = {"token": token.text, "role": role.value, "uses": uses, "hours": hours}
@@ -109,10 +113,20 @@ def revoke(
 
 
 def _row(token: KnownToken) -> tuple[str, ...]:
+    from farflung.broker.security.scopes import scope_words
+
     left = f"{max(0, token.uses - token.used)} of {token.uses}"
     made = "" if token.made_at is None else _clock(token.made_at)
     joined = and_more(token.joined, 3)
-    return token.id, token.role, token.state, left, _clock(token.expires_at), made, joined
+    return (
+        token.id,
+        f"{token.role}{scope_words(token.jobs)}",
+        token.state,
+        left,
+        _clock(token.expires_at),
+        made,
+        joined,
+    )
 
 
 def _clock(at: float) -> str:

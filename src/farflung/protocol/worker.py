@@ -32,6 +32,9 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     float32 matrix products without TF32, `rates` are its others, as measured by the worker when it started
     and later (`Measured`); 0 and None are unknown. `kernels` is the digest of what its kernels compute
     (`runtime.kernels`): devices with equal ones may repeat each other's steps bit for bit. Empty is unknown.
+
+    Devices with the same `machine` share its `cores`, of which a task keeps `threads` busy; empty: they share
+    none, or it is unknown.
     """
 
     kind: Id
@@ -44,6 +47,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lacks: Lacks = ()
     kernels: Annotated[str, Meta(max_length=64)] = ""
     rates: Rates | None = None
+    machine: Annotated[str, Meta(max_length=64)] = ""
+    threads: Count = 1
 
     @property
     def least_tflops(self) -> float:

@@ -45,7 +45,7 @@ class Offer(NamedTuple):
     """The device as it is described to the broker; `framework` includes the version.
 
     `lacks` are ops of the opset and element types that the backend refuses: it is left out of plans for
-    models with these.
+    models with these. A task keeps so many `threads` busy.
     """
 
     kind: str
@@ -53,6 +53,7 @@ class Offer(NamedTuple):
     cores: int
     framework: str
     lacks: tuple[str, ...] = ()
+    threads: int = 1
 
 
 class LinkCoding(Protocol):

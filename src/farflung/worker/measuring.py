@@ -19,6 +19,7 @@ from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Measured
 from farflung.protocol.worker import Device
 from farflung.runtime.backend import AnyBackend
+from farflung.worker.machine import machine_of, usable_cores
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 3600.0
 LEAST_GAIN = 1.02
@@ -31,7 +32,7 @@ def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
     return Device(
         kind=offer.kind,
         name=offer.name,
-        cores=offer.cores,
+        cores=usable_cores() if offer.kind == "cpu" else offer.cores,
         memory_bytes=memory_bytes,
         framework=offer.framework,
         opset=Opset.own(),
@@ -39,6 +40,8 @@ def describe_device(backend: AnyBackend, memory_bytes: int) -> Device:
         lacks=offer.lacks,
         kernels=backend.kernel_digest(),
         rates=found.rates,
+        machine=machine_of(offer.kind),
+        threads=offer.threads,
     )
 
 

@@ -165,3 +165,21 @@ def test_a_worker_that_claims_more_memory_than_there_is_harms_nobody() -> None:
         1e6,
         8,
     ]
+
+
+def test_workers_that_name_one_machine_share_its_cores_by_the_threads_of_a_task() -> None:
+    def on(name: str, machine: str, cores: int, threads: int) -> Worker:
+        one = worker(name)
+        shared = msgspec.structs.replace(one.device, machine=machine, cores=cores, threads=threads)
+        return replace(one, device=shared)
+
+    members = [on("a", "box", 8, 2), on("b", "box", 8, 4), on("c", "other", 8, 1), on("d", "", 8, 1)]
+    found = topology_of(members, known()).topology
+    assert [(one.machine, one.cores) for one in found.workers] == [
+        ("box", 2),  # two tasks of b keep all cores busy
+        ("box", 2),
+        (None, None),  # alone on its machine
+        (None, None),
+    ]
+    greedy = topology_of([on("a", "box", 2, 16), on("b", "box", 2, 16)], known()).topology
+    assert {one.cores for one in greedy.workers} == {1}

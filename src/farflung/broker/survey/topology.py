@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from farflung.broker.core.records import Worker
 from farflung.broker.survey.measurements import Measurements, Pair, PairMeasurement
 from farflung.plans import Topology, WorkerSpec
-from farflung.plans.topology import LEAST_MBPS, MOST_GIGABYTES, MOST_MBPS, MOST_MILLISECONDS
+from farflung.plans.topology import LEAST_MBPS, MOST_CORES, MOST_GIGABYTES, MOST_MBPS, MOST_MILLISECONDS
 from farflung.text import printable
 
 ASSUMED_MBPS = 100.0
@@ -159,7 +159,7 @@ def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[
         if unknown
         else []
     )
-    closed = _behind_nat(measurements)
+    closed, sharing = _behind_nat(measurements), _sharing(members)
     specs = [
         WorkerSpec(
             id=worker.worker,
@@ -173,10 +173,24 @@ def _specs(members: Sequence[Worker], measurements: Measurements) -> tuple[list[
             lacks=worker.device.lacks,
             framework=printable(worker.device.framework)[:_FRAMEWORK_LENGTH],
             rates=worker.device.rates,
+            machine=worker.device.machine if worker.device.machine in sharing else None,
+            cores=sharing.get(worker.device.machine),
         )
         for worker in members
     ]
     return specs, words
+
+
+def _sharing(members: Sequence[Worker]) -> dict[str, int]:
+    """Of each machine with several workers: how many of them can compute at a time without being slower."""
+    counts = Counter(worker.device.machine for worker in members)
+    found: dict[str, int] = {}
+    for worker in members:
+        device = worker.device
+        if device.machine and counts[device.machine] > 1:
+            at_once = max(1, min(device.cores, MOST_CORES) // max(1, device.threads))
+            found[device.machine] = min(found.get(device.machine, at_once), at_once)
+    return found
 
 
 def _line(declared: float | None, found: float | None) -> float | None:

@@ -26,7 +26,7 @@ from farflung.runtime.backend import Offer
 from farflung.runtime.coding import Coding
 from farflung.runtime.jax_backend import arrays
 from farflung.runtime.jax_backend.arrays import AnyArray
-from farflung.runtime.jax_backend.kernels import kernel_digest
+from farflung.runtime.jax_backend.kernels import kernel_digest, threads
 from farflung.runtime.jax_backend.lowering import lacks
 from farflung.runtime.jax_backend.segment import JaxSegment
 from farflung.runtime.jax_backend.verify import verify_segment
@@ -101,7 +101,8 @@ class JaxBackend:
         device = jax.devices()[0]
         on_cpu = device.platform == "cpu"
         name = (platform.processor() or platform.machine()) if on_cpu else device.device_kind
-        return Offer(device.platform, name, psutil.cpu_count() or 1, f"jax {jax.__version__}", lacks())
+        framework = f"jax {jax.__version__}"
+        return Offer(device.platform, name, psutil.cpu_count() or 1, framework, lacks(), threads())
 
     def measure_tflops(self) -> float:
         return measure_tflops()

@@ -41,11 +41,11 @@ def kernel_digest() -> str:
         return made, gradients, rule(state[0], gradient, (state[0], state[0] * state[0]), numbers)
 
     results = jax.jit(step)(state, np.array([0.9, -0.01, 0.3], np.float32))
-    threads = f"{_threads()} threads" if jax.devices()[0].platform == "cpu" else jax.devices()[0].device_kind
-    return digest_of(f"jax {jax.__version__}, {threads}", map(memory, jax.tree.leaves(results)))
+    where = f"{threads()} threads" if jax.devices()[0].platform == "cpu" else jax.devices()[0].device_kind
+    return digest_of(f"jax {jax.__version__}, {where}", map(memory, jax.tree.leaves(results)))
 
 
-def _threads() -> int:
+def threads() -> int:
     """As XLA counts them."""
     if (given := os.environ.get("NPROC", "")).isdigit() and int(given):
         return int(given)

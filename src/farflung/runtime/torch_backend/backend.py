@@ -155,6 +155,7 @@ class TorchBackend:
             psutil.cpu_count() or 1,
             f"torch {torch.__version__}",
             () if has_bfloat16(self.device) else ("bfloat16",),
+            torch.get_num_threads(),
         )
 
     def measure_tflops(self) -> float:

@@ -98,10 +98,10 @@ def fleet(workers: int, links: int, step: int) -> Status:
 def view_of(says: Callable[[], Status]) -> FleetView:
     """What a broker lets the page see; nothing is asked here but the status."""
 
-    async def refused(asked: object) -> Never:
+    async def refused(*asked: object) -> Never:
         raise FarflungError("nothing is trained here")
 
-    return FleetView(says, refused, refused, lambda job: [])
+    return FleetView(says, refused, refused, lambda job: [], refused)
 
 
 class Seen(NamedTuple):

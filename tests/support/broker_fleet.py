@@ -25,7 +25,7 @@ from farflung.transport.security.identity import Identity, key_in
 from farflung.transport.security.join_messages import AskCertificate
 from farflung.transport.security.names import BROKER_ID
 from farflung.transport.security.peer import Peer
-from farflung.transport.security.tokens import TokenRole
+from farflung.transport.security.tokens import Token, TokenRole
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import Hello
 from farflung.transport.wire.headers import DataHeader
@@ -59,12 +59,14 @@ async def broker(
             await service.stop()
 
 
-async def identity(service: BrokerService, folder: Path, id: str, role: TokenRole) -> Identity:
+async def identity(
+    service: BrokerService, folder: Path, id: str, role: TokenRole, token: Token | None = None
+) -> Identity:
     """Join as `id`; the broker's folder is `folder`, the holder's lies beside it."""
     own = folder.parent / f"{role}-{id}"
     if (own / "identity.json").exists():
         return Identity.load(own)
-    token = await asyncio.to_thread(create_token, folder, role)
+    token = token or await asyncio.to_thread(create_token, folder, role)
     return (await enrol(service.address, token, own, role, id)).identity
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from farflung.broker.acting import Acting
 from farflung.broker.arrivals import Arrival, Closed, Generation
 from farflung.broker.core.events import Restarted, Tick, WorkerVerified
 from farflung.broker.core.trusting.records import MOST_SUSPICIONS
@@ -173,6 +174,7 @@ class BrokerService:
         topology = self._dispatcher.topology_of
         self._what_ifs = WhatIfs(lambda: self._dispatcher.state, topology, store)
         self._operators = Operators(self._dispatcher, store, self._clock)
+        self._acting = Acting(self._dispatcher, self._operators, store, self._clock, self._connected)
         measurement_store = MeasurementStore(store, self._dispatcher.spawn)
         self._surveys = SurveyService(self._dispatcher, measurement_store, timeouts, self._clock, surveys)
         self._dispatcher.put(Arrival(None, Restarted(self._clock(), most_suspicions)))
@@ -191,6 +193,12 @@ class BrokerService:
         """HOST:PORT on which the broker listens."""
         assert self._listener is not None
         return self._listener.address
+
+    @property
+    def view(self) -> FleetView:
+        """What a page of the fleet is made of."""
+        log = self._dispatcher.job_log.of
+        return FleetView(self._status, self._timelines.of, self._what_ifs.answer, log, self._acting.act)
 
     async def start(self, address: str) -> None:
         """Listen on `address` (HOST:PORT); ConnectionFailed if that is impossible."""
@@ -304,8 +312,7 @@ class BrokerService:
     async def _show(self, pages: Pages) -> None:
         """Show the status to viewers. If that cannot be or breaks, the broker goes on without it."""
         try:
-            log = self._dispatcher.job_log.of
-            await pages(FleetView(self._status, self._timelines.of, self._what_ifs.answer, log))
+            await pages(self.view)
         except FarflungError as error:
             _log.warning("there is no page of the fleet: %s", error)
         except Exception:

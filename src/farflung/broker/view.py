@@ -1,10 +1,11 @@
-"""What a broker lets the pages of its fleet see. All of it only reads."""
+"""What a broker lets the pages of its fleet see, and do for those who show a token."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from farflung.broker.acting import Action
 from farflung.broker.job_log import LogLine
 from farflung.broker.planning.what_if_messages import Foreseen, WhatIf
 from farflung.protocol.messages import Status
@@ -15,10 +16,12 @@ from farflung.protocol.timeline import StepTimeline
 class FleetView:
     """The status, a step's timeline, what a step would take if things were different, and a job's log.
 
-    `step` and `what_if` raise FarflungError with a line for the viewer.
+    `act` takes a token and an action, and returns what came of it; all else only reads. What is awaited
+    raises FarflungError with a line for the viewer.
     """
 
     status: Callable[[], Status]
     step: Callable[[str], Awaitable[StepTimeline]]
     what_if: Callable[[WhatIf], Awaitable[Foreseen]]
     log: Callable[[str], list[LogLine]]
+    act: Callable[[str, Action], Awaitable[str]]

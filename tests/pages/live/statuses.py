@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from farflung.broker.acting import Action, ActionRefused
 from farflung.broker.job_log import LogLine
 from farflung.broker.planning.what_if_messages import FleetWorker, Foreseen, SimulatedStep, WhatIf
 from farflung.broker.timelines import NoTimeline
@@ -44,4 +45,9 @@ def view(says: Callable[[], Status]) -> FleetView:
         made = SimulatedStep(seconds, "the device of home, busy 50%", [], [], 2, SPANS)
         return Foreseen([FleetWorker("home", "site", True, 1.0, 8.0, None)], made, made)
 
-    return FleetView(says, step, what_if, lambda job: [LogLine(1.0, f"{job} began")])
+    async def act(token: str, action: Action) -> str:
+        if token != "right":
+            raise ActionRefused("this token is not known here")
+        return f"{type(action).__name__} is done"
+
+    return FleetView(says, step, what_if, lambda job: [LogLine(1.0, f"{job} began")], act)

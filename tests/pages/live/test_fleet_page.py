@@ -82,8 +82,8 @@ def test_a_step_is_seen_as_it_ran_and_planned_again_as_the_viewer_likes(tmp_path
         workers = [on.worker(name, token) for name in WORKERS[:2]]
         with opened(f"http://{page}/") as found:
             browser = found.page
-            submitter = ["--token", on.token("submitter"), "--broker", on.address]
-            run = train(on, "seen", "--workers", "2", *submitter)
+            shown_token = on.token("submitter")
+            run = train(on, "seen", "--workers", "2", "--token", shown_token, "--broker", on.address)
             browser.locator(".job .badge.running").wait_for()
             browser.locator(".step-panel summary").click()
             browser.locator("figcaption").filter(has_text="As it ran: step").wait_for()
@@ -110,8 +110,25 @@ def test_a_step_is_seen_as_it_ran_and_planned_again_as_the_viewer_likes(tmp_path
             for spent in told["spent"].values():
                 assert sum(spent.values()) == pytest.approx(told["seconds"], rel=0.03, abs=0.02)
             assert "there is no job job-9" in on.fails("hub", "trace", "job-9")
-            run.command.signal(signal.SIGINT)
+
+            browser.locator("#act summary").click()
+            browser.locator("#act-target").fill("job-1")
+            browser.locator("#act-reason").fill("it was slow")
+            for wrong, words in (
+                (shown_token[:-1], "copy all of it again"),
+                (on.token("worker"), "a worker's token may do nothing here"),
+                (on.token("submitter"), "only jobs of those who joined with it"),
+            ):
+                browser.locator("#act-token").fill(wrong)
+                browser.get_by_role("button", name="Do it").click()
+                browser.locator("#act-words").filter(has_text=words).wait_for()
+            browser.locator("#act-token").fill(shown_token)
+            browser.get_by_role("button", name="Do it").click()
+            browser.locator("#act-words").filter(has_text="job-1 ends").wait_for()
+            browser.locator(".job .badge.cancelled").wait_for()
             run.command.code()
+            assert "it was slow" in run.summary["reason"]
+            found.complaints[:] = [one for one in found.complaints if "409" not in one]
             assert found.complaints == []
         for worker in workers:
             worker.stop()

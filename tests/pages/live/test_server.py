@@ -90,10 +90,12 @@ def test_the_page_its_files_and_the_api_are_there_with_a_strict_policy() -> None
     asyncio.run(seen())
 
 
-async def post(port: int, body: bytes, **headers: str) -> tuple[int, dict[str, object]]:
-    """A what-if, as a program posts it: the status, and the answer's JSON."""
+async def post(
+    port: int, body: bytes, path: str = "/api/v1/what-if", **headers: str
+) -> tuple[int, dict[str, object]]:
+    """What a program posts: the status, and the answer's JSON."""
     given = {"Content_Type": "application/json", "Content_Length": str(len(body)), **headers}
-    code, _, found = await ask(port, "/api/v1/what-if", "POST", body, **given)
+    code, _, found = await ask(port, path, "POST", body, **given)
     return code, json.loads(found)
 
 
@@ -176,6 +178,27 @@ def test_the_dashboard_for_grafana_asks_for_metrics_that_there_are() -> None:
         return set(re.findall(r"farflung_\w+", words))
 
     assert asyncio.run(asked()) == there
+
+
+def test_actions_need_a_token_and_cannot_come_from_a_form_of_another_site() -> None:
+    def body(token: str, **action: object) -> bytes:
+        return json.dumps({"token": token, "action": action}).encode()
+
+    ending = {"type": "CancelJob", "job": "job-1", "reason": "slow"}
+
+    async def seen() -> None:
+        async with served(fleet) as port:
+            path = "/api/v1/act"
+            assert await post(port, body("right", **ending), path) == (200, {"words": "CancelJob is done"})
+            code, answer = await post(port, body("wrong", **ending), path)
+            assert (code, answer) == (409, {"error": "this token is not known here"})
+            assert (await post(port, body("right", **ending), path, Content_Type="text/plain"))[0] == 403
+            assert (await post(port, body("right", **ending), path, Sec_Fetch_Site="cross-site"))[0] == 403
+            assert (await post(port, body("right", type="Submit"), path))[0] == 400
+            assert (await post(port, json.dumps({"action": ending}).encode(), path))[0] == 400
+            assert (await ask(port, path))[0] == 405
+
+    asyncio.run(seen())
 
 
 def test_files_are_compressed_for_those_who_can_read_that() -> None:

@@ -1,10 +1,10 @@
-"""The API under /api/v1, and /metrics. All of it only reads."""
+"""The API under /api/v1, and /metrics. It only reads, but for actions, which need a token of their own."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from farflung.broker.planning.what_if_messages import WhatIf
 from farflung.broker.view import FleetView
 from farflung.errors import FarflungError
 from farflung.pages.live import prometheus
+from farflung.pages.live.asking import Asked, Done
 from farflung.pages.live.feed import Feed
 from farflung.pages.live.openapi import described
 from farflung.pages.live.prometheus import exposed
@@ -27,6 +28,7 @@ MOST_BODY = 2 * 2**20
 JSON = "application/json"
 
 Answer = Callable[[Request], Awaitable[Response]]
+_Kind = TypeVar("_Kind")
 
 
 class _Refused(Exception):
@@ -67,6 +69,10 @@ def routes_of(feed: Feed, view: FleetView) -> list[Route]:
     async def what_if(request: Request) -> Response:
         return _json(await view.what_if(await _body(request, WhatIf)))
 
+    async def act(request: Request) -> Response:
+        asked = await _body(request, Asked)
+        return _json(Done(await view.act(asked.token, asked.action)))
+
     async def openapi(_: Request) -> Response:
         return Response(described(), media_type=JSON)
 
@@ -84,7 +90,8 @@ def routes_of(feed: Feed, view: FleetView) -> list[Route]:
         "/metrics": metrics,
     }
     routes = [Route(path, _refusing(answer)) for path, answer in answers.items()]
-    return [*routes, Route("/api/v1/what-if", _refusing(what_if), methods=["POST"])]
+    posted = {"/api/v1/what-if": what_if, "/api/v1/act": act}
+    return [*routes, *(Route(path, _refusing(answer), methods=["POST"]) for path, answer in posted.items())]
 
 
 def _json(value: Any) -> Response:
@@ -106,7 +113,7 @@ def _refusing(answer: Answer) -> Answer:
     return refusing
 
 
-async def _body(request: Request, kind: type[WhatIf]) -> WhatIf:
+async def _body(request: Request, kind: type[_Kind]) -> _Kind:
     """What a page of this server posts: a page of another site may not, as JSON needs its permission."""
     given = request.headers.get("content-type", "").partition(";")[0].strip()
     if given != JSON or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):

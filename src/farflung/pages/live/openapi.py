@@ -10,6 +10,7 @@ import msgspec
 
 from farflung.broker.job_log import LogLine
 from farflung.broker.planning.what_if_messages import Foreseen, WhatIf
+from farflung.pages.live.asking import Asked, Done
 from farflung.pages.live.curves import JobCurve
 from farflung.pages.live.feed import Picture
 from farflung.protocol.timeline import StepTimeline
@@ -44,6 +45,12 @@ WAYS: dict[str, _Way] = {
         "What the broker's log said of a job since the broker was started: at most 200 lines.", list[LogLine]
     ),
     "/api/v1/what-if": _Way("Plan a job that runs again, with changes.", Foreseen, takes=WhatIf),
+    "/api/v1/act": _Way(
+        "End a job, drain a worker, remove or allow a member, with an operator's token; or end a job, with"
+        " its submitter's. The broker logs it.",
+        Done,
+        takes=Asked,
+    ),
     "/metrics": _Way("Figures for Prometheus.", str, "text/plain"),
 }
 

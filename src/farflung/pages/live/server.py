@@ -1,4 +1,4 @@
-"""The page over HTTP: its files, the API (`api`), and the guard around both. All of it only reads.
+"""The page over HTTP: its files, the API (`api`), and the guard around both.
 
 The page and its API need no certificate, so they listen on this machine alone unless a token guards them. A
 page of another site that a viewer's browser has open cannot read them: answers carry no CORS permission, and
@@ -45,6 +45,7 @@ FILES = {
     "/dom.js": ("dom.js", "text/javascript; charset=utf-8"),
     "/live.js": ("live.js", "text/javascript; charset=utf-8"),
     "/map.js": ("map.js", "text/javascript; charset=utf-8"),
+    "/act.js": ("act.js", "text/javascript; charset=utf-8"),
     "/timeline.js": ("timeline.js", "text/javascript; charset=utf-8"),
     "/whatif.js": ("whatif.js", "text/javascript; charset=utf-8"),
     "/grafana.json": ("grafana.json", "application/json"),

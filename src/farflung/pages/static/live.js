@@ -204,6 +204,7 @@ class Page {
     this.cards = new Map();
     this.map = new FleetMap(place("map"));
     this.use = new LinkUse();
+    this.act = new ActForm();
     this.finders = { workers: new Finder("workers"), links: new Finder("links") };
     this.at = null;
     this.isOver = false;
@@ -224,6 +225,7 @@ class Page {
     this.#jobs(status.jobs, at);
     this.#workers(status.workers, at);
     this.#links(status, at);
+    this.act.show(status);
   }
 
   redraw() {

@@ -200,6 +200,8 @@ def test_a_backup_of_a_broker_of_an_older_version_is_brought_up_to_date(folder: 
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("DROP TABLE owner")
         connection.execute("DROP TABLE snapshots")
+        for table in ("tokens", "certificates"):
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN scope")
         connection.execute("PRAGMA user_version = 4")
     restore(file, file.parent / "new")
     assert everything(file.parent / "new") == everything(folder)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,14 +71,21 @@ async def identity(
     return (await enrol(service.address, token, own, role, id)).identity
 
 
-def joined_earlier(hub: Path, folder: Path, days_ago: float) -> Identity:
+def joined_earlier(
+    hub: Path, folder: Path, days_ago: float, lifetime_seconds: float = LIFETIME_SECONDS
+) -> Identity:
     """A worker that joined some days ago, whose certificate is as old."""
     with Store(hub) as store:
-        authority = Authority.open(hub, store, lambda: time.time() - days_ago * 86_400)
+        clock = partial(_days_ago, days_ago)
+        authority = Authority.open(hub, store, clock, lifetime_seconds)
         request = signing_request(key_in(folder), "a", "worker")
         secret = authority.create_token("worker").secret
         certificate = authority.enrol(AskCertificate(secret, "a", "worker", request))
         return Identity.write(folder, certificate, certificate_to_pem(authority.certificate), "127.0.0.1:9")
+
+
+def _days_ago(days: float) -> float:
+    return time.time() - days * 86_400
 
 
 class Member:

@@ -15,7 +15,7 @@ from farflung.client.beginning import joining
 from farflung.client.run.broker_client import ask_to_remove
 from farflung.errors import IdentityError
 from farflung.protocol.broker_session import Renewal
-from farflung.protocol.messages import Message, Register, Registered, Renew
+from farflung.protocol.messages import Message, Register, Registered, Renew, Renewed
 from farflung.transport.net.addresses import parse_address
 from farflung.transport.security.certificates import certificate_to_pem
 from farflung.transport.security.enrolment import renew_ended
@@ -155,7 +155,7 @@ def test_a_new_certificate_that_a_wrong_clock_takes_for_old_is_not_renewed_again
         renewal = Renewal(own, [])
         renewal.start(asked.append, 3600.0)
         assert [type(message) for message in asked] == [Renew]
-        renewal.renewed(certificate_to_pem(own.certificate))
+        renewal.renewed(Renewed(certificate_to_pem(own.certificate)))
         renewal.start(asked.append, 3600.0)
         assert len(asked) == 1
         renewal.stop()

@@ -28,6 +28,7 @@ from farflung.broker.security.authority_key import (
     is_encrypted,
     read_certificate,
 )
+from farflung.broker.security.rotation import CROSSED_FILE
 from farflung.broker.storage.copies import add_files, is_backup, take_files
 from farflung.broker.storage.opening import ADDRESS_FILE, has_store, open_store, server_name, store_address
 from farflung.broker.storage.sql import SqlStore
@@ -79,6 +80,8 @@ def back_up(folder: Path, file: Path, source: KeySource = IN_FOLDER) -> Contents
             copy = Path(name) / STORE_FILE
             open_certificate(folder, store, time.time(), source)
             files = {AUTHORITY_FILE: (folder / AUTHORITY_FILE).read_bytes(), AUTHORITY_KEY_FILE: b""}
+            if (folder / CROSSED_FILE).exists():
+                files[CROSSED_FILE] = (folder / CROSSED_FILE).read_bytes()
             if source.file is None:
                 files[AUTHORITY_KEY_FILE] = (folder / AUTHORITY_KEY_FILE).read_bytes()
             if isinstance(store, Store):
@@ -116,9 +119,9 @@ def restore(file: Path, folder: Path) -> Contents:
         make_folder(folder.parent)
         new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
-            files = take_files(file, _MODES, new / STORE_FILE, [ADDRESS_FILE])
+            files = take_files(file, _MODES, new / STORE_FILE, [ADDRESS_FILE, CROSSED_FILE])
             for name, body in files.items():
-                if body:  # but the place of a key that is kept apart
+                if body or name == CROSSED_FILE:  # but the place of a key that is kept apart
                     write_atomically(new / name, body, _MODES.get(name, 0o600))
             key = _key_in(files)
             found = (

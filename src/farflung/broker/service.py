@@ -203,10 +203,9 @@ class BrokerService:
     async def start(self, address: str) -> None:
         """Listen on `address` (HOST:PORT); ConnectionFailed if that is impossible."""
         self._identity = await asyncio.to_thread(self._authority.identity)
-        self._context = self._identity.server_context(admit_joiners=True)
         self._listener = await listen(
             address,
-            self._context,
+            self._identity.server_context(admit_joiners=True),
             Hello(BROKER_ID, "broker", "control", secrets.token_hex(8), self._timeouts.lease_seconds),
             self._admit,
             self._timeouts,
@@ -490,7 +489,7 @@ class BrokerService:
             _log.warning("the certificate of %s is not renewed: %s", peer, error)
             await session.close(f"your certificate is not renewed: {error}")
             return
-        session.send_control(messages.encode(Renewed(certificate)))
+        session.send_control(messages.encode(Renewed(certificate, self._authority.told)))
         _log.info("the certificate of %s was renewed", peer)
 
     def _on_verified(self, worker: str, claims: tuple[str, ...], addresses: tuple[str, ...]) -> None:
@@ -531,8 +530,11 @@ class BrokerService:
             await asyncio.sleep(min(left, self._timeouts.certificate_check_seconds))
             identity = await asyncio.to_thread(self._authority.identity)
             if identity.certificate != self._identity.certificate:
-                identity.present_in(self._context)
                 self._identity = identity
+                if (
+                    self._listener is not None
+                ):  # one of its own, which trusts no authority that does not count
+                    self._listener.set_context(identity.server_context(admit_joiners=True))
 
     async def _renew_store(self) -> None:
         while True:

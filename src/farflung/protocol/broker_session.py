@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from farflung.errors import AnotherAuthority, ConnectionFailed, FarflungError, ProtocolError
-from farflung.protocol.messages import Attach, Attached, Message, Renew, decode, encode
+from farflung.protocol.messages import Attach, Attached, Message, Renew, Renewed, decode, encode
 from farflung.transport.endpoint import Handler, Hello, Link, Peer, dial_any
 from farflung.transport.failures import why_given_up
 from farflung.transport.link.session import Session
@@ -238,10 +238,10 @@ class Renewal:
         if self._timer is not None:
             self._timer.cancel()
 
-    def renewed(self, certificate: bytes) -> None:
+    def renewed(self, answer: Renewed) -> None:
         """Store the new certificate and use it for new connections."""
         try:
-            self.identity = self.identity.renewed(certificate)
+            self.identity = self.identity.renewed(answer.certificate, answer.authorities)
         except FarflungError as error:
             log.warning("the renewed certificate was refused: %s", error)
             return

@@ -169,10 +169,14 @@ class Renew(Message, frozen=True):
     request: Annotated[bytes, Meta(max_length=4096)]
 
 
-class Renewed(Message, frozen=True):
-    """The new certificate (PEM)."""
+class Renewed(Message, frozen=True, omit_defaults=True):
+    """The new certificate (PEM, and those that it must be shown with).
+
+    `authorities` (PEM) are all that the holder is to trust; empty: those that it knows.
+    """
 
     certificate: Annotated[bytes, Meta(max_length=4096)]
+    authorities: Annotated[bytes, Meta(max_length=4096)] = b""
 
 
 class Denied(Message, frozen=True):

@@ -82,6 +82,10 @@ class Listener:
         """Use other timeouts for connections that arrive from now on."""
         self._timeouts = timeouts
 
+    def set_context(self, context: ssl.SSLContext) -> None:
+        """Use another certificate and other authorities for connections that arrive from now on."""
+        self._context = context
+
     def set_relay(self, relay: Relay) -> None:
         """Pass connections that begin with a circuit token to `relay`, which `close` closes as well."""
         self._relay = relay

@@ -144,7 +144,7 @@ class BrokerLine:
     def on_message(self, message: Any) -> None:
         """Renew the certificate, note a refusal, and pass everything else on."""
         if isinstance(message, messages.Renewed):
-            self._spawn(self._take_certificate(message.certificate))
+            self._spawn(self._take_certificate(message))
         elif isinstance(message, messages.Denied):
             self._denied = message
         else:
@@ -162,8 +162,8 @@ class BrokerLine:
         self._loss_reason = reason
         self._gone.set()
 
-    async def _take_certificate(self, certificate: bytes) -> None:
-        await asyncio.to_thread(self._renewal.renewed, certificate)
+    async def _take_certificate(self, answer: messages.Renewed) -> None:
+        await asyncio.to_thread(self._renewal.renewed, answer)
         self._renewal.start(self.send, self._timeouts.certificate_check_seconds)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -249,6 +249,10 @@ def test_a_store_belongs_to_one_authority(postgres: PostgresServer, tmp_path: Pa
         for other in (None, b"b" * 32):
             with pytest.raises(StoreError, match="authority is not in this folder"), store.transaction():
                 store.bind(other)
+        with store.transaction():
+            store.bind(b"c" * 32, [b"a" * 32])
+        with pytest.raises(StoreError, match="authority is not in this folder"), store.transaction():
+            store.bind(b"a" * 32)
 
 
 def test_a_newer_schema_is_refused(postgres: PostgresServer, tmp_path: Path) -> None:

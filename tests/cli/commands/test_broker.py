@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,25 @@ def test_a_passphrase_is_set_from_a_file_and_a_wrong_one_is_one_line(
     assert "not both" in capsys.readouterr().err
     assert run([*given, "passphrase", "--passphrase-file", str(tmp_path / "none"), "--remove"]) == 2
     assert "none cannot be read" in capsys.readouterr().err
+
+
+def test_the_key_is_replaced_and_until_when_the_old_one_counts_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["broker", "--folder", str(folder), "rotate"]
+    assert run([*given, "--overlap-days", "2", "--json"]) == 0
+    ends_at = json.loads(capsys.readouterr().out)["ends_at"]
+    assert ends_at == pytest.approx(time.time() + 2 * 86_400, abs=600)
+    assert run(given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "was replaced before, and members have until" in line
+    assert run([*given, "--overlap-days", "0"]) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert (
+        first.endswith("has a new key; all members must join again") and "back the broker up again" in second
+    )
+    assert run(["broker", "--folder", str(folder / "none"), "rotate"]) == 2
+    assert "cannot be read" in capsys.readouterr().err and not (folder / "none").exists()
 
 
 @pytest.mark.processes

@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from farflung.broker.security.authority_key import IN_FOLDER, KeySource, read_certificate
+from farflung.broker.security.rotation import Trust
 from farflung.broker.security.scopes import decode_scope, encode_scope
 from farflung.broker.security.signing import sign_authority, sign_holder
 from farflung.broker.storage.contract import BrokerStore, Holder, TokenRecord
@@ -28,7 +29,9 @@ from farflung.transport.security.certificates import (
     RENEWABLE_SECONDS,
     certificate_from_pem,
     certificate_to_pem,
+    certificates_to_pem,
     fingerprint,
+    is_issued_by,
     key_to_pem,
     new_key,
     public_bytes,
@@ -51,6 +54,7 @@ class Authority:
 
     Certificates are valid for `lifetime_seconds`. `refusal` says why the member with an id gets none any
     more; empty: it may have one. `scopes` holds the jobs that a viewer sees, by its id, unless it sees all.
+    `trust` holds older authorities while members still trust them.
     """
 
     folder: Path
@@ -61,6 +65,7 @@ class Authority:
     lifetime_seconds: float = LIFETIME_SECONDS
     refusal: Callable[[str], str] = lambda id: ""
     scopes: dict[str, frozenset[str]] = field(default_factory=dict)
+    trust: Trust | None = None
 
     @classmethod
     def open(
@@ -82,7 +87,22 @@ class Authority:
         certificate = open_certificate(folder, store, clock(), source)
         key = source.read(folder, certificate)
         scopes = {one.id: seen for one in store.holders() if (seen := decode_scope(one.scope)) is not None}
-        return cls(folder, store, certificate, key, clock, lifetime_seconds, refusal, scopes)
+        trust = Trust.read(folder)
+        return cls(folder, store, certificate, key, clock, lifetime_seconds, refusal, scopes, trust)
+
+    @property
+    def roots(self) -> bytes:
+        """The certificates (PEM) of all authorities that members trust now, this one first."""
+        return certificates_to_pem(self._trust.roots(self.clock()))
+
+    @property
+    def told(self) -> bytes:
+        """`roots` if the key was ever replaced, so that members hear of it; else empty."""
+        return self.roots if self._trust.was_rotated else b""
+
+    @property
+    def _trust(self) -> Trust:
+        return self.trust or Trust(self.certificate)
 
     def create_token(self, role: TokenRole, uses: int = 1, hours: float = 24) -> Token:
         """Create a token with which `uses` holders can join as `role` within `hours` from now."""
@@ -92,7 +112,8 @@ class Authority:
         """The broker's own identity, issued if missing and renewed at half of its life."""
         try:
             identity = Identity.load(self.folder)
-            if not identity.needs_renewal(self.clock()):
+            is_newest = is_issued_by(identity.certificate, self.certificate)
+            if is_newest and identity.authority() == self.roots and not identity.needs_renewal(self.clock()):
                 return identity
         except IdentityError as error:
             if (self.folder / RECORD_FILE).exists():
@@ -100,7 +121,7 @@ class Authority:
             else:
                 _log.info("a new broker: its certificates are kept in %s", self.folder)
         certificate = self._sign((BROKER_ID, "broker"), key_in(self.folder).public_key())
-        return Identity.write(self.folder, certificate, certificate_to_pem(self.certificate), broker="")
+        return Identity.write(self.folder, certificate, self.roots, broker="")
 
     async def on_joiner(self, request: bytes, remote: str) -> bytes:
         """Answer a peer without a certificate; disk access runs on another thread."""
@@ -114,13 +135,17 @@ class Authority:
                 check_id(asked.id)
                 certificate = self.enrol(asked)
                 _log.info("%s joined as %s from %s", asked.id, asked.role, remote)
-                return join_messages.encode(join_messages.TellCertificate(certificate, self.clock()))
+                return join_messages.encode(
+                    join_messages.TellCertificate(certificate, self.clock(), self.told)
+                )
             if isinstance(asked, join_messages.AskRenewal):
                 certificate = self.renew_ended(check_id(asked.id), asked.role, asked.request)
                 _log.info("%s renewed its ended certificate from %s", asked.id, remote)
-                return join_messages.encode(join_messages.TellCertificate(certificate, self.clock()))
-            own = certificate_to_pem(self.certificate)
-            return join_messages.encode(join_messages.TellAuthority(own, self.clock()))
+                return join_messages.encode(
+                    join_messages.TellCertificate(certificate, self.clock(), self.told)
+                )
+            own, *older = [certificate_to_pem(root) for root in self._trust.roots(self.clock())]
+            return join_messages.encode(join_messages.TellAuthority(own, self.clock(), older))
         except FarflungError as error:
             _sparse.write(logging.WARNING, "refused a joiner at %s: %s", remote, error)
             return join_messages.encode(join_messages.Refuse(str(error)[:1000]))
@@ -217,7 +242,8 @@ class Authority:
 
     def _sign(self, holder: tuple[str, Role], key: ec.EllipticCurvePublicKey) -> bytes:
         now, lifetime = self.clock(), self.lifetime_seconds
-        return certificate_to_pem(sign_holder(self.certificate, self.key, holder, key, now, lifetime))
+        certificate = sign_holder(self.certificate, self.key, holder, key, now, lifetime)
+        return certificates_to_pem([certificate, *self._trust.chain(now)])
 
 
 def open_certificate(
@@ -241,7 +267,8 @@ def open_certificate(
         certificate = read_certificate(folder)
         if needs_key:
             source.check(folder, certificate)
-        store.bind(fingerprint(certificate))
+        older = Trust.read(folder).older
+        store.bind(fingerprint(certificate), [fingerprint(one) for one in older])
     return certificate
 
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from farflung.errors import IdentityError
-from farflung.files import write_atomically
+from farflung.files import sync, write_atomically
 from farflung.transport.security.certificates import (
     certificate_from_pem,
     key_from_pem,
@@ -69,11 +69,21 @@ class KeySource:
             It is missing, is not the certificate's, or the passphrase is wrong or missing.
         """
         file = self.file_for(folder)
-        data = read_key_file(file)
-        key = decrypted(data, self._passphrase_of(file), file) if is_encrypted(data) else key_from_pem(data)
-        if public_bytes(key.public_key()) != public_bytes(certificate.public_key()):
+        key = self._key(file)
+        if (
+            not _fits(key, certificate)
+            and _next(file).exists()
+            and _fits(self._key(_next(file)), certificate)
+        ):
+            self.take_next(folder)  # the key was being replaced when the process was killed
+            key = self._key(file)
+        if not _fits(key, certificate):
             raise IdentityError(f"{file} is not the key of {AUTHORITY_FILE}: put a copy of it back")
         return key
+
+    def _key(self, file: Path) -> ec.EllipticCurvePrivateKey:
+        data = read_key_file(file)
+        return decrypted(data, self._passphrase_of(file), file) if is_encrypted(data) else key_from_pem(data)
 
     def check(self, folder: Path, certificate: x509.Certificate) -> None:
         """As `read`, but an encrypted key is not opened."""
@@ -109,6 +119,29 @@ class KeySource:
     def write(self, folder: Path, key: ec.EllipticCurvePrivateKey) -> None:
         """Store a key, for its owner only; encrypted if there is a passphrase."""
         write_key_file(self.file_for(folder), key, self.passphrase)
+
+    def write_next(self, folder: Path, key: ec.EllipticCurvePrivateKey) -> None:
+        """Store the key that will take the place of the one there; with the same passphrase."""
+        file = self.file_for(folder)
+        needs = is_encrypted(read_key_file(file))
+        write_key_file(_next(file), key, self._passphrase_of(file) if needs else None)
+
+    def take_next(self, folder: Path) -> None:
+        """Let the key that was written by `write_next` take its place."""
+        file = self.file_for(folder)
+        try:
+            _next(file).replace(file)
+            sync(file.parent)
+        except OSError as error:
+            raise IdentityError(f"{file} cannot be written ({error.strerror}): run this again") from None
+
+
+def _next(file: Path) -> Path:
+    return file.with_name(f"{file.name}.next")
+
+
+def _fits(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> bool:
+    return public_bytes(key.public_key()) == public_bytes(certificate.public_key())
 
 
 IN_FOLDER = KeySource()

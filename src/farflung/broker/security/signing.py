@@ -28,6 +28,32 @@ def sign_authority(key: ec.EllipticCurvePrivateKey, now: float) -> x509.Certific
     )
 
 
+def cross_sign(
+    newest: x509.Certificate,
+    old: x509.Certificate,
+    old_key: ec.EllipticCurvePrivateKey,
+    now: float,
+    ends_at: float,
+) -> x509.Certificate:
+    """The newest authority's certificate by the key of the old one, valid until `ends_at` (Unix seconds).
+
+    Both have the same name, so that it counts as self-issued and the old one's path length of 0 allows it.
+    """
+    key = newest.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    end = datetime.fromtimestamp(ends_at, UTC)
+    issuer = old.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer)
+    return (
+        _builder(newest.subject, old.subject, key, _start(now), end)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(issuer_id, critical=False)
+        .sign(old_key, hashes.SHA256())
+    )
+
+
 def sign_holder(
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,

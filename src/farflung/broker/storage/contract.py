@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -194,8 +194,10 @@ class BrokerStore(Protocol):
         """Let calls that wait for a database fail now, and later ones not wait."""
         ...
 
-    def bind(self, authority: bytes | None) -> None:
+    def bind(self, authority: bytes | None, replaces: Collection[bytes] = ()) -> None:
         """Tie the store to the authority with this fingerprint for ever; None: require that it has none yet.
+
+        It may be tied to one that this one `replaces`.
 
         Call it in a transaction.
 

@@ -11,7 +11,7 @@ log shows whether the events are there already, and they are written once.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -105,10 +105,10 @@ class PostgresStore(SqlStore):
         """Let calls that wait for the database fail now, and later ones not wait."""
         self._connection.stop_waiting()
 
-    def bind(self, authority: bytes | None) -> None:
+    def bind(self, authority: bytes | None, replaces: Collection[bytes] = ()) -> None:
         """Tie the store to the authority with this fingerprint; None: require that it has none yet."""
         ((bound,),) = self._rows("SELECT authority FROM owner")
-        if bound is None:
+        if bound is None or bound in replaces:
             self._run("UPDATE owner SET authority = ?", authority)
         elif bound != authority:
             raise StoreError(

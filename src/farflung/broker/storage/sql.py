@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass
 from hashlib import sha256
@@ -70,7 +70,7 @@ class SqlStore(ABC):
         """Let calls that wait for a database fail now, and later ones not wait."""
 
     @abstractmethod
-    def bind(self, authority: bytes | None) -> None:
+    def bind(self, authority: bytes | None, replaces: Collection[bytes] = ()) -> None:
         """Tie the store to the authority with this fingerprint; None: require that it has none yet."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Store(SqlStore):
     def stop_waiting(self) -> None:
         """Do nothing: a file is never away."""
 
-    def bind(self, authority: bytes | None) -> None:
+    def bind(self, authority: bytes | None, replaces: Collection[bytes] = ()) -> None:
         """Do nothing: the authority is in the folder of the file."""
 
     def copy_to(self, file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ from farflung.cli.process.passphrase import (
 )
 from farflung.cli.process.service import ExitWithParent, heed_parent, run_service
 from farflung.cli.render.output import JsonOption, note, print_json
-from farflung.text import count_of, format_bytes
+from farflung.text import count_of, format_bytes, format_utc
 from farflung.transport.security.identity_folder import folder_of
 
 if TYPE_CHECKING:
@@ -190,6 +191,40 @@ def passphrase(
         return
     state = "not encrypted any more" if new is None else "encrypted; the broker needs the passphrase to start"
     note(f"{file} is {state}")
+
+
+@app.command()
+def rotate(
+    context: typer.Context,
+    folder: FolderOption = None,
+    overlap_days: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=90.0,
+            metavar="DAYS",
+            help="So long members trust both keys; 0: all must join again with new tokens.",
+        ),
+    ] = 8.0,
+    ca: CaOption = None,
+    passphrase_file: PassphraseFile = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace the key of the broker's authority by a new one. Stop the broker first, and start it again then.
+
+    Members renew their certificates within the overlap by themselves. Back the broker up again.
+    """
+    from farflung.broker.security.rotation import rotate as replace_key
+
+    where = _folder(context, folder)
+    source = key_source(ca, passphrase_file).opened(where)
+    done = replace_key(where, source, time.time(), overlap_days * 86_400)
+    if as_json:
+        print_json({"folder": str(where), "fingerprint": done.fingerprint.hex(), "ends_at": done.ends_at})
+        return
+    until = f"members trust both until {format_utc(done.ends_at)}, and renew by themselves once it runs again"
+    note(f"the broker of {where} has a new key; {until if overlap_days else 'all members must join again'}")
+    note("older backups have the old key: back the broker up again, and hand it over to one that stands by")
 
 
 def _folder(context: typer.Context, given: Path | None) -> Path:

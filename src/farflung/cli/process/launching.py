@@ -99,10 +99,11 @@ def _usable(text: str | None, workers: int, broker: Path, needed: bool) -> str |
 def _check_uses(token: Token, workers: int, broker: Path) -> None:
     """Refuse a token of this machine's broker that lets fewer workers in, or none any more."""
     from farflung.broker.security.tokens import known_tokens, token_id
-    from farflung.transport.security.certificates import certificate_from_pem, fingerprint
+    from farflung.transport.security.certificates import certificates_from_pem, fingerprint
     from farflung.transport.security.identity import AUTHORITY_FILE
 
-    if fingerprint(certificate_from_pem((broker / AUTHORITY_FILE).read_bytes())) != token.fingerprint:
+    authorities = certificates_from_pem((broker / AUTHORITY_FILE).read_bytes())
+    if token.fingerprint not in map(fingerprint, authorities):
         return  # of another broker, which alone knows
     id = token_id(token.digest)
     known = next((known for known in known_tokens(broker) if known.id == id), None)

@@ -117,14 +117,15 @@ def _kept(folder: Path, ended_too: bool = False) -> Identity | None:
 
 def _trusts(folder: Path, fingerprint: bytes) -> bool:
     """Whether the certificate authority in a holder's or broker's folder has this fingerprint."""
-    from farflung.transport.security.certificates import certificate_from_pem
+    from farflung.transport.security.certificates import certificates_from_pem
     from farflung.transport.security.certificates import fingerprint as fingerprint_of
     from farflung.transport.security.identity import AUTHORITY_FILE
 
     try:
-        return fingerprint_of(certificate_from_pem((folder / AUTHORITY_FILE).read_bytes())) == fingerprint
+        known = certificates_from_pem((folder / AUTHORITY_FILE).read_bytes())
     except (OSError, IdentityError):
         return False
+    return fingerprint in map(fingerprint_of, known)
 
 
 def _address_of(fingerprint: bytes) -> str | None:

@@ -162,7 +162,7 @@ async def renew(identity: Identity) -> Identity:
         The certificate is not for this holder.
     """
     answer = await _ask_for(identity, Renew(await asyncio.to_thread(identity.renewal_request)), Renewed)
-    return await asyncio.to_thread(identity.renewed, answer.certificate)
+    return await asyncio.to_thread(identity.renewed, answer.certificate, answer.authorities)
 
 
 async def _ask(identity: Identity, question: Message, seconds: float | None = None) -> Message:

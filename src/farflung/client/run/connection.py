@@ -11,7 +11,7 @@ from farflung.client.run.broker_client import Lost, open_broker_session
 from farflung.client.run.worker_session import WorkerRoutes
 from farflung.errors import ConnectionFailed
 from farflung.protocol.broker_session import BrokerSession, Renewal
-from farflung.protocol.messages import Message
+from farflung.protocol.messages import Message, Renewed
 from farflung.transport.net.redial import Pauses
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
@@ -122,10 +122,10 @@ class Connection:
         if self._broker is not None and self.is_open:
             self._broker.send(message)
 
-    async def take_certificate(self, certificate: bytes) -> None:
+    async def take_certificate(self, answer: Renewed) -> None:
         """Use a renewed certificate from now on."""
         if self._renewal is not None:
-            await asyncio.to_thread(self._renewal.renewed, certificate)
+            await asyncio.to_thread(self._renewal.renewed, answer)
             self._renewal.start(self.send, self.timeouts.certificate_check_seconds)
 
     async def close(self, reason: str) -> None:

@@ -279,7 +279,7 @@ class Submitter:
                 if self._attempts.current is not None:
                     self._attempts.current.moved(event.worker, event.addresses)
             case Renewed():
-                self._tasks.begin(partial(self._connection.take_certificate, event.certificate), collect=True)
+                self._tasks.begin(partial(self._connection.take_certificate, event), collect=True)
 
     async def _handle_trouble(self, event: Event) -> Outcome | None:
         """The user stops or leaves the run, a task failed, or broker, links or workers are lost or back."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,6 +61,16 @@ def public_bytes(key: object) -> bytes:
 def certificate_from_pem(pem: bytes) -> x509.Certificate:
     """Read one certificate; IdentityError if that fails."""
     return _parse("certificate", lambda: x509.load_pem_x509_certificate(pem))
+
+
+def certificates_from_pem(pem: bytes) -> list[x509.Certificate]:
+    """Read certificates that follow on each other; IdentityError if one of them is none."""
+    return _parse("certificate", lambda: x509.load_pem_x509_certificates(pem)) if pem.strip() else []
+
+
+def certificates_to_pem(certificates: Iterable[x509.Certificate]) -> bytes:
+    """The certificates as PEM, one after the other."""
+    return b"".join(map(certificate_to_pem, certificates))
 
 
 def certificate_to_pem(certificate: x509.Certificate) -> bytes:
@@ -142,7 +152,7 @@ ALPN = "farflung/1"
 def client_context(
     authority_pem: bytes, certificate: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext:
-    """A context for dialling: the peer must hold this authority's certificate for the dialled name.
+    """A context for dialling: the peer must hold one of these authorities' certificates for the dialled name.
 
     Without `certificate` and `key`, the dialling side can only send a join request.
     """
@@ -155,7 +165,7 @@ def client_context(
 
 
 def server_context(authority_pem: bytes, certificate: Path, key: Path, admit_joiners: bool) -> ssl.SSLContext:
-    """A context for listening: peers show a certificate of this authority or, for joiners, none."""
+    """A context for listening: peers show a certificate of one of these authorities or, for joiners, none."""
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_OPTIONAL if admit_joiners else ssl.CERT_REQUIRED
     context.load_verify_locations(cadata=authority_pem.decode("ascii"))

@@ -83,7 +83,8 @@ async def enrol(
     if not isinstance(answer, TellCertificate):
         raise _unexpected(reached, answer)
     ahead = (asked + time.time()) / 2 - answer.clock
-    identity = await asyncio.to_thread(Identity.write, folder, answer.certificate, authority, address)
+    trusted = answer.authorities or authority
+    identity = await asyncio.to_thread(Identity.write, folder, answer.certificate, trusted, address)
     return Enrolment(identity, ahead)
 
 
@@ -108,7 +109,7 @@ async def renew_ended(identity: Identity) -> Identity:
             continue
         if not isinstance(answer, TellCertificate):
             raise _unexpected(address, answer)
-        return await asyncio.to_thread(identity.renewed, answer.certificate)
+        return await asyncio.to_thread(identity.renewed, answer.certificate, answer.authorities)
     raise ConnectionFailed("; ".join(failures))
 
 
@@ -127,9 +128,10 @@ async def _fetch_authority(address: str, token: Token) -> bytes:
     answer = await _exchange(address, AskAuthority(), authority=None)
     if not isinstance(answer, TellAuthority):
         raise _unexpected(address, answer)
-    certificate = certificate_from_pem(answer.certificate)
-    found = fingerprint(certificate)
-    if found != token.fingerprint:
+    offered = [certificate_from_pem(pem) for pem in (answer.certificate, *answer.older)]
+    certificate = next((one for one in offered if fingerprint(one) == token.fingerprint), None)
+    if certificate is None:
+        found = fingerprint(offered[0])
         raise IdentityError(
             f"the broker at {address} did not create this token (expected "
             f"{token.fingerprint.hex()[:8]}…, found {found.hex()[:8]}…), so nothing secret was sent:"

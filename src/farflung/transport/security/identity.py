@@ -18,7 +18,8 @@ from farflung.transport.security import certificates
 from farflung.transport.security.certificates import (
     BACKDATE_SECONDS,
     certificate_from_pem,
-    certificate_to_pem,
+    certificates_from_pem,
+    certificates_to_pem,
     is_issued_by,
     key_from_pem,
     key_to_pem,
@@ -111,7 +112,7 @@ class Identity:
         return time.time() >= self.expires_at
 
     def authority(self) -> bytes:
-        """The certificate (PEM) of the authority that issued it."""
+        """The certificates (PEM) of the authorities that it trusts, newest first; one of them issued it."""
         return _read(self.folder, AUTHORITY_FILE)
 
     def require_valid(self) -> None:
@@ -150,19 +151,39 @@ class Identity:
         return certificates.server_context(authority, certificate, key, admit_joiners)
 
     def present_in(self, context: ssl.SSLContext) -> None:
-        """Use this certificate for new connections of an existing context, after a renewal."""
+        """Use this certificate for new connections of an existing context, after a renewal.
+
+        The context trusts new authorities too from now on; old ones it goes on to trust.
+        """
+        context.load_verify_locations(cadata=self.authority().decode("ascii"))
         context.load_cert_chain(self.folder / CERTIFICATE_FILE, self.folder / KEY_FILE)
 
     def renewal_request(self) -> bytes:
         """A certificate request (PEM) for the same key, id and role."""
         return signing_request(read_key(self.folder), self.id, self.role)
 
-    def renewed(self, certificate_pem: bytes) -> Identity:
-        """Store the answer to a renewal request; IdentityError if it is not for this key, id and role."""
+    def renewed(self, certificate_pem: bytes, authorities_pem: bytes = b"") -> Identity:
+        """Store the answer to a renewal request; IdentityError if it is not for this key, id and role.
+
+        From now on these authorities are trusted, if any are named.
+        """
         fresh = replace(self, certificate=certificate_from_pem(certificate_pem))
-        _check_parts(fresh, read_key(self.folder), _read(self.folder, AUTHORITY_FILE))
-        _keep(self.folder / CERTIFICATE_FILE, certificate_to_pem(fresh.certificate))
+        known = self.authority()
+        trusted = authorities_pem or known
+        _check_parts(fresh, read_key(self.folder), trusted)
+        chain = certificates_to_pem(certificates_from_pem(certificate_pem))
+        files = [(AUTHORITY_FILE, trusted), (CERTIFICATE_FILE, chain)]
+        if not is_issued_by_any(self.certificate, trusted):
+            files.reverse()  # so that the two fit each other also after a kill in between
+        for name, content in files:
+            if content != _read(self.folder, name):
+                _keep(self.folder / name, content)
         return fresh
+
+
+def is_issued_by_any(certificate: x509.Certificate, authorities_pem: bytes) -> bool:
+    """Whether one of the authorities (PEM) has issued a certificate."""
+    return any(is_issued_by(certificate, one) for one in certificates_from_pem(authorities_pem))
 
 
 def key_in(folder: Path) -> ec.EllipticCurvePrivateKey:
@@ -231,7 +252,7 @@ def _read_certificate(folder: Path) -> x509.Certificate:
 
 def _check_parts(identity: Identity, key: ec.EllipticCurvePrivateKey, authority_pem: bytes) -> None:
     certificate = identity.certificate
-    if not is_issued_by(certificate, certificate_from_pem(authority_pem)):
+    if not is_issued_by_any(certificate, authority_pem):
         found = "was not issued by the authority in its folder"
     elif public_bytes(certificate.public_key()) != public_bytes(key.public_key()):
         found = "is for another key"

@@ -42,18 +42,27 @@ class AskRenewal(_JoinMessage, frozen=True):
     request: Pem
 
 
-class TellAuthority(_JoinMessage, frozen=True):
-    """The authority's certificate (PEM), and the broker's clock in Unix seconds."""
+class TellAuthority(_JoinMessage, frozen=True, omit_defaults=True):
+    """The authority's certificate (PEM), and the broker's clock in Unix seconds.
+
+    `older` are those of authorities that it has replaced, and that still count.
+    """
 
     certificate: Pem
     clock: float
+    older: Annotated[list[Pem], Meta(max_length=4)] = []
 
 
-class TellCertificate(_JoinMessage, frozen=True):
-    """The requested certificate (PEM), and the broker's clock in Unix seconds."""
+class TellCertificate(_JoinMessage, frozen=True, omit_defaults=True):
+    """The requested certificate (PEM, and those that it must be shown with), and the broker's clock in Unix
+    seconds.
+
+    `authorities` (PEM) are all that the holder is to trust; empty: the one that it knows.
+    """
 
     certificate: Pem
     clock: float
+    authorities: Pem = b""
 
 
 class Refuse(_JoinMessage, frozen=True):

@@ -14,7 +14,9 @@ from farflung.broker.core.fleet.membership import membership
 from farflung.broker.core.snapshots import decode_snapshot, encode_snapshot
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.core.trusting.events import AllowAsked, CancelAsked, RemovalAsked
+from farflung.broker.core.trusting.records import Removal
 from farflung.protocol.copies import HeldCopy, StateVersion
+from farflung.protocol.fields import TEXT_LENGTH
 from farflung.protocol.members import JobCancelled, MemberAllowed, MemberChanged, MemberRemoved
 from farflung.protocol.messages import (
     Accepted,
@@ -28,7 +30,10 @@ from farflung.protocol.messages import (
     Stop,
 )
 
-WHY = "worker b was removed by operator olga: it lies"
+WHY = (
+    "worker b was removed by operator olga: it lies; it may come back once an operator runs farflung member"
+    " allow b"
+)
 
 
 def remove(
@@ -181,7 +186,8 @@ def test_the_jobs_of_a_removed_submitter_end_and_it_can_submit_no_other() -> Non
         "b",
     }
     assert answer(outcome) == MemberChanged("ana", "submitter", "1 job of it ended")
-    denied = Denied("submitter ana was removed by operator olga: it lies")
+    back = "; it may come back once an operator runs farflung member allow ana"
+    denied = Denied(f"submitter ana was removed by operator olga: it lies{back}")
     assert answer(story.submit()) == denied and list(story.state.jobs) == ["job-1"]
     assert answer(story.say(Keep("job-1", 1))) == denied
     assert is_whole(story)
@@ -197,8 +203,16 @@ def test_removed_operators_have_no_effect() -> None:
         cancel(story, by="otto"),
         story.feed(events.LeaveAsked(story.now, "a", 9.0, "otto")),
     ):
-        assert answer(outcome) == Denied("operator otto was removed by operator olga: it lies")
+        denied = answer(outcome)
+        assert isinstance(denied, Denied)
+        assert denied.reason.startswith("operator otto was removed by operator olga: it lies; ")
     assert job_of(story).state == "running" and set(story.state.removed) == {"otto"}
+
+
+def test_a_long_reason_leaves_room_for_what_lets_a_member_back_in() -> None:
+    removal = Removal("b", "worker", 1.0, "olga", "it lies\n" * 1000)
+    assert len(removal.refusal) == TEXT_LENGTH and "\n" not in removal.refusal
+    assert removal.refusal.endswith("; it may come back once an operator runs farflung member allow b")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from farflung.protocol.fields import TEXT_LENGTH, one_line
+
 MOST_SUSPICIONS = 3
 """After so many suspicions a worker gets no jobs until an operator allows it, unless the broker is told
 another number.
@@ -28,8 +30,9 @@ class Removal:
 
     @property
     def refusal(self) -> str:
-        """What it hears."""
-        return f"{self.role} {self.member} {self.words}"
+        """What it hears: who removed it and why, and by whose word it comes back."""
+        back = f"; it may come back once an operator runs farflung member allow {self.member}"
+        return one_line(f"{self.role} {self.member} {self.words}")[: TEXT_LENGTH - len(back)] + back
 
 
 @dataclass(frozen=True)

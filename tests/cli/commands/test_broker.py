@@ -127,6 +127,13 @@ def test_a_broker_starts_with_the_passphrase_and_with_a_key_that_is_kept_apart(t
         assert "is encrypted: give its passphrase" in on.fails("hub", "broker", "--ca", str(stick))
 
 
+def test_jobs_of_a_page_that_there_is_not_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["broker", "--folder", str(folder), "--web-jobs", "gpt"]) == 2
+    assert "--web-jobs limits what the page of --web shows: add --web" in capsys.readouterr().err
+
+
 def test_help_says_that_a_backup_is_secret(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["broker", "backup", "--help"]) == 0
     assert "The file is secret" in capsys.readouterr().out

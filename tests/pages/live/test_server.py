@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -34,10 +34,11 @@ TOKEN = "a-token-of-16-characters-or-more"
 
 
 @asynccontextmanager
-async def served(says: Callable[[], Status], token: str = "") -> AsyncIterator[int]:
-    """The page on a port of this machine."""
+async def served(says: Callable[[], Status], token: str = "", jobs: Sequence[str] = ()) -> AsyncIterator[int]:
+    """The page on a port of this machine, of these jobs if any are named."""
+    shown = view(says).limited_to(jobs) if jobs else view(says)
     with held_port() as port:
-        serving = asyncio.create_task(serve_pages(f"127.0.0.1:{port}", view(says), token))
+        serving = asyncio.create_task(serve_pages(f"127.0.0.1:{port}", shown, token))
         try:
             while True:
                 try:
@@ -86,6 +87,37 @@ def test_the_page_its_files_and_the_api_are_there_with_a_strict_policy() -> None
             assert json.loads(body)["status"]["jobs"][0]["loss"] == 2.5
             _, _, body = await ask(port, "/api/v1/curves")
             assert json.loads(body)["job-1"]["step"] == [3]
+
+    asyncio.run(seen())
+
+
+def test_a_page_of_some_jobs_shows_nothing_of_the_others() -> None:
+    """By name, which several may have, or by id."""
+    others = msgspec.structs.replace(job(id="job-2"), name="secret-project")
+    elsewhere = msgspec.structs.replace(worker("hidden-host"), job="job-2")
+    links = [LinkView(name, id, LinkReport("peer", "", 1, None)) for name, id in (("home", "job-1"),)]
+    links += [LinkView("hidden-host", "job-2", LinkReport("peer", "", 1, None))]
+
+    def says() -> Status:
+        made = status([job(), others], [worker(), elsewhere, worker("lab")])
+        return msgspec.structs.replace(made, links=links, backup_pool=["hidden-spare"])
+
+    async def seen() -> None:
+        for names in (["gpt"], ["job-1"]):
+            async with served(says, jobs=names) as port:
+                found = b""
+                for path in ("status", "curves", "jobs/job-2/step", "jobs/job-2/trace", "jobs/job-2/log"):
+                    code, _, body = await ask(port, f"/api/v1/{path}")
+                    assert code == (409 if "job-2" in path else 200), body
+                    found += body
+                _, _, metrics = await ask(port, "/metrics")
+                assert b"secret" not in found + metrics and b"hidden" not in found + metrics
+                assert b"home" in found and b"lab" in found and b"gpt" in metrics
+                code, _, body = await ask(port, "/api/v1/jobs/job-1/log")
+                assert (code, json.loads(body)) == (200, [[1.0, "job-1 began"]])
+                for asked in (b'{"job": "job-2"}', b'{"job": "job-1"}'):
+                    code, answer = await post(port, asked)
+                    assert code == 409 and "page" in str(answer["error"])
 
     asyncio.run(seen())
 

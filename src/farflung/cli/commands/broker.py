@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farflung.cli.options.pages import WebOption, WebTokenOption, pages_at
+from farflung.cli.options.pages import WebJobsOption, WebOption, WebTokenOption, pages_at
 from farflung.cli.process.passphrase import (
     CaOption,
     PassphraseFile,
@@ -18,6 +18,7 @@ from farflung.cli.process.passphrase import (
 )
 from farflung.cli.process.service import ExitWithParent, heed_parent, run_service
 from farflung.cli.render.output import JsonOption, note, print_json
+from farflung.errors import JobError
 from farflung.text import count_of, format_bytes, format_utc
 from farflung.transport.security.identity_folder import folder_of
 
@@ -86,6 +87,7 @@ def broker(
     passphrase_file: PassphraseFile = None,
     web: WebOption = None,
     web_token: WebTokenOption = "",
+    web_jobs: WebJobsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
@@ -96,7 +98,9 @@ def broker(
     from farflung.broker.service import serve
 
     where = folder_of("broker", folder)
-    pages = None if web is None else pages_at(web, web_token)
+    if web is None and web_jobs:
+        raise JobError("--web-jobs limits what the page of --web shows: add --web HOST:PORT")
+    pages = None if web is None else pages_at(web, web_token, web_jobs or ())
     lifetime = certificate_hours * 3600
     key = key_source(ca, passphrase_file).opened(where)
     broker = serve(where, listen, lease, relay, survey, store, standby, suspicions, lifetime, pages, key)

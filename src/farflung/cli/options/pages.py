@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,8 +31,14 @@ WebTokenOption = Annotated[
 ]
 
 
-def pages_at(address: str, token: str) -> Pages:
-    """Serves the live page at an address.
+WebJobsOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Show only the jobs of this name on the page (repeat for several)."),
+]
+
+
+def pages_at(address: str, token: str, jobs: Sequence[str] = ()) -> Pages:
+    """Serves the live page at an address; of these jobs only, if any are named.
 
     Raises
     ------
@@ -47,7 +54,9 @@ def pages_at(address: str, token: str) -> Pages:
         raise JobError(f"{missing}: pip install 'farflung[web]'") from None
     check_pages(address, token)
     _require_free(address)
-    return partial(serve_pages, address, token=token)
+    if not jobs:
+        return partial(serve_pages, address, token=token)
+    return lambda view: serve_pages(address, view.limited_to(jobs), token)
 
 
 def require_pages(address: str, is_local: bool) -> None:

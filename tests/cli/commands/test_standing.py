@@ -64,7 +64,7 @@ def jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[JobStatus]:
     known: list[JobStatus] = []
 
     async def identity(*_: Any) -> Any:
-        return SimpleNamespace(broker=ADDRESS)
+        return SimpleNamespace(broker=ADDRESS, id="ana")
 
     async def status(*_: Any) -> Any:
         return msgspec.structs.replace(status_of(), jobs=list(known))

@@ -91,6 +91,15 @@ DeviceOption = Annotated[
         help="What PyTorch computes on; auto: the GPU with the most free memory, else the CPU.",
     ),
 ]
+HomeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--home-of",
+        metavar="SUBMITTER",
+        help="This is the home worker of a submitter, whose data may stay with it (`Job(keep_home=)`); may"
+        " be repeated.",
+    ),
+]
 TemporaryOption = Annotated[
     bool,
     typer.Option(
@@ -134,6 +143,7 @@ def join(
     disk: DiskOption = None,
     base: BaseOption = None,
     standby_mbps: StandbyOption = None,
+    home_of: HomeOption = None,
     backend: BackendOption = "auto",
     device: DeviceOption = "auto",
     tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
@@ -155,6 +165,7 @@ def join(
     from farflung.weights.allowed import Allowed
 
     allowed = Allowed.parse(base or [])
+    homes = _homes(home_of or [])
     from farflung.runtime.frameworks import checked
 
     framework = checked(backend, tflops, device)
@@ -182,6 +193,7 @@ def join(
                 disk_bytes=_disk_bytes(disk),
                 standby_mbps=standby_mbps or 0.0,
                 base=allowed,
+                home_of=homes,
             )
             departure = Departure()
             # The workers of a local fleet end with it: no worker is left that could take their shares.
@@ -233,6 +245,15 @@ def _on_device(framework: str, tflops: float | None, device: str) -> tuple[AnyBa
     if found.name:
         note(f"computes on {found.name} ({found.device})")
     return backend_called(framework, tflops, found.device), found.memory_bytes
+
+
+def _homes(given: list[str]) -> tuple[str, ...]:
+    from farflung.protocol.worker import MOST_HOMES
+    from farflung.transport.security.names import check_id
+
+    if len(given) > MOST_HOMES:
+        raise JobError(f"--home-of takes at most {MOST_HOMES} submitters, found {len(given)}")
+    return tuple(dict.fromkeys(check_id(id) for id in given))
 
 
 def _check_line(up: float | None, down: float | None, standby: float | None) -> None:

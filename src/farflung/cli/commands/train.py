@@ -28,9 +28,11 @@ from farflung.cli.options.target import (
     BackendsOption,
     BrokerOption,
     DeviceOption,
+    HomeOption,
     LocalOption,
     OnOption,
     WaitOption,
+    WithLocalWorkerOption,
     WorkersOption,
 )
 from farflung.cli.options.waiting import DetachOption, LogOption, PatienceOption
@@ -56,6 +58,8 @@ def train(
     backends: BackendsOption = None,
     device: DeviceOption = None,
     on: OnOption = None,
+    home: HomeOption = None,
+    with_local_worker: WithLocalWorkerOption = False,
     wait: WaitOption = False,
     topology: TopologyOption = None,
     scheduler: GivenSchedulerOption = None,
@@ -114,6 +118,8 @@ def train(
         checkpoint_to=checkpoint_to,
         patience=patience,
         log=log,
+        home=home,
+        with_local_worker=with_local_worker or None,
     )
     from farflung.client.beginning.source import JobFile
     from farflung.client.options.asked import Request, ask
@@ -145,8 +151,6 @@ def _open_fleet(asked: Asked, frontend: CommandLine, web: str | None) -> Fleet:
         from farflung.localhost.local import LocalWorkers
 
         return LocalWorkers(asked.target, asked.options, web or "")
-    from farflung.client.api.connect import connect
-
     options, token = asked.options, asked.request.token
     has_identity = (folder_of("submitter", _path(options.folder)) / "identity.json").exists()
     if options.broker is None and token is None and not has_identity:
@@ -154,6 +158,12 @@ def _open_fleet(asked: Asked, frontend: CommandLine, web: str | None) -> Fleet:
             "no workers to train on: add --local N to start some on this machine, or --token with what"
             " `farflung token create --role submitter` prints on the broker's machine"
         )
+    if options.with_local_worker:
+        from farflung.localhost.home_worker import connect_from_home
+
+        return connect_from_home(options.broker, token, options.folder, frontend)
+    from farflung.client.api.connect import connect
+
     return connect(options.broker, token=token, folder=options.folder, frontend=frontend)
 
 

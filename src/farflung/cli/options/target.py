@@ -39,6 +39,22 @@ OnOption = Annotated[
         " may hold copies of the model's state.",
     ),
 ]
+HomeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID,ID,...",
+        help="Ids of your own workers, joined with `--home-of`: what `Job(keep_home=)` names stays with"
+        " them.",
+    ),
+]
+WithLocalWorkerOption = Annotated[
+    bool,
+    typer.Option(
+        "--with-local-worker",
+        help="Also make this machine a home worker for the run; the first time, FARFLUNG_WORKER_TOKEN must"
+        " have a worker's token.",
+    ),
+]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Also wait for workers of --on or --topology that have never joined.")
 ]

@@ -36,6 +36,7 @@ class BrokerFleet(Fleet):
     def __init__(self, identity: Identity, folder: Path | None) -> None:
         super().__init__()
         self._identity = identity
+        self._submitter = identity.id
         self._folder = folder
 
     def __repr__(self) -> str:
@@ -89,6 +90,13 @@ def connect(
     ConnectionFailed
         The broker cannot be reached.
     """
+    return BrokerFleet(submitter_at(broker, token, folder, frontend), as_path(folder))
+
+
+def submitter_at(
+    broker: str | None, token: str | None, folder: Path | str | None, frontend: Frontend
+) -> Identity:
+    """The identity of a submitter at a broker that answers; the parameters are those of `connect`."""
     kept = folder_of("submitter", as_path(folder))
     loop = LoopThread("farflung-connect")
     try:
@@ -98,4 +106,4 @@ def connect(
             loop.call(ask_status(identity))
     finally:
         loop.close()
-    return BrokerFleet(identity, as_path(folder))
+    return identity

@@ -21,6 +21,7 @@ from farflung.client.api.loop_thread import LoopThread
 from farflung.client.api.run import Run
 from farflung.client.api.wording import in_python_words
 from farflung.client.beginning.capturing import capture_model
+from farflung.client.beginning.home import kept_by, require_home, require_kept
 from farflung.client.beginning.run_start import RunStart
 from farflung.client.beginning.source import JobSource, PythonJob
 from farflung.client.options.asked import Asked, Request, ask
@@ -55,6 +56,8 @@ class Fleet(ABC):
 
     _holds_jobs = False
     """Whether the broker holds the job of a program that ends."""
+    _submitter = "SUBMITTER"
+    """The id by which the broker knows who submits."""
 
     def __init__(self) -> None:
         self._runs: set[Run] = set()
@@ -71,6 +74,7 @@ class Fleet(ABC):
         out: Path | str | None = None,
         workers: int | None = None,
         on: Sequence[str] | None = None,
+        home: Sequence[str] | None = None,
         codec: str | Sequence[str] | None = None,
         sum_codec: str | None = None,
         checkpoint_every: int | str | None = None,
@@ -113,6 +117,8 @@ class Fleet(ABC):
             trains on all of its own.
         on
             Ids of the workers to train on; each gets a part of the model.
+        home
+            Ids of your own workers, joined with `--home-of`, with which stays what `Job(keep_home=)` names.
         codec
             Overrides the job's codec: a codec pair such as "int8/int4-stochastic", "auto", or several of
             "A->B=PAIR" for single links (docs/reference/codecs.md).
@@ -168,6 +174,7 @@ class Fleet(ABC):
                     steps=steps,
                     workers=workers,
                     on=None if on is None else ",".join(on),
+                    home=None if home is None else ",".join(home),
                     topology=as_text(topology),
                     scheduler=scheduler,
                     efficiency=efficiency,
@@ -217,6 +224,7 @@ class Fleet(ABC):
             tell(f"reading {source.path or 'the job'}")
             job = source.load(asked)
         asked.codecs.wishes.otherwise(job.codec, sum_codec=job.sum_codec)
+        require_home(job, asked.target, self._submitter)
         request = asked.request
         path = request.resume or request.out or _default_folder(job)
         start = RunStart(
@@ -224,6 +232,7 @@ class Fleet(ABC):
         )
         start.check(job.steps)
         prepared = capture_model(job, asked.target, frontend, request.emulated)
+        require_kept(prepared.graph, kept_by(job, asked.target.wishes.home, bool(asked.target.local)))
         folder = start.open()
         try:
             checkpointing = start.begin(folder, prepared, asked.target.wishes.codecs)

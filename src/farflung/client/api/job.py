@@ -27,6 +27,7 @@ from farflung.data.streams import StreamItems, StreamOrder, first_items, is_stre
 from farflung.errors import CodecError, JobError
 from farflung.metrics import Perplexity
 from farflung.opdag.graph import MOST_METRICS, Precision
+from farflung.opdag.raw_data import DATA_KINDS, DataKind
 from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import is_auto, policy_of
 from farflung.plans.phases import codecs_in
@@ -161,6 +162,11 @@ class Job:
         Called with the trained model in evaluation mode after the run; the text it returns is printed.
     name
         The job's name in `farflung status`; the job file's name if None.
+    keep_home
+        Which data stays with home workers: "inputs" (what the model's layers read), "targets" (what only the
+        loss and metrics read), or both. Only workers that `train --home`, or `Fleet.train(home=)`, names run
+        the segments that read it, or hold copies of these; others see activations and gradients alone, which
+        can still tell of the data (docs/explanation/security.md). Local fleets keep all at home anyway.
 
     Raises
     ------
@@ -199,6 +205,7 @@ class Job:
     num_workers: int = 1
     sample: Callable[[Any], str] | None = None
     name: str | None = None
+    keep_home: Sequence[DataKind] = ()
 
     def __post_init__(self) -> None:
         _require_module(self.model)
@@ -237,6 +244,7 @@ class Job:
             raise JobError(f"quantize must be {known} or None, found {self.quantize!r}")
         _require_whole("num_workers", self.num_workers, 1, MAXIMUM_READERS)
         _require_names(self.names)
+        _require_kinds(self.keep_home)
         _require_metrics(self.metrics, self.validation is not None)
         require_monitors(self)
         self._require_even_batch()
@@ -501,6 +509,12 @@ def _require_names(names: object) -> None:
     parts = [] if isinstance(names, str) or not isinstance(names, Sequence) else list(names)
     if not parts or not all(isinstance(name, str) for name in parts) or len({*parts}) != len(parts):
         raise JobError(f"names must be different names, one for each part of an item, found {names!r}")
+
+
+def _require_kinds(kinds: object) -> None:
+    parts = [None] if isinstance(kinds, str) or not isinstance(kinds, Sequence) else list(kinds)
+    if any(part not in DATA_KINDS for part in parts) or len({*parts}) < len(parts):
+        raise JobError(f'keep_home must be ["inputs"], ["targets"] or ["inputs", "targets"], found {kinds!r}')
 
 
 def _require_metrics(metrics: object, is_evaluated: bool) -> None:

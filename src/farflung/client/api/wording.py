@@ -13,7 +13,7 @@ _ALIKE = (
     "precision",
     "scheduler", "topology", "efficiency", "recompute", "replicas",
     "patience", "broker", "token", "folder", "device",
-    "backends", "segments",
+    "backends", "segments", "home",
 )  # fmt: skip
 ARGUMENTS = {
     **{option: f"{option.replace('-', '_')}={{}}" for option in _ALIKE},

@@ -47,14 +47,15 @@ def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) ->
     local, workers, on = options.local, options.workers or 0, options.on
     at_broker = options.broker is not None or token is not None
     if local is not None:
-        _require_own_workers(local, workers, bool(at_broker or on or options.topology))
+        is_elsewhere = at_broker or on or options.topology or options.home or options.with_local_worker
+        _require_own_workers(local, workers, bool(is_elsewhere))
     if workers and on:
         raise JobError("--on names the workers, --workers counts them: leave one out")
     if workers < 0:
         raise JobError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
     if (replicas := parse_replicas(options.replicas or "1")) > 1:
         _require_even(local or workers, replicas, "--local" if local else "--workers")
-    frameworks, chosen = _frameworks(local, options.backends), _chosen(on)
+    frameworks, chosen = _frameworks(local, options.backends), _ids("--on", on)
     if replicas > 1 and len(chosen) % replicas:
         who = count_of(len(chosen), "worker")
         raise JobError(f"--on names {who}, which cannot be shared out among {replicas} replicas")
@@ -77,7 +78,7 @@ def _require_own_workers(local: int, workers: int, names_others: bool) -> None:
     if names_others:
         raise JobError(
             "--local starts its own broker and workers, all alike:"
-            " leave --broker, --token, --workers, --on and --topology out"
+            " leave --broker, --token, --workers, --on, --topology, --home and --with-local-worker out"
         )
     if workers:
         other = "" if workers == local else f", or start as many with --local {workers}"
@@ -127,19 +128,20 @@ def _device(options: RunOptions) -> str:
     return check_device(options.device)
 
 
-def _chosen(on: str | None) -> list[str]:
-    """Parse the worker ids of `--on`."""
+def _ids(option: str, given: str | None) -> list[str]:
+    """Parse the worker ids of an option."""
     from farflung.transport.security.names import check_id
 
-    ids = [] if on is None else [check_id(id.strip()) for id in on.split(",")]
+    ids = [] if given is None else [check_id(id.strip()) for id in given.split(",")]
     if len(set(ids)) < len(ids):
-        raise JobError(f"--on names a worker twice: {on}")
+        raise JobError(f"{option} names a worker twice: {given}")
     return ids
 
 
 def _wishes(options: RunOptions, chosen: Sequence[str], codecs: CodecWishes) -> Wishes:
     from farflung.planner.registry import scheduler as scheduler_called
     from farflung.plans import Wishes
+    from farflung.plans.wishes import KeepHome
 
     scheduler, recompute = options.scheduler or AUTO, options.recompute or AUTO
     scheduler_called(scheduler)
@@ -149,4 +151,5 @@ def _wishes(options: RunOptions, chosen: Sequence[str], codecs: CodecWishes) -> 
     if unknown:
         raise JobError(f"--on names {unknown[0]}, which the topology does not have")
     replicas = parse_replicas(options.replicas or "1")
-    return Wishes(scheduler, found, options.efficiency, parse_recompute(recompute), codecs, replicas)
+    home = KeepHome((), tuple(_ids("--home", options.home)))
+    return Wishes(scheduler, found, options.efficiency, parse_recompute(recompute), codecs, replicas, home)

@@ -22,7 +22,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 Number = Annotated[int, Meta(ge=0, le=10**9)]
 
 _NOT_AT_A_BROKER = ("local", "backends", "device")
-_NOT_LOCAL = ("broker", "folder", "workers", "on", "topology")
+_NOT_LOCAL = ("broker", "folder", "workers", "on", "topology", "home", "with_local_worker")
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +55,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_to: Text | None = None
     patience: Text | None = None
     log: Text | None = None
+    home: Text | None = None
+    with_local_worker: bool | None = None
 
     def over(self, earlier: RunOptions, has_token: bool = False) -> RunOptions:
         """These options, and those of the earlier run where nothing is given here.

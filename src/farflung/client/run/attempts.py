@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from farflung.client.beginning.home import require_fed_at_home
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.recorder import Recorder
 from farflung.client.run.attempt import Attempt
@@ -17,6 +18,7 @@ from farflung.client.run.returns import Returns
 from farflung.client.run.state_saver import StateSaver
 from farflung.errors import ConnectionFailed, RunFailed
 from farflung.plans import Plan
+from farflung.plans.wishes import NOTHING_AT_HOME, KeepHome
 from farflung.protocol.messages import Collecting, Planned, RolledBack
 
 
@@ -41,6 +43,7 @@ class Attempts:
         returns: Returns,
         post: Callable[[Event], None],
         others: BackgroundTasks,
+        home: KeepHome = NOTHING_AT_HOME,
     ) -> None:
         self._prepared = prepared
         self._connection = connection
@@ -49,6 +52,7 @@ class Attempts:
         self._returns = returns
         self._post = post
         self._others = others
+        self._home = home
         self._tasks = BackgroundTasks(post)
         self.current: Attempt | None = None
         self.start = checkpoints.start
@@ -84,8 +88,15 @@ class Attempts:
         return self.current
 
     async def begin(self, planned: Planned) -> None:
-        """Connect to the workers of the plan, and send them their parameters unless they keep their state."""
+        """Connect to the workers of the plan, and send them their parameters unless they keep their state.
+
+        Raises
+        ------
+        JobError
+            The plan sends others what stays at home.
+        """
         self.end(planned.reason)
+        require_fed_at_home(planned.plan, self._prepared.graph, self._home)
         self._returns.arrived()
         self._returns.begun()
         if planned.unit != self._recorder.metrics.next_unit:

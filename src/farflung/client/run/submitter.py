@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 
 from farflung.client.api.job import Job
+from farflung.client.beginning.home import kept_by
 from farflung.client.capture.prepared import Prepared, prepare
 from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder
@@ -121,7 +122,8 @@ class Submitter:
         self._prepared = prepared = prepared.written_by(codecs.every)
         self._workers = workers
         self._on = list(on)
-        self._wishes = msgspec.structs.replace(wishes, codecs=codecs)
+        home = kept_by(job, wishes.home, closed)
+        self._wishes = msgspec.structs.replace(wishes, codecs=codecs, home=home)
         self._closed = closed
         policy = NEVER if checkpointing is None else checkpointing.policy
         self._training = training_of(prepared, codecs, policy)
@@ -144,6 +146,7 @@ class Submitter:
             self._returns,
             self._events.put_nowait,
             self._tasks,
+            home,
         )
         self._submission: Submit | None = None
         self._job = ""  # empty before the broker accepts the job and after it has ended

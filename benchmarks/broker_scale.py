@@ -4,10 +4,10 @@ The workers are light: each joins with a token, dials over TLS and registers, al
 then only sends heartbeats; nothing is computed. The broker is a process of its own. All are on loopback.
 
 1. *Join storm*: all join and register, 32 at a time. A registration is answered when it is stored.
-2. *Heartbeats*: all are silent but for those.
+2. *Heartbeats*: all are silent but for those; then with viewers, who read all events of the live page.
 3. *One in ten gone at once*: their connections are cut; until the broker's status shows them as lost.
 
-    python benchmarks/broker_scale.py [--workers 200] [--seconds 20] [--store postgresql://...] [--json]
+    python benchmarks/broker_scale.py [--workers 200] [--seconds 20] [--viewers N] [--store postgresql://...]
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from farflung.transport.wire.headers import DataHeader
 
 AT_ONCE = 32
 WAIT_SECONDS = 120.0
+PAGE = "127.0.0.1:7793"
 DEVICE = Device("cpu", "light", 1, 2**30, "2.13.0", Opset.own())
 
 
@@ -63,6 +64,7 @@ class Figures:
     memory_mb_before: float
     memory_mb: float
     heartbeat_cpu_percent: float
+    viewed_cpu_percent: float | None
     gone_seconds: float
     gone_cpu_seconds: float
 
@@ -107,13 +109,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workers", type=int, default=200, choices=range(10, 2001), metavar="10..2000")
     parser.add_argument("--seconds", type=positive, default=20.0, help="of heartbeats")
+    parser.add_argument("--viewers", type=int, default=0, choices=range(100), metavar="0..99")
     parser.add_argument("--store", default="", help="an empty PostgreSQL database to measure beside SQLite")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if soft < hard else soft, hard))
     found = [
-        measured(store, options.workers, min(options.seconds, 300.0))
+        measured(store, options.workers, min(options.seconds, 300.0), options.viewers)
         for store in ("", *filter(None, [options.store]))
     ]
     if options.json:
@@ -126,27 +129,32 @@ def main() -> int:
     return 0
 
 
-def measured(store: str, workers: int, seconds: float) -> Figures:
+def measured(store: str, workers: int, seconds: float, viewers: int = 0) -> Figures:
     """The figures of a broker in a new folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "broker"
         command = [sys.executable, "-m", "farflung", "broker", "--listen", "127.0.0.1:0", "--no-survey"]
         environment = {**os.environ, **({"FARFLUNG_STORE": store} if store else {})}
         broker = subprocess.Popen(
-            [*command, "--folder", str(folder)], env=environment, stderr=subprocess.DEVNULL
+            [*command, "--folder", str(folder), *(["--web", PAGE] if viewers else [])],
+            env=environment,
+            stderr=subprocess.DEVNULL,
         )
         try:
             while read_address(folder) is None:
                 if broker.poll() is not None:
                     raise SystemExit("the broker did not start: is the database empty and reachable?")
                 time.sleep(0.05)
-            return asyncio.run(_measured(store, folder, psutil.Process(broker.pid), workers, seconds))
+            process = psutil.Process(broker.pid)
+            return asyncio.run(_measured(store, folder, process, workers, seconds, viewers))
         finally:
             broker.terminate()
             broker.wait()
 
 
-async def _measured(store: str, folder: Path, broker: psutil.Process, count: int, seconds: float) -> Figures:
+async def _measured(
+    store: str, folder: Path, broker: psutil.Process, count: int, seconds: float, viewers: int
+) -> Figures:
     address = read_address(folder)
     assert address is not None
     before = broker.memory_info().rss
@@ -156,9 +164,8 @@ async def _measured(store: str, folder: Path, broker: psutil.Process, count: int
     workers = await _join_storm(address, token, folder.parent, count)
     joined, join_cpu = time.perf_counter() - clock, _cpu(broker) - cpu
     await asyncio.sleep(2)
-    clock, cpu = time.perf_counter(), _cpu(broker)
-    await asyncio.sleep(seconds)
-    beat = (_cpu(broker) - cpu) / (time.perf_counter() - clock)
+    beat = await _share(broker, seconds)
+    viewed = await _viewed(broker, seconds, viewers) if viewers else None
     memory = broker.memory_info().rss
     clock, cpu = time.perf_counter(), _cpu(broker)
     for worker in workers[: count // 10]:
@@ -178,9 +185,30 @@ async def _measured(store: str, folder: Path, broker: psutil.Process, count: int
         memory_mb_before=before / 1e6,
         memory_mb=memory / 1e6,
         heartbeat_cpu_percent=100 * beat,
+        viewed_cpu_percent=None if viewed is None else 100 * viewed,
         gone_seconds=gone,
         gone_cpu_seconds=gone_cpu,
     )
+
+
+async def _share(broker: psutil.Process, seconds: float) -> float:
+    """CPU seconds of the broker a second."""
+    clock, cpu = time.perf_counter(), _cpu(broker)
+    await asyncio.sleep(seconds)
+    return (_cpu(broker) - cpu) / (time.perf_counter() - clock)
+
+
+async def _viewed(broker: psutil.Process, seconds: float, viewers: int) -> float:
+    """The same while so many processes read all events of the page."""
+    command = ("curl", "-sN", "-o", os.devnull, f"http://{PAGE}/api/v1/events")
+    watching = [await asyncio.create_subprocess_exec(*command) for _ in range(viewers)]
+    try:
+        await asyncio.sleep(2)
+        return await _share(broker, seconds)
+    finally:
+        for one in watching:
+            one.kill()
+            await one.wait()
 
 
 async def _join_storm(address: str, token: Token, folder: Path, count: int) -> list[LightWorker]:

@@ -414,11 +414,10 @@ class BrokerService:
 
     def _status(self) -> Status:
         now = time.monotonic()
-        live = {
-            id: (session.remote, session.last_received_at)
-            for id, session in self._dispatcher.sessions.workers.items()
-        }
-        sightings = {id: Sighting(where, now - at) for id, (where, at) in {**self._last_seen, **live}.items()}
+        sightings = {id: Sighting(where, now - at) for id, (where, at) in self._last_seen.items()}
+        for id, session in self._dispatcher.sessions.workers.items():
+            silent, there = now - session.last_received_at, now - session.began_at
+            sightings[id] = Sighting(session.remote, silent, there)
         return status_of(
             self._dispatcher.state,
             sightings,

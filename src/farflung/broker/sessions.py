@@ -23,6 +23,7 @@ class HolderSession:
     It begins with one connection. Once the holder has attached that to a session, another connection can
     replace it. If the network breaks a connection, the session lives on until the lease ends; if the holder
     closed it or its process died, the session ends at once. `on_end` is called with the reason when it ends.
+    It has been there since `began_at` (`time.monotonic`).
     """
 
     def __init__(self, link: Link, on_end: Callable[[HolderSession, str], None]) -> None:
@@ -32,6 +33,7 @@ class HolderSession:
         self._session.carry(link, 0)
         self._expiry: asyncio.TimerHandle | None = None
         self._is_over = False
+        self.began_at = time.monotonic()
 
     @property
     def peer(self) -> Peer:

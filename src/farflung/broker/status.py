@@ -10,17 +10,21 @@ from farflung.broker.core.protecting.protection import protection
 from farflung.broker.core.records import COLLECTING, QUEUED, RUNNING, Job, State, Worker
 from farflung.broker.core.recovering import restoring
 from farflung.protocol.messages import Status
-from farflung.protocol.viewer import LEFT, JobStatus, LinkView, WorkerStatus
+from farflung.protocol.viewer import LEFT, JobStatus, LinkView, SegmentStatus, WorkerStatus
 
 RECENT_JOBS = 100
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """The address that a worker's session comes from, and the seconds since it last received bytes."""
+    """The address that a worker's session comes from, and the seconds since it last received bytes.
+
+    It has been there for `there_seconds`; 0: it has ended.
+    """
 
     address: str
     seconds: float
+    there_seconds: float = 0.0
 
 
 def status_of(
@@ -100,6 +104,8 @@ def _worker_status(
         rates=worker.device.rates,
         in_order=worker.in_order,
         measured_seconds=measured_seconds,
+        memory_bytes=worker.device.memory_bytes,
+        there_seconds=sighting.there_seconds if sighting else 0.0,
     )
 
 
@@ -128,7 +134,17 @@ def _job_status(state: State, job: Job) -> JobStatus:
         bottleneck=job.replanning.bottleneck if moving else "",
         validated_step=validated_step,
         validation_loss=validation_loss,
+        segments=_segments(job) if moving else [],
     )
+
+
+def _segments(job: Job) -> list[SegmentStatus]:
+    placements = [] if job.plan is None else [one for one in job.plan.placements if one.workers]
+    whole = sum(one.flops for one in placements) or 1
+    return [
+        SegmentStatus(one.segment, one.workers, one.flops / whole, one.parameter_bytes, one.nodes)
+        for one in placements
+    ]
 
 
 def _newest_validation(job: Job) -> tuple[int | None, float | None]:

@@ -44,7 +44,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     `framework` is the framework that it computes with, and its version; `opset` is the newest opset version
     that it knows, `lacks` the ops and element types that its backend refuses, `kernels` the digest of what
     its kernels compute (`Device.kernels`). `tflops` and `rates` are as in `Device`, measured
-    `measured_seconds` ago, when the newest of the best was found; -1: not known when.
+    `measured_seconds` ago, when the newest of the best was found; -1: not known when. Jobs may use
+    `memory_bytes` of it. It has been connected for `there_seconds`.
     """
 
     worker: str
@@ -67,11 +68,26 @@ class WorkerStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     rates: Rates | None = None
     in_order: bool = True
     measured_seconds: float = -1.0
+    memory_bytes: int = 0
+    there_seconds: float = 0.0
 
     @property
     def is_away(self) -> bool:
         """Whether the worker has joined but is not connected now."""
         return not self.connected
+
+
+class SegmentStatus(msgspec.Struct, frozen=True):
+    """One segment of a job's plan: its workers, its share of the model's FLOPs, and what it holds.
+
+    `parameter_bytes` are those of the parameters that it owns, `nodes` counts its nodes of the graph.
+    """
+
+    segment: int
+    workers: list[str]
+    share: float
+    parameter_bytes: int
+    nodes: int
 
 
 class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
@@ -83,7 +99,7 @@ class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     one that `waits_for` workers cannot go on, or begin, without them. Once some steps of an attempt are
     measured, `step_seconds` is what one takes, `computing` for how long of it each worker computes, and
     `bottleneck` what it waits for most, in words. The newest validation, after `validated_step` steps, had
-    the loss `validation_loss`; None before the first.
+    the loss `validation_loss`; None before the first. `segments` are those of the plan that it trains by.
     """
 
     job: str
@@ -107,6 +123,7 @@ class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     bottleneck: str = ""
     validated_step: int | None = None
     validation_loss: float | None = None
+    segments: list[SegmentStatus] = []
 
     @property
     def condition(self) -> str:

@@ -15,6 +15,9 @@ from tests.support.processes import Command, Machines, machines, train
 
 pytestmark = [pytest.mark.processes, pytest.mark.faults]
 
+TOO_WIDE = """[...document.body.querySelectorAll("*")].filter((one) => !one.closest(".wide, svg")
+    && one.getBoundingClientRect().right > document.documentElement.clientWidth).map((one) => one.outerHTML)
+"""
 WORKERS = ("home", "lab", "attic", "cellar")
 
 
@@ -43,7 +46,7 @@ def test_what_happens_to_a_fleet_is_seen_as_it_happens(tmp_path: Path) -> None:
             moved = f".job progress:not([value='{said}'])"
             browser.locator(moved).wait_for()
             browser.locator(".job p").filter(has_text="of a step").wait_for()  # what limits it
-            assert browser.locator(".job td").filter(has_text="%").count() == 3
+            assert browser.locator(".job td").filter(has_text="% of ").count() == 3
             shown_words = browser.locator("body").inner_text()
             assert not {"null", "undefined", "NaN", "[object"} & {*shown_words.split()}
 
@@ -105,6 +108,11 @@ def test_a_step_is_seen_as_it_ran_and_planned_again_as_the_viewer_likes(tmp_path
             browser.locator(".log li").filter(has_text="was submitted by").wait_for()
             assert "2 workers" in (browser.locator("#map").get_attribute("aria-label") or "")
             assert serious_problems(browser) == []
+            browser.emulate_media(color_scheme="dark")
+            browser.set_viewport_size({"width": 390, "height": 844})
+            assert serious_problems(browser) == []
+            assert browser.evaluate(TOO_WIDE) == []  # a phone needs no sideways scrolling
+            browser.set_viewport_size({"width": 1200, "height": 900})
             told = on.document("hub", "trace", "job-1", "--json")
             assert set(told["spent"]) == {"home", "lab"}
             for spent in told["spent"].values():
@@ -173,6 +181,19 @@ def test_a_link_with_the_token_opens_the_page_from_another_site(tmp_path: Path) 
             found.page.locator("a").click()
             found.page.get_by_text("0 here").wait_for()
             assert found.page.url == f"http://{page}/"  # without the token, which a screenshot would show
+        broker.stop()
+
+
+def test_a_browser_that_is_too_old_or_runs_no_scripts_shows_what_it_needs(tmp_path: Path) -> None:
+    with machines(tmp_path) as on, held_port() as port:
+        page = f"127.0.0.1:{port}"
+        broker = shown(on, page)
+        with opened(f"http://{page}/", java_script_enabled=False) as found:
+            found.page.get_by_text("a version of 2022 or newer").wait_for()
+        with opened("about:blank") as found:
+            found.page.add_init_script("delete window.EventSource")
+            found.page.goto(f"http://{page}/")
+            found.page.get_by_text("a version of 2022 or newer").wait_for()
         broker.stop()
 
 

@@ -100,7 +100,9 @@ class Feed:
 def _without_ages(status: Status) -> Status:
     """The status without what changes by the mere passing of time."""
     workers = [
-        msgspec.structs.replace(one, last_seen_seconds=0.0, gone_seconds=0.0, measured_seconds=0.0)
+        msgspec.structs.replace(
+            one, last_seen_seconds=0.0, gone_seconds=0.0, measured_seconds=0.0, there_seconds=0.0
+        )
         for one in status.workers
     ]
     return msgspec.structs.replace(status, uptime_seconds=0.0, workers=workers)

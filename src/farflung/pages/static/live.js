@@ -30,7 +30,7 @@ class JobCard {
       this.#figures(job),
       ...[job.reason, job.bottleneck, job.protection, job.planning].filter(Boolean).map((words) =>
         element("p", { class: [job.reason, job.bottleneck].includes(words) ? "why" : "faint" }, words)),
-      computingOf(job),
+      planOf(job),
       codecsOf(job),
     ].filter(Boolean));
     this.panel.show(job);
@@ -46,6 +46,8 @@ class JobCard {
     const left = isMoving(job) ? this.#secondsLeft(job) : null;
     if (left !== null) figures.push(["left", secondsWords(left)]);
     figures.push(["workers", job.workers.join(" \u2192 ") || "none"]);
+    const carried = job.links.reduce((sum, link) => sum + link.wire_bytes, 0);
+    if (carried) figures.push(["between workers so far", bytesWords(carried)]);
     return element("dl", { class: "figures" }, ...figures.map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   }
@@ -172,6 +174,11 @@ class LinkUse {
   }
 }
 
+/** A table that scrolls sideways where it is wider than the page. */
+function wide(label, inner) {
+  return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": label }, inner);
+}
+
 function isMoving(job) {
   return job.state === "running" && !job.held && !job.waits_for.length;
 }
@@ -182,20 +189,24 @@ function conditionOf(job) {
   return job.waits_for.length ? `waiting for ${job.waits_for.slice(0, 3).join(", ")}` : job.state;
 }
 
-/** How much of a step each worker computes. */
-function computingOf(job) {
-  const members = Object.entries(job.computing);
-  if (!members.length || !job.step_seconds) return null;
-  const order = job.workers.filter((name) => name in job.computing);
-  const rows = order.map((name) => [name, secondsWords(job.computing[name]),
-    `${Math.round((100 * job.computing[name]) / job.step_seconds)} %`, bar(job.computing[name] / job.step_seconds)]);
-  return table(`Computing, of ${secondsWords(job.step_seconds)} a step`, [], rows, [1, 2]);
+/** The segments of the plan with their workers, and how much of a step each worker computes. */
+function planOf(job) {
+  if (!job.segments.length) return null;
+  const seconds = job.step_seconds, seen = new Set();
+  const rows = job.segments.flatMap((one) => one.workers.map((name) => {
+    const computes = seen.has(name) ? undefined : job.computing[name];  // a worker of several segments: once
+    seen.add(name);
+    const known = seconds && computes !== undefined;
+    return [name, `${Math.round(100 * one.share)} %`, bytesWords(one.parameter_bytes),
+      known ? `${secondsWords(computes)}, ${Math.round((100 * computes) / seconds)} % of ${secondsWords(seconds)}` : "-", known ? bar(computes / seconds) : ""];
+  }));
+  return wide("Plan", table("Plan", ["worker", "of the model", "parameters", "computes in a step", ""], rows, [1, 2]));
 }
 
 function codecsOf(job) {
   if (!job.codecs.length) return null;
   const rows = job.codecs.map((link) => [`${link.source} \u2192 ${link.target}`, link.codec, `${digits(link.ratio)}x`]);
-  return element("details", {}, element("summary", {}, `Codecs of ${rows.length} links`), table("", ["link", "codec", "fewer bytes"], rows, [2]));
+  return element("details", {}, element("summary", {}, `Codecs of ${rows.length} links`), wide("Codecs", table("", ["link", "codec", "fewer bytes"], rows, [2])));
 }
 
 /** All that the page shows, from one picture to the next. */
@@ -254,8 +265,9 @@ class Page {
     const there = workers.filter((worker) => worker.state !== "left"), left = workers.filter((worker) => worker.state === "left");
     const states = [...new Set(there.map((worker) => worker.state))].map((state) => `${there.filter((worker) => worker.state === state).length} ${state}`);
     place("counted").textContent = `${there.length} here${states.length ? `: ${states.join(", ")}` : left.length ? "" : ": farflung token create, then farflung join on each machine"}${left.length ? `; ${left.length} left` : ""}`;
-    const heads = ["worker", "state", "job", "why", "device", "site", "framework", "address"];
-    const cells = (worker) => [worker.worker, badge(worker.state), worker.job, worker.reason, worker.device, worker.site, worker.framework, worker.address];
+    const heads = ["worker", "state", "job", "why", "device", "memory", "site", "framework", "here for", "address"];
+    const cells = (worker) => [worker.worker, badge(worker.state), worker.job, worker.reason, worker.device, bytesWords(worker.memory_bytes), worker.site,
+      worker.framework, worker.there_seconds ? secondsWords(worker.there_seconds) : "away", worker.address];
     const words = (worker) => [worker.worker, worker.state, worker.job, worker.reason, worker.device, worker.site].join(" ");
     this.finders.workers.list(there, words, (shown, of) => place("workers").replaceChildren(there.length ? table(of, heads, shown.map(cells)) : ""));
     const gone = [...left].sort((one, other) => one.gone_seconds - other.gone_seconds).slice(0, SHOWN_LEFT);
@@ -269,7 +281,7 @@ class Page {
     const views = status.links.filter((view) => going.has(view.job));
     const mbps = (value) => (value === null || value === undefined ? "-" : `${digits(value)} Mbit/s`);
     const known = views.map((view) => {
-      const link = view.report.link, used = this.use.mbps(view, at), possible = view.possible_mbps ?? link?.rate_mbps ?? null;
+      const link = view.report.link, used = this.use.mbps(view, at), possible = view.possible_mbps;
       return { view, link, used, possible, share: used && possible ? used / possible : 0 };
     });
     const cells = ({ view, link, used, possible, share }) => {
@@ -299,6 +311,7 @@ async function remember(page) {
 function show() {
   const page = new Page();
   const source = new EventSource("/api/v1/events");
+  place("broker").textContent = "Asking the broker";
   source.onopen = () => remember(page).catch(() => {}); // the next picture says it if the broker is gone
   source.onmessage = (event) => { page.show(JSON.parse(event.data)); trouble(""); };
   source.onerror = () => {

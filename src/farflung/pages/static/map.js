@@ -17,7 +17,7 @@ function placesOf(workers) {
   const ring = names.length < 2 ? 0 : Math.max(120, sizes.reduce((sum, size) => sum + 2 * size + 12, 0) / TAU);
   const places = new Map(), centres = new Map();
   names.forEach((name, number) => {
-    const turn = (TAU * number) / names.length - TAU / 4, x = 1.6 * ring * Math.cos(turn), y = ring * Math.sin(turn);
+    const turn = (TAU * number) / names.length + (names.length === 2 ? TAU / 2 : -TAU / 4), x = 1.6 * ring * Math.cos(turn), y = ring * Math.sin(turn);
     const members = sites.get(name).sort(), inner = members.length < 2 ? 0 : Math.max(18, DOT * 2.4 * members.length / TAU);
     centres.set(name, { x, y, inner, alone: members.length === 1 && members[0] === name });
     members.forEach((member, at) => {

@@ -27,7 +27,7 @@ from farflung.text import format_utc
 from farflung.transport.endpoint import ask
 from farflung.transport.net.addresses import DEFAULT_PORT, parse_address, parse_addresses
 from farflung.transport.security import join_messages
-from farflung.transport.security.certificates import unverified_context
+from farflung.transport.security.certificates import RENEWABLE_SECONDS, unverified_context
 from farflung.transport.security.enrolment import renew_ended
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
@@ -169,6 +169,9 @@ def _no_identity() -> Finding:
 
 def _certificate(identity: Identity) -> Finding:
     holder = identity.id if identity.id == identity.role else f"{identity.role} {identity.id}"
+    if time.time() > identity.expires_at + RENEWABLE_SECONDS:
+        found = f"{holder} expired at {format_utc(identity.expires_at)}, too long ago to be renewed"
+        return Finding("certificate", False, found, "join again with --token")
     if identity.has_ended:
         return Finding("certificate", True, f"{holder}, ended {format_utc(identity.expires_at)}")
     days = (identity.expires_at - time.time()) / 86400

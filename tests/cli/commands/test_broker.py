@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -113,18 +116,51 @@ def test_a_broker_starts_with_the_passphrase_and_with_a_key_that_is_kept_apart(t
     words, stick = tmp_path / "words", tmp_path / "stick.pem"
     words.write_text("correct horse\n")
     with machines(tmp_path) as on:
-        key = ["--ca", str(stick), "--passphrase-file", str(words)]
+        key = ["--ca", str(stick), "--passphrase-file", str(words), "--certificate-hours", "2"]
         broker = on.start("hub", "broker", "--listen", on.address, "--no-survey", *key)
         broker.says("listens on", on.address)
         assert not (on.folder / "hub" / "broker" / "authority-key.pem").exists()
         assert b"ENCRYPTED" in stick.read_bytes()
         worker = on.worker("a", on.token("worker"))
         worker.says("idle in the backup pool")
+        members = {one["member"]: one for one in on.document("hub", "member", "list")["members"]}
+        ends = members["a"]["valid_until"]
+        assert ends == pytest.approx(time.time() + 2 * 3600, abs=600)
         assert on.document("hub", "status")["backup_pool"] == ["a"]  # by a token that the folder's user makes
         for command in (worker, broker):
             command.stop()
         assert "is missing: put a copy of it back, or name with --ca" in on.fails("hub", "broker")
         assert "is encrypted: give its passphrase" in on.fails("hub", "broker", "--ca", str(stick))
+
+
+def typed(command: list[str], *lines: str) -> tuple[int, str]:
+    """Run a command at a terminal of its own, and type a line at each prompt: its code and what it shows."""
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, "-m", "farflung", *command])
+    shown, left = b"", list(lines)
+    with suppress(OSError):  # which says on Linux that the other end is closed
+        while data := os.read(terminal, 1000):
+            shown += data
+            if left and shown.endswith(b": "):
+                os.write(terminal, f"{left.pop(0)}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    os.close(terminal)
+    return code, shown.decode()
+
+
+@pytest.mark.processes
+def test_a_passphrase_is_typed_at_the_terminal_and_not_shown(folder: Path) -> None:
+    change = ["broker", "--folder", str(folder), "passphrase"]
+    code, shown = typed(change, "correct horse", "correct house")
+    assert code == 2 and "the two passphrases differ, so nothing was changed" in shown
+    assert b"ENCRYPTED" not in (folder / "authority-key.pem").read_bytes()
+    code, shown = typed(change, "correct horse", "correct horse")
+    assert code == 0 and "horse" not in shown
+    code, shown = typed([*change, "--remove"], "wrong horse")
+    assert code == 2 and "the passphrase does not open" in shown
+    assert typed([*change, "--remove"], "correct horse")[0] == 0
+    assert b"ENCRYPTED" not in (folder / "authority-key.pem").read_bytes()
 
 
 def test_jobs_of_a_page_that_there_is_not_are_refused(

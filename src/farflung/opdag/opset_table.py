@@ -215,6 +215,7 @@ upsample_nearest3d.vec(Tensor input, int[]? output_size, float[]? scale_factors)
 scatter.src(Tensor self, int dim, Tensor index, Tensor src) -> 1 since 4
 scatter.value(Tensor self, int dim, Tensor index, Scalar value) -> 1 since 4
 scatter_add.default(Tensor self, int dim, Tensor index, Tensor src) -> 1 since 4
+scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str(sum|mean|amax|amin) reduce, bool include_self=True) -> 1 since 4
 index_put.default(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> 1 since 4
 """
 CREATION = """

@@ -59,6 +59,7 @@ _KEPT = {
     "index_select": "index",
     "gather": "self index",
     "scatter scatter_add": "index",
+    "scatter_reduce": "self index src result",
     "index_put": "indices",
 }
 """By op: what is saved; `a:b` saves a if b needs a gradient. `result1` is the second result."""
@@ -70,7 +71,7 @@ _BACKWARD_COPIES = {
     "abs": 1, "sin": 1, "cos": 1, "sqrt": 1, "rsqrt": 2, "reciprocal": 2, "erf": 3, "pow": 2, "div": 1,
     "square": 2, "var": 2, "std": 2, "maximum": 2, "minimum": 2, "max": 2, "min": 2, "amax": 2, "amin": 2,
     "clamp": 1, "clamp_min": 1, "clamp_max": 1, "logsumexp": 2, "log1p": 1, "log2": 1, "expm1": 1, "atan": 2,
-    "prelu": 1, "remainder": 1, "prod": 3, "linalg_vector_norm": 2,
+    "prelu": 1, "remainder": 1, "prod": 3, "linalg_vector_norm": 2, "scatter_reduce": 4,
     "binary_cross_entropy_with_logits": 3, "cross_entropy_loss": 1,
 }  # fmt: skip
 """Temporary tensors of a backward pass besides gradients, each as large as the op's largest operand."""

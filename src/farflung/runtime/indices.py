@@ -118,6 +118,7 @@ def _of_node(node: Node, segment: Segment | Graph, batch: int) -> list[IndexRang
             | "aten.scatter.src"
             | "aten.scatter.value"
             | "aten.scatter_add.default"
+            | "aten.scatter_reduce.two"
         ):
             sizes, dim = shape("self") or (1,), node.arguments["dim"]
             assert isinstance(dim, int)

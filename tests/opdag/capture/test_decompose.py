@@ -131,6 +131,13 @@ OWN: dict[str, Callable[[Tensor], Tensor]] = {
     "std": lambda x: x.std(1),
     "scatter": lambda x: torch.zeros_like(x).scatter(1, x.detach().argsort(1), x) * torch.arange(x.shape[1]),
     "scatter_add": lambda x: torch.zeros_like(x).scatter_add(1, (x.detach() > 0).long(), x),
+    "scatter_reduce": lambda x: torch.cat(
+        [
+            x.scatter_reduce(1, (x.detach() > 0).long(), x + 1, kind, include_self=own)
+            for kind in ("sum", "mean", "amax", "amin")
+            for own in (True, False)
+        ]
+    ),
     "index_put": lambda x: _assigned(x.clone()),
     "bernoulli": lambda x: x * torch.bernoulli(torch.sigmoid(x.detach())),
     "exponential": lambda x: F.gumbel_softmax(x, tau=0.7, hard=True) * torch.arange(x.shape[1]),

@@ -107,16 +107,6 @@ def quantised(self: Base, x: Tensor, y: Tensor) -> Tensor:
     return error(z, y)
 
 
-def in_place(self: Base, x: Tensor, y: Tensor) -> Tensor:
-    x.mul_(2)
-    return error(self.first(x), y)
-
-
-def in_place_of_a_view(self: Base, x: Tensor, y: Tensor) -> Tensor:
-    x[:, 0] = y[:, 0]
-    return error(self.first(x), y)
-
-
 def parameter_in_place(self: Base, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         self.first.weight.clamp_(-1, 1)
@@ -152,8 +142,6 @@ CASES = [
     (complex_numbers, "opset", "view_as_complex", ("complex", "cos and sin")),
     (sparse, "opset", ".to_sparse()", ("sparse", "keep it dense")),
     (quantised, "opset", "fake_quantize", ("fake_quantize",)),
-    (in_place, "inputs", "x.mul_(2)", ("input 'x' in place", "x.clone()")),
-    (in_place_of_a_view, "inputs", "x[:, 0] = y[:, 0]", ("input 'x' in place", "x.clone()")),
     (parameter_in_place, "buffers", "", ("first.weight in place", "register it as a buffer")),
     (number_as_loss, "control-flow", ".item()", (".item()",)),
     (own_generator, "random-numbers", "torch.rand", ("the job's seed",)),

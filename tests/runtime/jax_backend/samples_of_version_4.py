@@ -26,6 +26,11 @@ SCATTERED = [
     _call("scatter_add.default", 1e-5, self=floats(3, 5), dim=1, index=again, src=floats(2, 4, seed=1)),
     _call("scatter_add.default", self=torch.zeros(3, 5, dtype=torch.int64), dim=1, index=again, src=torch.ones(3, 4, dtype=torch.int64)),
     _call("scatter_add.default", self=torch.tensor(1.0), dim=0, index=torch.tensor(0), src=torch.tensor(2.0)),
+    *(_call("scatter_reduce.two", 1e-5, self=a, dim=1, index=again, src=floats(2, 4, seed=1), reduce=kind, include_self=own)
+      for kind in ("sum", "mean", "amax", "amin") for own in (True, False) for a in (floats(3, 5), 3 + floats(3, 5))),
+    *(_call("scatter_reduce.two", self=torch.full((3, 5), 2), dim=-1, index=again, src=torch.tensor([[5, 1, 2, 4]] * 2), reduce=kind) for kind in ("sum", "amax", "amin")),
+    *(_call("scatter_reduce.two", self=torch.ones(2, 3), dim=0, index=torch.tensor([[0, 1, 0], [0, 0, 1]]), src=torch.ones(2, 3), reduce=kind) for kind in ("amax", "amin")),
+    _call("scatter_reduce.two", self=torch.tensor(1.0), dim=0, index=torch.tensor(0), src=torch.tensor(2.0), reduce="mean"),
     _call("index_put.default", self=cube, indices=[None, torch.tensor([0, -1])], values=floats(2, 2, 4, seed=1)),
     _call("index_put.default", self=cube, indices=[torch.tensor([[0], [1]]), None, torch.tensor([0, 2])], values=torch.tensor(3.0)),
     _call("index_put.default", 1e-5, self=x, indices=[torch.tensor([1, 1, 0])], values=floats(3, x.shape[1], seed=1), accumulate=True),

@@ -85,21 +85,12 @@ class Watch(TorchFunctionMode):
         self.fixed_at = "unknown place"
         self.left: Attributes = {}
         self._sizes: list[int | torch.SymInt] = []
-        self._inputs: dict[str, tuple[Tensor, int]] = {}
         self._has_cast = False
         self._is_asked = False  # `dependent` is about a number, not about a size
 
     def follow(self, batch: Mapping[str, Tensor]) -> None:
-        """Detect when an input changes, or when its first size becomes a plain number."""
+        """Detect when the first size of an input becomes a plain number."""
         self._sizes = [t.shape[0] for t in batch.values() if not _is_fixed(t.shape[0])]
-        self._inputs = {name: (tensor, tensor._version) for name, tensor in batch.items()}
-
-    def _require_unchanged(self) -> None:
-        for name, (tensor, version) in self._inputs.items():
-            if tensor._version != version:
-                raise CaptureError(
-                    f"forward changes input {name!r} in place ({here()}): copy it first (x.clone())", "inputs"
-                )
 
     def __torch_function__(
         self,
@@ -130,8 +121,6 @@ class Watch(TorchFunctionMode):
             self._note(name, args)
             raise
         self._look(name, args, result)
-        if name.endswith("_") and self._inputs:
-            self._require_unchanged()
         makes_number = name == "__len__" and not _is_fixed(result)  # Python's len, once this returns
         if any(map(_is_fixed, self._sizes)) or (self._sizes and makes_number):
             self.fixed_at, self._sizes = here(), []

@@ -119,9 +119,12 @@ class Calls:
             source = given[0]
         else:
             return False
+        value = self._draft.value_of(source)
         if source.meta["val"].dtype != meta.dtype:
-            return False
-        self._draft.becomes(node, self._draft.value_of(source))
+            if name != "copy":
+                return False
+            value = self._cast(node, value, self._draft.values[self._draft.value_of(given[0])])
+        self._draft.becomes(node, value)
         return True
 
     def _add_node(self, node: fx.Node, target: torch._ops.OpOverload, meta: Any) -> None:

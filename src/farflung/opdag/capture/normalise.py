@@ -106,8 +106,8 @@ class Normaliser:
                 )
             elif spec.kind is OutputKind.BUFFER_MUTATION:
                 mutations[str(spec.target).removeprefix("module.")] = value
-            else:
-                raise _changed(str(spec.target), spec.kind, node)
+            elif spec.kind is not OutputKind.USER_INPUT_MUTATION:  # an input is read once, by this forward
+                raise _changed(str(spec.target), node)
         return scalars, mutations
 
     def _ties(self) -> dict[str, str]:
@@ -125,11 +125,8 @@ class Normaliser:
         }
 
 
-def _changed(target: str, kind: OutputKind, node: fx.Node) -> CaptureError:
-    what = target.removeprefix("module.").removeprefix("batch_")
-    if kind is OutputKind.USER_INPUT_MUTATION:
-        words = f"forward changes input {what!r} in place: {origin_of(node)}: copy it first (x.clone())"
-        return CaptureError(words, "inputs")
+def _changed(target: str, node: fx.Node) -> CaptureError:
+    what = target.removeprefix("module.")
     return CaptureError(
         f"forward changes {what} in place: {origin_of(node)}: register it as a buffer", "buffers"
     )

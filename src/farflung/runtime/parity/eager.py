@@ -29,6 +29,11 @@ Batch = Mapping[str, Tensor]
 Tree = Sequence[Sequence[Sequence[int]]]
 
 
+def own(batch: Batch) -> dict[str, Tensor]:
+    """Copies of a batch's tensors, for a module that may change them: the graph reads them, too."""
+    return {name: tensor.clone() for name, tensor in batch.items()}
+
+
 class SeededRandomOps(TorchDispatchMode):
     """Before the k-th random op that runs inside, seed the generator for the k-th of `numbers`.
 
@@ -156,7 +161,7 @@ class Reference:
         for number, batch in microbatches:
             seed = microbatch_seed(self._training.seed, True, self.step, number)
             with attending_as(self._graph), SeededRandomOps(seed, self._numbers, self._device):
-                loss = self._loss_of(batch)
+                loss = self._loss_of(own(batch))
             loss.backward(torch.full_like(loss, weight))
             total += weight * float(loss.detach())
         return total

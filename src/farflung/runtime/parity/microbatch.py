@@ -20,7 +20,7 @@ from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.parity.eager import Batch, SeededRandomOps, attending_as
+from farflung.runtime.parity.eager import Batch, SeededRandomOps, attending_as, own
 from farflung.runtime.parity.steps import (
     Tolerances,
     parameter_difference,
@@ -209,7 +209,7 @@ class _Eager:
     def _loss(self, batch: Batch) -> Tensor:
         try:
             with attending_as(self._graph):
-                return self._loss_of(batch)
+                return self._loss_of(own(batch))
         except CaptureError:
             raise
         except Exception as error:

@@ -16,7 +16,7 @@ from farflung.opdag.segment import Segment
 from farflung.plans import Plan
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
-from farflung.runtime.parity.eager import Batch, Reference, attending_as
+from farflung.runtime.parity.eager import Batch, Reference, attending_as, own
 from farflung.runtime.torch_backend.verify import verify_segment
 from farflung.runtime.training import Training
 from farflung.text import count_of, format_bytes
@@ -214,7 +214,7 @@ class Comparison:
         before = [(buffer, buffer.clone()) for buffer in self._eager.buffers()]
         self._eager.eval()
         with torch.no_grad(), attending_as(self._graph):
-            expected = float(self._loss_of(batch))
+            expected = float(self._loss_of(own(batch)))
             for buffer, value in before:
                 buffer.copy_(value)  # some modules update a buffer in either mode
         self._eager.train()

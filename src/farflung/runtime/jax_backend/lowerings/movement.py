@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from farflung.runtime.jax_backend.lowering import axis_of, lowers, position, require_room
-from farflung.runtime.jax_backend.promotion import BOOL, Number, result_type, to
+from farflung.runtime.jax_backend.promotion import BOOL, Number, is_floating, result_type, to
 
 Array = jax.Array
 
@@ -133,6 +133,56 @@ def scatter_add(self: Array, dim: int, index: Array, src: Array) -> Array:
     places, part = _corner(self, dim, index, src)
     at = self.at[places]
     return at.max(part, mode="drop") if self.dtype == BOOL else at.add(part, mode="drop")
+
+
+@lowers("scatter_reduce.two")
+def scatter_reduce(
+    self: Array, dim: int, index: Array, src: Array, reduce: str, include_self: bool = True
+) -> Array:
+    """Values for one place are added, averaged, or the largest or smallest of them stays."""
+    if src.dtype != self.dtype:
+        raise ValueError(f"{src.dtype} into {self.dtype}")
+    if not self.ndim:
+        one = scatter_reduce(self[None], 0, index.reshape(1), src.reshape(1), reduce, include_self)
+        return one.reshape(())
+    if not index.size:
+        return self
+    places, part = _corner(self, dim, index, src)
+    counts = jnp.zeros(self.shape, self.dtype).at[places].add(1, mode="drop")
+    if reduce in ("amax", "amin"):
+        return _extreme(self, places, part, reduce, include_self, counts)
+    begin = self if include_self else jnp.where(counts > 0, 0, self)
+    total = begin.at[places].add(part, mode="drop")
+    if reduce == "sum":
+        return total
+    shares = jnp.maximum(counts + include_self, 1)
+    return total / shares if is_floating(self.dtype) else total // shares
+
+
+def _extreme(
+    self: Array, places: tuple[Array, ...], part: Array, reduce: str, include_self: bool, counts: Array
+) -> Array:
+    """The gradient is shared by all that are equal to the result, as PyTorch does it."""
+    info = None if is_floating(self.dtype) else jnp.iinfo(self.dtype)
+    least, most = (-jnp.inf, jnp.inf) if info is None else (info.min, info.max)
+    begin = self if include_self else jnp.where(counts > 0, least if reduce == "amax" else most, self)
+    at = begin.at[places]
+    made = lax.stop_gradient(at.max(part, mode="drop") if reduce == "amax" else at.min(part, mode="drop"))
+    if not is_floating(self.dtype):
+        return made
+    theirs = part == made.at[places].get(mode="fill")
+    shares = (self == made).astype(self.dtype).at[places].add(theirs.astype(self.dtype), mode="drop")
+    shares = 1 / jnp.maximum(shares, 1)
+    is_own = (self == made) & ((counts == 0) | include_self)
+    own = jnp.where(is_own, _only_gradient(self) * shares, 0)
+    others = jnp.where(theirs, _only_gradient(part) * shares.at[places].get(mode="fill"), 0)
+    return made + own.at[places].add(others, mode="drop")
+
+
+def _only_gradient(array: Array) -> Array:
+    """Zeros that have the gradient of `array`."""
+    finite = jnp.where(jnp.isfinite(array), array, 0)
+    return finite - lax.stop_gradient(finite)
 
 
 def _masked(self: Array, mask: Array, value: Array) -> Array:

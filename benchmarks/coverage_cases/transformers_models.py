@@ -1,11 +1,11 @@
 """transformers: each class of the auto mappings for text, vision and speech, with a shrunk configuration.
 
-Text is 16 random tokens. For sequence-to-sequence models a mask comes with it, as from tokenizers; some encoders
-make their own in eager execution alone. Images are random, sound is 0.3 seconds of noise through the feature
-extractor that the library names for the architecture; speech models whose main input is text get text beside
-it. A model that takes `labels` computes its own loss. The loss of the others, and of those for connectionist
-temporal classification (it picks labels by a mask, so its size depends on data), is the mean square of the
-first result.
+Text is 16 random tokens. For sequence-to-sequence models a mask comes with it, as from tokenizers: some
+encoders make their own in eager execution alone. Images are random, sound is 0.3 seconds of noise through the
+feature extractor that the library names for the architecture; speech models whose main input is text get text
+beside it. A model that takes `labels` computes its own loss. The loss of the others, and of those for
+connectionist temporal classification (it picks labels by a mask, so its size depends on data), is the mean
+square of the first result.
 """
 
 from __future__ import annotations

@@ -248,6 +248,17 @@ def test_an_input_that_forward_changes_is_one_more_value(body: Forward, precisio
     require_gradients_of_eager(module, captured, precision=precision)
 
 
+def test_a_layer_that_forward_converts_to_its_own_type_stays_as_it_is() -> None:
+    """As routers of experts do, to be sure of it."""
+
+    def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
+        self.first = self.first.to(torch.float32)
+        return error(self.first(x), y)
+
+    module = Base(body)
+    require_gradients_of_eager(module, capture(module, pairs()))
+
+
 def test_a_loss_function_reads_an_input_as_forward_left_it() -> None:
     def body(self: Base, x: Tensor, y: Tensor) -> Tensor:
         y.add_(1)

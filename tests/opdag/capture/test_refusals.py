@@ -107,6 +107,10 @@ def quantised(self: Base, x: Tensor, y: Tensor) -> Tensor:
     return error(z, y)
 
 
+def converted(self: Base, x: Tensor, y: Tensor) -> Tensor:
+    return error(self.first.double()(x.double()).float(), y)
+
+
 def parameter_in_place(self: Base, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         self.first.weight.clamp_(-1, 1)
@@ -142,6 +146,7 @@ CASES = [
     (complex_numbers, "opset", "view_as_complex", ("complex", "cos and sin")),
     (sparse, "opset", ".to_sparse()", ("sparse", "keep it dense")),
     (quantised, "opset", "fake_quantize", ("fake_quantize",)),
+    (converted, "python-state", "double()(", ("converts the parameters of a Linear", "where they are used")),
     (parameter_in_place, "buffers", "", ("first.weight in place", "register it as a buffer")),
     (number_as_loss, "control-flow", ".item()", (".item()",)),
     (own_generator, "random-numbers", "torch.rand", ("the job's seed",)),

@@ -29,6 +29,7 @@ from farflung.opdag.capture.lints import (
     check_batch,
     check_masks,
     forbid_buffer_assignment,
+    forbid_conversions,
     watch_checkpointing,
 )
 from farflung.opdag.capture.loss import CASTS, LossFunction, LossModule, MetricFunction, require_names
@@ -208,6 +209,7 @@ def _trace(
     with (
         plain_functions(remarks),
         forbid_buffer_assignment(),
+        forbid_conversions(),
         watch_checkpointing(remarks),
         unroll_recurrent_layers(),
         quiet(),

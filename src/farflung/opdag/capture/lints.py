@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy.numbers import int_oo
 
@@ -43,6 +43,29 @@ def forbid_buffer_assignment() -> Iterator[None]:
         yield
     finally:
         nn.Module.__setattr__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def forbid_conversions() -> Iterator[None]:
+    """Let `module.to(dtype)` in forward do nothing where the module is of that type; refuse any other."""
+    original = nn.Module._apply
+
+    def convert(self: nn.Module, made: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
+            as_asked = made(tensor)
+            if (as_asked.dtype, as_asked.device) != (tensor.dtype, tensor.device):
+                raise CaptureError(
+                    f"forward converts the parameters of a {type(self).__name__} ({here()}): do so before"
+                    " training, or cast them where they are used",
+                    "python-state",
+                )
+        return self
+
+    nn.Module._apply = convert  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = original  # type: ignore[method-assign]
 
 
 @contextmanager

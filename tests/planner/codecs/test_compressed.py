@@ -56,6 +56,17 @@ def test_more_speedups_and_an_incumbent_never_make_a_plan_slower() -> None:
     assert all(codec.codec.startswith("topk") for codec in more.plan.codecs)
 
 
+def test_a_plan_that_may_do_without_codecs_has_none_that_make_its_step_longer() -> None:
+    net, job = fleet(1000.0), workload()
+    slow = Conditions(codec_speed=1e-5)  # so that a codec takes far longer than the link
+    asked = (opfence, uniform_topk(30), net, job, Options(workers=3), slow)
+    coded, free = compressed(*asked), compressed(*asked, may_be_dense=True)
+    assert coded.plan.codecs and not free.plan.codecs
+    assert free.step_seconds < coded.step_seconds
+    useful = (*asked[:2], fleet(0.1), *asked[3:5], Conditions(codec_speed=math.inf))
+    assert compressed(*useful, may_be_dense=True).plan.codecs
+
+
 def test_a_schedulers_refusal_is_passed_on() -> None:
     net = fleet(10)
     small = tuple(replace_memory(worker) for worker in net.workers)

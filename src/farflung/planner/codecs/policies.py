@@ -179,6 +179,8 @@ def compressed(
     options: Options,
     conditions: Conditions,
     speedups: Sequence[float] = (1.0,),
+    *,
+    may_be_dense: bool = False,
 ) -> Schedule:
     """The scheduler's best answer with the codecs of `policy`; never slower than the incumbent.
 
@@ -188,6 +190,8 @@ def compressed(
         The conditions of the simulation, with the speed of codecs.
     speedups
         Factors by which all links are assumed to be faster; the scheduler runs once for each.
+    may_be_dense
+        Whether a plan may do without codecs: then each has them only if its simulated step is shorter.
 
     Raises
     ------
@@ -204,8 +208,9 @@ def compressed(
     if refusal and not found:
         raise refusal
     judged = [
-        _with_codecs(schedule, assignment, policy, topology, conditions)
+        _with_codecs(schedule, assignment, chosen, topology, conditions)
         for schedule, assignment in _assignments(found, options)
+        for chosen in ((policy, dense) if may_be_dense else (policy,))
     ]
     best = min(judged, key=lambda schedule: schedule.step_seconds)
     return replace(best, evaluated=sum(schedule.evaluated for schedule in found))

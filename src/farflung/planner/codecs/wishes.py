@@ -114,7 +114,17 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
             alternatives=tuple(other.coded(memory, receivers) for other in options.alternatives),
         )
         coded = workload.coded(memory, receivers)
-        schedule = compressed(scheduler, policy, connected, coded, coded_options, conditions, speedups)
+        may_be_dense = wishes.policy is not None and wishes.policy.kind == "auto"
+        schedule = compressed(
+            scheduler,
+            policy,
+            connected,
+            coded,
+            coded_options,
+            conditions,
+            speedups,
+            may_be_dense=may_be_dense,
+        )
         notes = _notes(wishes, schedule.plan, connected, conditions)
         return replace(schedule, notes=(*schedule.notes, *notes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import time
 from collections.abc import Awaitable
@@ -246,8 +247,25 @@ def test_a_broker_starts_after_a_kill_in_the_middle(
             assert (fingerprint(authority.certificate) == first) == (stops_at < 2)
             authority.identity()
     if stops_at < 2:
-        rotate(tmp_path, IN_FOLDER, time.time(), overlap_seconds=0.0)
-        assert roots(tmp_path) != [first]
+        again = rotate(tmp_path, IN_FOLDER, time.time()).fingerprint
+        assert roots(tmp_path) == [again, first]
+
+
+def test_a_disk_that_cannot_be_written_is_one_line_and_the_old_key_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(tmp_path) as store:
+        first = fingerprint(Authority.open(tmp_path, store).certificate)
+
+    def full(path: Path, data: bytes, mode: int = 0o644) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rotation, "write_atomically", full)
+        with pytest.raises(IdentityError, match=r"cannot be written \(No space left on device\), so the old"):
+            rotate(tmp_path, IN_FOLDER, time.time())
+    with Store(tmp_path) as store:
+        assert fingerprint(Authority.open(tmp_path, store).certificate) == first
 
 
 def test_an_overlap_goes_on_in_a_restored_broker(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ class Trust:
         newest, *older = certificates_from_pem((folder / AUTHORITY_FILE).read_bytes())
         file = folder / CROSSED_FILE
         crossed = certificates_from_pem(file.read_bytes()) if file.exists() else []
-        return cls(newest, tuple(older), crossed[0] if crossed else None, file.exists())
+        # One that is not of the newest key was left by a rotation that did not get further.
+        fitting = [one for one in crossed if one.public_key() == newest.public_key()]
+        return cls(newest, tuple(older), fitting[0] if fitting else None, file.exists())
 
     def overlaps(self, now: float) -> bool:
         """Whether older authorities count at `now` (Unix seconds)."""
@@ -101,7 +103,13 @@ def rotate(folder: Path, source: KeySource, now: float, overlap_seconds: float =
         crossed = [cross_sign(newest, old, old_key, now, ends_at)] if overlap_seconds else []
         roots = [newest, old] if overlap_seconds else [newest]
         source.write_next(folder, key)
-        write_atomically(folder / CROSSED_FILE, certificates_to_pem(crossed))
-        write_atomically(folder / AUTHORITY_FILE, certificates_to_pem(roots))
+        try:
+            write_atomically(folder / CROSSED_FILE, certificates_to_pem(crossed))
+            write_atomically(folder / AUTHORITY_FILE, certificates_to_pem(roots))
+        except OSError as error:
+            raise IdentityError(
+                f"{folder} cannot be written ({error.strerror}), so the old key still counts: free disk space"
+                " and run this again"
+            ) from None
         source.take_next(folder)
     return Rotated(fingerprint(newest), ends_at)

@@ -110,3 +110,26 @@ def test_no_stranger_takes_the_place_of_a_lost_home_worker(on: Machines) -> None
     run.stops()
     for home in homes.values():
         home.stop()
+
+
+def test_a_lost_stranger_costs_no_step_though_one_machine_alone_is_home(on: Machines) -> None:
+    arguments = ("--listen", on.listen, "--home-of", submitter_of(on))
+    token = on.token("worker", "--uses", "2")
+    home = on.start("h3", "join", on.address, "--name", "h3", *arguments, "--token", token)
+    lost = on.worker("c", token)
+    for worker in (home, lost):
+        worker.says("idle in the backup pool")
+    run = train(on, "alone", "--home", "h3", "--on", "h3,a,c")
+    run.reaches(3)
+    words = "h3 alone has its part of step"  # of a version that is stable
+    eventually("a version is stable", lambda: words in on.status()["jobs"][-1]["protection"])
+    run.reaches(len(run.rows) + 3)
+    lost.signal(signal.SIGKILL)
+    lost.code()
+    again = on.worker("c")
+    run.reaches(len(run.rows) + 3)
+    assert fed(run) == {"h3"} and set(run.workers) == {"h3", "a", "c"}
+    run.stops()
+    assert all(event["step"] for event in run.events("rolled back"))
+    for worker in (home, again):
+        worker.stop()

@@ -17,16 +17,14 @@ def holders_of(plan: Plan, sites: Mapping[str, str], home: Collection[str] = ())
     holder that is neither a neighbour in the plan, which a fault is likely to take along, nor of the same
     site. `sites` maps workers to their sites; workers with an empty or no site have one of their own.
 
-    If segments of the plan are bound to `home` workers, these hold each other's copies; none are held if they
-    are fewer than two. One other member alone has a home worker for holder.
+    If segments of the plan are bound to `home` workers, these hold each other's copies; one alone has no
+    holder. One other member alone has a home worker for holder.
     """
     members = plan.workers()
     if not plan.home:
         return _dealt(plan, sites, members)
     inside = [name for name in members if name in home]
     outside = [name for name in members if name not in home]
-    if len(inside) < 2:
-        return {}
     holders = _dealt(plan, sites, inside)
     if len(outside) == 1:
         costs = _costs(plan, sites, outside[0], inside)

@@ -16,6 +16,7 @@ from tests.broker.scenario import DEVICE, Scenario, plan_over, sent, told
 from farflung.broker.core import events
 from farflung.broker.core.events import Reply, RunPlanner, SendLoad
 from farflung.broker.core.protecting import home
+from farflung.broker.core.protecting.protection import shares_of
 from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, RUNNING, State
 from farflung.broker.core.state import durable, replay
 from farflung.broker.planning.messages import PlanResult
@@ -133,14 +134,47 @@ def test_home_workers_hold_each_others_copies_and_strangers_none_of_theirs() -> 
     check(story.state)
 
 
-def test_one_home_worker_alone_shares_no_copy() -> None:
+def alone(*strangers: str) -> Scenario:
+    """As `place`, but a is the only home worker."""
     story = Scenario()
-    join(story, "a", of=["ana"])
-    join(story, "b", "c", "d")
+    join(story, "a", of=["ana"], device=KERNELS)
+    join(story, "b", "c", device=KERNELS)
+    story.logged_from = 0
     story.running(3, steps=2000, wishes=at("a"))
     story.all_ready(0)
-    assert not job_of(story).holders and job_of(story).versions.under_way is None
-    assert "not protected: one home worker alone may have its part: name another one" in words(story)
+    assert job_of(story).holders == {"b": "c", "c": "b"}
+    for share, owner in enumerate("abc"):
+        story.copied(owner, 0, share)
+    assert job_of(story).versions.stable is None  # b and c lack the copies of each other
+    story.copied("c", 0, 1)
+    story.copied("b", 0, 2)
+    assert job_of(story).versions.stable is not None
+    story.all_ready(1)
+    join(story, *strangers, device=KERNELS)
+    return story
+
+
+def test_one_home_worker_alone_keeps_its_copy_to_itself_and_others_are_protected() -> None:
+    story = alone("d")
+    assert "not protected: a alone has its part of step 1; it is home to what its part tells" in words(story)
+    assert set(job_of(story).standbys) <= {"b", "c"} and job_of(story).standbys
+    check(story.state)
+    story.leave("c")
+    assert job_of(story).keeps and job_of(story).members == ("a", "b", "d")  # no step is lost
+    check(story.state)
+
+
+def test_a_lost_home_worker_that_is_alone_is_waited_for_and_goes_on_from_its_disk() -> None:
+    story = alone("d")
+    held = list(story.state.workers["a"].held)
+    story.leave("a")
+    story.tick(120)
+    assert job_of(story).state not in (RUNNING, FAILED)
+    story.join("a", device=KERNELS, disk_bytes=10**9, home_of=["ana"], boot="boot-2", held=held)
+    story.tick(1)
+    assert job_of(story).state == LOADING and job_of(story).restores | job_of(story).keeps
+    assert job_of(story).members[0] == "a"
+    check(story.state)
 
 
 def test_a_stranger_stands_by_for_strangers_only() -> None:
@@ -240,12 +274,22 @@ def test_a_replay_of_the_log_knows_who_is_at_home() -> None:
     assert story.state.workers["a"].home_of == ("ana",) and not story.state.workers["c"].home_of
 
 
+def copied(story: Scenario, unit: int) -> None:
+    """Every member and its holder, if it may have one, have its copy."""
+    plan = job_of(story).plan
+    assert plan is not None
+    for share, owner in shares_of(plan).items():
+        for worker in (owner, job_of(story).holder_of(owner)):
+            if worker:
+                story.copied(worker, unit, share)
+
+
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_whatever_happens_no_stranger_gets_what_stays_at_home(seed: int) -> None:
     draw = random.Random(seed)
     device = draw.choice([DEVICE, KERNELS])
-    story = place(device=device)
+    story = place(device=device) if draw.random() < 0.7 else alone()
     names = {"a": ["ana"], "b": ["ana"], "e": ["ana"], "c": [], "d": [], "f": []}
     unit = 3
     for _ in range(40):
@@ -272,5 +316,5 @@ def test_whatever_happens_no_stranger_gets_what_stays_at_home(seed: int) -> None
             unit = job.unit.number
             story.all_ready(unit)
             if job_of(story).versions.under_way is not None and draw.random() < 0.7:
-                spread(story, unit)
+                copied(story, unit)
         check(story.state)

@@ -194,8 +194,8 @@ class Copying:
             pieces.clear()  # frees the memory that is not on its way to the submitter
             written.set()
             self._tell(_copied(load, copy))
-            holder = self._standbys.get(self._worker) or load.holders[self._worker]
-            await self._send(load, holder, copy, self._pace)
+            if holder := self._standbys.get(self._worker) or load.holders.get(self._worker):
+                await self._send(load, holder, copy, self._pace)
         except FarflungError as error:
             self._trouble(load, version, share, str(error))
 

@@ -77,7 +77,7 @@ def _late_members(state: State, job: Job, version: Version) -> list[str]:
     assert job.plan is not None
     shares = shares_of(job.plan)
     lacking = [one for share, one in shares.items() if not copy_of(state.workers[one], job, version, share)]
-    holders = [(share, job.holder_of(one)) for share, one in shares.items()]
+    holders = [(share, by) for share, one in shares.items() if (by := job.holder_of(one))]
     without = {by for share, by in holders if not copy_of(state.workers[by], job, version, share)}
     return sorted(lacking or without)
 

@@ -37,8 +37,6 @@ def hindrance(state: State, job: Job, plan: Plan) -> str:
         return "emulated devices have no state"
     if len(members) < 2:
         return "one worker alone has all of it"
-    if plan.home and len(home_workers(state, job, members)) < 2:
-        return "one home worker alone may have its part: name another one that takes part"
     without = [name for name in members if not state.workers[name].disk_bytes]
     return f"{without[0]} holds no copies (`farflung join --disk`)" if without else ""
 
@@ -59,6 +57,8 @@ def protection(state: State, job: Job) -> str:
         return one_line(f"not protected: {why}")
     if alone := _alone(state, job, stable, job.plan):
         why = trouble or "the next copy is not complete"
+        if not job.holder_of(alone):
+            why = "it is home to what its part tells: name another home worker that takes part"
         return one_line(f"not protected: {alone} alone has its part of step {stable.step}; {why}")
     late = f"; no newer copy: {trouble}" if trouble else ""
     beside = f"; {standing}" if (standing := _standing_by(job)) else ""
@@ -66,10 +66,11 @@ def protection(state: State, job: Job) -> str:
 
 
 def is_protected(state: State, job: Job) -> bool:
-    """Whether each share of the newest stable version is on two disks."""
+    """Whether each share of the newest stable version is on two disks, if two may have it."""
     stable = job.versions.stable
     if stable is None:
         return False
+    alone = _without_holder(job) if not stable.names else set()
     having = Counter(
         copy.share
         for worker in state.workers.values()
@@ -77,7 +78,14 @@ def is_protected(state: State, job: Job) -> bool:
         for copy in worker.held
         if (copy.job, copy.version, copy.sha256) == (job.job, stable.name, stable.digests.get(copy.share))
     )
-    return all(having[share] > 1 for share in stable.digests)
+    return all(having[share] > (share not in alone) for share in stable.digests)
+
+
+def _without_holder(job: Job) -> set[int]:
+    """The shares whose owner alone may have copies of them: no other home worker takes part."""
+    if job.plan is None:
+        return set()
+    return {share for share, owner in shares_of(job.plan).items() if not job.holder_of(owner)}
 
 
 def _standing_by(job: Job) -> str:
@@ -172,10 +180,11 @@ def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
     if copies := _complete(turn.state, job, version, plan):
         digests = {share: copy.sha256 for share, copy in copies.items()}
         owners = shares_of(plan)
-        holders = {share: _second(turn.state, job, owners[share], copy) for share, copy in copies.items()}
+        found = {share: _second(turn.state, job, owners[share], copy) for share, copy in copies.items()}
+        holders = {share: by for share, by in found.items() if by}
         written = Counter[str]()
         for share, copy in copies.items():
-            written.update({owners[share]: copy.bytes, holders[share]: copy.bytes})
+            written.update(dict.fromkeys({owners[share], holders.get(share, owners[share])}, copy.bytes))
         largest, most = max(copy.bytes for copy in copies.values()), max(written.values())
         part = _base_part(turn.state, holders, copies)
         stable = facts.VersionStable(turn.now, job.job, version.name, digests, largest, holders, most, part)
@@ -186,10 +195,10 @@ def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
 def _base_part(state: State, holders: Mapping[int, str], copies: Mapping[int, HeldCopy]) -> float:
     """Which part of the bytes that came to the disk that got most were bases: those that it had not yet."""
     alone, with_bases = Counter[str](), Counter[str]()
-    for share, copy in copies.items():
-        alone[holders[share]] += copy.bytes
-        with_bases[holders[share]] += copy.bytes + bytes_to_come(state.workers[holders[share]], copy)
-    most = max(with_bases.values())
+    for share, holder in holders.items():
+        alone[holder] += copies[share].bytes
+        with_bases[holder] += copies[share].bytes + bytes_to_come(state.workers[holder], copies[share])
+    most = max(with_bases.values(), default=0)
     return 1 - max(alone.values()) / most if most else 0.0
 
 
@@ -303,11 +312,11 @@ def _is_same(one: HeldCopy, other: HeldCopy) -> bool:
 
 
 def _complete(state: State, job: Job, version: Version, plan: Plan) -> dict[int, HeldCopy]:
-    """The copies of all shares, once each is on the disks of its owner and of another worker."""
+    """The copies of all shares, once each is on the disks of its owner and of another worker, if one may."""
     copies: dict[int, HeldCopy] = {}
     for share, owner in shares_of(plan).items():
         mine = copy_of(state.workers[owner], job, version, share)
-        if mine is None or not _second(state, job, owner, mine):
+        if mine is None or (job.holder_of(owner) and not _second(state, job, owner, mine)):
             return {}
         copies[share] = mine
     return copies
@@ -315,7 +324,8 @@ def _complete(state: State, job: Job, version: Version, plan: Plan) -> dict[int,
 
 def _second(state: State, job: Job, owner: str, copy: HeldCopy) -> str:
     """Another worker that has a member's copy, too: its holder, or a standby until now; empty if none has."""
-    workers = [state.workers[job.holder_of(owner)], *state.workers.values()]
+    first = [state.workers[by]] if (by := job.holder_of(owner)) else []
+    workers = [*first, *state.workers.values()]
     having = (one.worker for one in workers if one.connected and one.worker != owner and _has(one, copy))
     return next(having, "")
 

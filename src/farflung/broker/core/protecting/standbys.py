@@ -172,9 +172,9 @@ def _may(state: State, job: Job, worker: str, member: str) -> bool:
     """
     if (member, worker) in job.unfit_standbys.pairs:
         return False
-    site, holder = state.workers[member].site, state.workers[job.holders[member]]
+    site, holder = state.workers[member].site, job.holders.get(member)
     is_near = bool(site) and state.workers[worker].site == site
-    holder_is_near = bool(site) and holder.site == site
+    holder_is_near = holder is None or (bool(site) and state.workers[holder].site == site)
     return (holder_is_near or not is_near) and restoring.fits(
         state.workers[worker], state.workers[member], job
     )

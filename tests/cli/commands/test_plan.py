@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,11 @@ def test_python_takes_the_name_of_a_testbed_as_the_command_does(folder: Path) ->
         farflung.plan(job, "four-homes", workers=9)
     with pytest.raises(TopologyError, match="the testbeds are four-homes"):
         farflung.plan(job, "four-house")
+
+
+def test_a_forecast_of_a_job_that_keeps_data_at_home_says_what_it_leaves_out(folder: Path) -> None:
+    plain = load_job(folder / "tower.py")
+    kept = replace(plain, keep_home=["inputs"])
+    notes = [farflung.plan(one, "fleet.json", what_if=False).notes for one in (plain, kept)]
+    (added,) = [note for note in notes[1] if note not in notes[0]]
+    assert added.startswith("this forecast lets any worker read inputs and targets")

@@ -53,6 +53,12 @@ MOST_SEED = 2**32 - 1
 WHAT_IF_SECONDS = 30.0
 """CPU seconds after which no further what-if change is tried."""
 
+ANYWHERE = (
+    "this forecast lets any worker read inputs and targets: with Job(keep_home=) home workers run more of the"
+    " model, and a step may take longer"
+)
+"""The note on a job that keeps data at home: a topology does not say who is home."""
+
 
 def plan(
     job: Job,
@@ -148,7 +154,8 @@ def plan(
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
     beside = plan_notes(schedule.plan, codecs, job.steps, model.draws, frameworks)
-    return msgspec.structs.replace(found, notes=[*found.notes, *predicted.notes, *beside, *gentler])
+    home = [ANYWHERE] if job.keep_home else []
+    return msgspec.structs.replace(found, notes=[*found.notes, *predicted.notes, *beside, *gentler, *home])
 
 
 def for_job(job: Job, topology: Topology) -> Topology:

@@ -4,7 +4,9 @@ The workers are light: each joins with a token, dials over TLS and registers, al
 then only sends heartbeats; nothing is computed. The broker is a process of its own. All are on loopback.
 
 1. *Join storm*: all join and register, 32 at a time. A registration is answered when it is stored.
-2. *Heartbeats*: all are silent but for those; then with viewers, who read all events of the live page.
+2. *Heartbeats*: all are silent but for those.
+   *Changes*: ten of them measure their devices again each second, so that what a page shows changes; then
+   the same while viewers read all events of the live page. Without `--viewers` the broker has no page.
 3. *One in ten gone at once*: their connections are cut; until the broker's status shows them as lost.
 
     python benchmarks/broker_scale.py [--workers 200] [--seconds 20] [--viewers N] [--store postgresql://...]
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from farflung.broker.security.authority import create_token
 from farflung.client.run.broker_client import ask_status
 from farflung.protocol.broker_session import dial_broker
 from farflung.protocol.fields import Opset
-from farflung.protocol.messages import Register, Registered, ToWorker, decode, encode
+from farflung.protocol.messages import Measured, Register, Registered, ToWorker, decode, encode
 from farflung.protocol.worker import Device
 from farflung.transport.link.link import Link
 from farflung.transport.net.address_file import read_address
@@ -47,6 +50,7 @@ from farflung.transport.wire.headers import DataHeader
 
 AT_ONCE = 32
 WAIT_SECONDS = 120.0
+CHANGING = 10
 PAGE = "127.0.0.1:7793"
 DEVICE = Device("cpu", "light", 1, 2**30, "2.13.0", Opset.own())
 
@@ -64,6 +68,7 @@ class Figures:
     memory_mb_before: float
     memory_mb: float
     heartbeat_cpu_percent: float
+    changes_cpu_percent: float
     viewed_cpu_percent: float | None
     gone_seconds: float
     gone_cpu_seconds: float
@@ -153,38 +158,43 @@ def measured(store: str, workers: int, seconds: float, viewers: int = 0) -> Figu
 
 
 async def _measured(
-    store: str, folder: Path, broker: psutil.Process, count: int, seconds: float, viewers: int
+    store: str, folder: Path, broker: psutil.Process, number: int, seconds: float, viewers: int
 ) -> Figures:
     address = read_address(folder)
     assert address is not None
     before = broker.memory_info().rss
-    token = create_token(folder, "worker", count)
+    token = create_token(folder, "worker", number)
     viewer = await enrol(address, create_token(folder, "viewer"), folder.parent / "viewer", "viewer")
     clock, cpu = time.perf_counter(), _cpu(broker)
-    workers = await _join_storm(address, token, folder.parent, count)
+    workers = await _join_storm(address, token, folder.parent, number)
     joined, join_cpu = time.perf_counter() - clock, _cpu(broker) - cpu
     await asyncio.sleep(2)
     beat = await _share(broker, seconds)
+    changing = asyncio.create_task(_change(workers[-CHANGING:]))
+    changes = await _share(broker, seconds)
     viewed = await _viewed(broker, seconds, viewers) if viewers else None
+    changing.cancel()
+    await asyncio.gather(changing, return_exceptions=True)
     memory = broker.memory_info().rss
     clock, cpu = time.perf_counter(), _cpu(broker)
-    for worker in workers[: count // 10]:
+    for worker in workers[: number // 10]:
         worker.link._transport.abort()
-    await asyncio.wait_for(_until_left(viewer.identity, count - count // 10), WAIT_SECONDS)
+    await asyncio.wait_for(_until_left(viewer.identity, number - number // 10), WAIT_SECONDS)
     gone, gone_cpu = time.perf_counter() - clock, _cpu(broker) - cpu
-    for worker in workers[count // 10 :]:
+    for worker in workers[number // 10 :]:
         worker.link._transport.abort()
     milliseconds = sorted(1000 * worker.seconds for worker in workers)
     return Figures(
         store="PostgreSQL" if store else "SQLite",
-        workers=count,
+        workers=number,
         join_seconds=joined,
         join_cpu_seconds=join_cpu,
         registration_ms_median=statistics.median(milliseconds),
-        registration_ms_p99=milliseconds[int(0.99 * (count - 1))],
+        registration_ms_p99=milliseconds[int(0.99 * (number - 1))],
         memory_mb_before=before / 1e6,
         memory_mb=memory / 1e6,
         heartbeat_cpu_percent=100 * beat,
+        changes_cpu_percent=100 * changes,
         viewed_cpu_percent=None if viewed is None else 100 * viewed,
         gone_seconds=gone,
         gone_cpu_seconds=gone_cpu,
@@ -196,6 +206,14 @@ async def _share(broker: psutil.Process, seconds: float) -> float:
     clock, cpu = time.perf_counter(), _cpu(broker)
     await asyncio.sleep(seconds)
     return (_cpu(broker) - cpu) / (time.perf_counter() - clock)
+
+
+async def _change(workers: list[LightWorker]) -> None:
+    """Measure devices again each second, each time with another rate."""
+    for number in count(1):
+        for worker in workers:
+            worker.link.send_control(encode(Measured(1.0 + number / 1000)))
+        await asyncio.sleep(1)
 
 
 async def _viewed(broker: psutil.Process, seconds: float, viewers: int) -> float:

@@ -40,7 +40,7 @@ def test_an_operators_token_removes_and_allows_members_and_the_log_says_so(
             who = f"token-{token_id(token.digest)}"
             assert await service.view.act(token.text, RemoveMember("w-1", "it lies")) == "w-1: "
             assert f"was removed by operator {who}: it lies" in await worker.lost()
-            assert f"operator {who} did this on the page" in caplog.text
+            assert f"token {token_id(token.digest)} asks for this on the page" in caplog.text
             assert token.text not in caplog.text
             await service.view.act(token.text, AllowMember("w-1"))
             back = await PretendedWorker.join(service, tmp_path, "w-1")
@@ -86,7 +86,11 @@ def test_tokens_that_were_revoked_or_expired_and_those_of_removed_members_may_do
                     await service.view.act(token.text, AllowMember("w-1"))
             with pytest.raises(IdentityError):
                 await service.view.act("ff1-nonsense", AllowMember("w-1"))
-            own = create_token(tmp_path, "operator")
+            spent = create_token(tmp_path, "operator")
+            await identity(service, tmp_path, "olga", "operator", spent)
+            with pytest.raises(ActionRefused, match="used up"):
+                await service.view.act(spent.text, AllowMember("w-1"))
+            own = create_token(tmp_path, "operator", 2)
             paul = await identity(service, tmp_path, "paul", "operator", own)
             await service.view.act(own.text, RemoveMember("paul"))
             with pytest.raises(ConnectionFailed, match="was removed"):

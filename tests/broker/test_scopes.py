@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,3 +118,19 @@ def test_only_what_a_viewer_sees_is_limited(tmp_path: Path, role: str) -> None:
     with pytest.raises(IdentityError, match="or an empty one"):
         create_token(tmp_path, "viewer", jobs=[""])
     assert known_tokens(tmp_path) == []
+
+
+def test_words_about_a_job_that_waits_name_no_other_job_and_no_other_worker(tmp_path: Path) -> None:
+    async def scene(service: BrokerService, folder: Path) -> None:
+        await fleet(service, folder)
+        whole = service.view.status()
+        (waiting,) = [job for job in whole.jobs if job.name == "secret"]
+        assert "job-1" in waiting.reason
+        status = await ask_status(await viewer(service, folder, "eye", ["secret"]))
+        (job,) = status.jobs
+        assert "busy with another job" in job.reason
+        page = service.view.limited_to(["secret"])
+        shown = msgspec.json.encode([status, page.status(), page.log(job.job)]).decode()
+        assert not re.search(r"job-1\b|lab-\d|gpt", shown)
+
+    story(tmp_path, scene)

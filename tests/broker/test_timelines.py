@@ -10,6 +10,7 @@ import pytest
 from tests.broker.scenario import Scenario
 
 from farflung.broker import timelines
+from farflung.broker.step_rows import makes_sense
 from farflung.broker.timelines import NoTimeline, Timelines
 from farflung.protocol.messages import ToWorker, decode
 from farflung.protocol.timeline import ShowStep, StepShown, StepSpan
@@ -29,7 +30,7 @@ class FakeSession:
         self.asked.append(asked)
         if self._answers:
             spans = [StepSpan("forward", 0, 0.0, 1.0)]
-            shown = StepShown(asked.job, asked.attempt, asked.unit, 2.0, spans)
+            shown = StepShown(asked.job, asked.attempt, asked.unit, 1e-6, spans)
             asyncio.get_running_loop().call_soon(self._add, self._worker, shown)
 
 
@@ -41,9 +42,9 @@ def made(known: Scenario, *silent: str) -> tuple[Timelines, dict[str, FakeSessio
     return found, sessions
 
 
-def running() -> Scenario:
+def running(steps: int = 3) -> Scenario:
     known = Scenario("a", "b")
-    known.running()
+    known.running(steps=steps)
     known.all_ready(0)
     return known
 
@@ -57,7 +58,7 @@ def test_several_viewers_cost_one_question_about_a_step_that_has_not_begun() -> 
         (asked,) = sessions["a"].asked
         job = known.state.jobs["job-1"]
         assert (asked.attempt, asked.unit) == (job.attempt, job.next_unit + 1)
-        assert one.step == 2 and one.seconds == 2.0
+        assert one.step == 2 and one.seconds == 1e-6
         assert list(one.spent) == list(job.members)  # in the order of the pipeline
         assert {span.start for span in one.spans} == {0.5}
 
@@ -79,6 +80,55 @@ def test_workers_that_do_not_answer_are_named_and_answers_of_others_ignored(
             await nothing.of("job-1")
 
     asyncio.run(work())
+
+
+def test_those_who_wait_for_one_failure_hear_of_it_together_and_the_next_looks_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timelines, "LEAST_SECONDS", 0.05)
+
+    async def work() -> None:
+        known = running(5)
+        found, sessions = made(known, "a", "b")
+        told = await asyncio.gather(*(found.of("job-1") for _ in range(3)), return_exceptions=True)
+        assert [str(one) for one in told] == [str(told[0])] * 3
+        assert len(sessions["a"].asked) == 1
+        monkeypatch.setattr(timelines, "FRESH_SECONDS", 0.0)
+        known.all_ready(1)
+        with pytest.raises(NoTimeline):
+            await found.of("job-1")
+        assert [asked.unit for asked in sessions["a"].asked] == [2, 3]
+
+    asyncio.run(work())
+
+
+def test_a_watch_ends_with_its_attempt() -> None:
+    async def work() -> None:
+        known = running()
+        found, _ = made(known, "a", "b")
+        waiting = asyncio.create_task(found.of("job-1"))
+        await asyncio.sleep(0.05)
+        known.leave("a")
+        with pytest.raises(NoTimeline):
+            await asyncio.wait_for(waiting, timelines.LOOK_SECONDS + 3)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [StepSpan("forward", 0, 0.0, 1.0, "b")],
+        [StepSpan("activation", 0, 0.0, 1.0)],
+        [StepSpan("activation", 0, 0.0, 1.0, "stranger")],
+        [StepSpan("activation", 0, 0.0, 1.0, "a\nb 100%")],
+    ],
+)
+def test_answers_that_cannot_be_true_are_not_shown(spans: list[StepSpan]) -> None:
+    for seconds in (0.001, 1e9):
+        shown = StepShown("job-1", 1, 2, seconds, spans if seconds < 1 else [])
+        assert not makes_sense(shown, {"a", "b", "ana"}, 5.0)
+    assert makes_sense(StepShown("job-1", 1, 2, 1.0, [StepSpan("gradient", 0, 0, 1, "b")]), {"a", "b"}, 5.0)
 
 
 def test_there_is_nothing_to_see_of_a_job_that_does_not_train() -> None:

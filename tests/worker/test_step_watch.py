@@ -43,10 +43,10 @@ def test_the_unit_that_was_asked_for_is_told_from_one_decision_to_the_next() -> 
     assert shown == StepShown(
         "job-1", 2, 5, 4.0,
         [
-            StepSpan("activation", 1, 0.5, 1.0, "ana"),
-            StepSpan("gradient", 0, 0.0, 1.5, "lab"),
             StepSpan("update", -1, 0.0, 0.25),  # from the decision on
             StepSpan("forward", 0, 1.0, 2.0),
+            StepSpan("activation", 1, 0.5, 1.0, "ana"),
+            StepSpan("gradient", 0, 0.0, 1.5, "lab"),
         ],
     )  # fmt: skip
     assert seen.at(6).decided(ATTEMPT, 5) is None  # once
@@ -62,11 +62,14 @@ def test_a_unit_that_began_before_the_question_and_another_attempt_show_nothing(
     assert other.watch.decided(ATTEMPT, 5) is None
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_what_is_kept_is_bounded_and_tasks_come_before_arrivals() -> None:
     seen = Watched()
     seen.watch.ask(ASKED)
     seen.watch.decided(ATTEMPT, 4)
-    seen.watch.ran(5, [StepSpan("forward", 0, 101, 102)] * (MOST_SPANS + 5))
-    seen.watch.complete("ana", value(0))
+    for number in range(MOST_SPANS + 5):
+        seen.watch.complete("ana", value(number))
+    seen.watch.ran(5, [StepSpan("forward", 0, 101, 102)] * 7)
     shown = seen.watch.decided(ATTEMPT, 5)
     assert shown is not None and len(shown.spans) == MOST_SPANS
+    assert [span.kind for span in shown.spans[:8]] == ["forward"] * 7 + ["activation"]
+    assert shown.cut == 7  # of what was kept

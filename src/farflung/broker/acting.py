@@ -1,7 +1,8 @@
 """What somebody may do who has no connection of its own, but shows a token: a browser on the fleet's page.
 
-An operator's token may do what operators do; a submitter's may end the jobs of those who joined with it. A
-token that was revoked or has expired may do nothing, nor may one with which a removed member joined.
+An operator's token may do what operators do, as long as it could let one join: who finds a spent one can do
+nothing with it. A submitter's may end the jobs of those who joined with it. A token that was revoked or has
+expired may do nothing, nor may one with which a removed member joined.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, cast
 from farflung.broker.arrivals import Arrival
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.operators import Operators
-from farflung.broker.security.tokens import token_id
+from farflung.broker.security.tokens import lets_in, token_id
 from farflung.broker.sessions import HolderSession
 from farflung.broker.storage.contract import BrokerStore
 from farflung.errors import FarflungError
@@ -88,7 +89,14 @@ class Acting:
         IdentityError
             What is shown is no token.
         """
-        caller = _Caller(await self._peer_of(Token.parse(shown), action))
+        token = Token.parse(shown)
+        who, what = f"token {token_id(token.digest)}", type(action).__name__
+        try:
+            caller = _Caller(await self._peer_of(token, action))
+        except ActionRefused as error:
+            _log.warning("%s may not do this on the page (%s): %s", who, what, error)
+            raise
+        _log.info("%s asks for this on the page, as %s: %s", who, caller.peer, action)
         session = cast(HolderSession, caller)
         if isinstance(action, Drain):
             self._dispatcher.put(Arrival(session, action))
@@ -100,9 +108,7 @@ class Acting:
             raise ActionRefused("the broker has not carried this out yet: look at its log") from None
         if isinstance(answer, Denied):
             raise ActionRefused(answer.reason)
-        words = _words(answer)
-        _log.info("%s did this on the page: %s", caller.peer, words)
-        return words
+        return _words(answer)
 
     async def _peer_of(self, token: Token, action: Action) -> Peer:
         """In whose name an action is carried out."""
@@ -117,6 +123,10 @@ class Acting:
         if removed := [one for one in joined if one in state.removed]:
             raise ActionRefused(f"{removed[0]}, who joined with this token, was removed")
         if token.role == "operator":
+            if not lets_in(record, self._clock()):
+                raise ActionRefused(
+                    "this token is used up: `farflung token create --role operator` makes one"
+                )
             return Peer(f"token-{token_id(token.digest)}", "operator")
         job = state.jobs.get(action.job) if isinstance(action, CancelJob) else None
         if token.role == "submitter" and job is not None and job.submitter in joined:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from farflung.protocol.timeline import RowSpan, StepShown, StepSpan, StepTimeline
+from farflung.protocol.timeline import LINK, RowSpan, StepShown, StepSpan, StepTimeline
 
+TASKS = ("forward", "backward", "accumulate", "update")
 UPDATE, SUBMITTER = "update", "submitter"
+MOST_SHOWN = 100_000
+"""Spans of one step, of all workers: some 8 MB."""
 COMPUTING, UPDATING, DECISION, BETWEEN = (
     "computing",
     "updating",
@@ -25,14 +28,14 @@ def timeline_of(
     submitter: str,
     silent: Sequence[str] = (),
 ) -> StepTimeline:
-    """The timeline of a step that these workers saw.
+    """The timeline of a step that these workers saw, with at most `MOST_SHOWN` spans.
 
     Each worker's clock starts when the broker's decision reaches it, `away` seconds after the broker sent it:
     half of a round trip, so links that are slower in one direction shift a worker by half of the difference.
     """
     spans = [
         RowSpan(
-            f"{_shown_as(span.peer, submitter)} -> {worker}" if span.peer else worker,
+            f"{_shown_as(span.peer, submitter)}{LINK}{worker}" if span.peer else worker,
             span.kind,
             span.microbatch,
             span.start + away.get(worker, 0.0),
@@ -41,9 +44,21 @@ def timeline_of(
         for worker, one in shown.items()
         for span in one.spans
     ]
+    spans.sort(key=lambda span: LINK in span.row)  # what workers did is worth more than what they got
     seconds = max((one.seconds for one in shown.values()), default=0.0)
     spent = {worker: spent_of(one, submitter) for worker, one in shown.items()}
-    return StepTimeline(job, step, seconds, spans, spent, list(silent))
+    cut = sum(one.cut for one in shown.values()) + max(0, len(spans) - MOST_SHOWN)
+    return StepTimeline(job, step, seconds, spans[:MOST_SHOWN], spent, list(silent), cut)
+
+
+def makes_sense(shown: StepShown, peers: Collection[str], seconds: float) -> bool:
+    """Whether a worker's answer can be true: of peers that it has, and of no longer than was waited for it.
+
+    It still may be false: nothing is decided by it.
+    """
+    tasks_are_own = all((span.peer == "") == (span.kind in TASKS) for span in shown.spans)
+    peers_are_known = all(not span.peer or span.peer in peers for span in shown.spans)
+    return tasks_are_own and peers_are_known and shown.seconds <= seconds
 
 
 def _shown_as(peer: str, submitter: str) -> str:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from farflung.broker.core.records import RUNNING, Job, State
 from farflung.broker.sessions import HolderSession
-from farflung.broker.step_rows import timeline_of
+from farflung.broker.step_rows import makes_sense, timeline_of
 from farflung.errors import FarflungError
 from farflung.protocol import messages
 from farflung.protocol.timeline import ShowStep, StepShown, StepTimeline
@@ -18,6 +19,7 @@ from farflung.protocol.timeline import ShowStep, StepShown, StepTimeline
 FRESH_SECONDS = 2.0
 """A timeline is shown for so long before workers are asked for another one."""
 LEAST_SECONDS = 5.0
+LOOK_SECONDS = 1.0
 MOST_SECONDS = 600.0
 MOST_AHEAD = 1000
 """Evaluations that may lie between this unit and the next step."""
@@ -35,6 +37,9 @@ class _Asked:
     unit: int
     step: int
     workers: frozenset[str]
+    submitter: str
+    at: float
+    answered: set[str] = field(default_factory=set)
     shown: dict[str, StepShown] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -46,7 +51,7 @@ class Timelines:
         self._state = state
         self._sessions = sessions
         self._asked: dict[str, _Asked] = {}
-        self._made: dict[str, tuple[float, StepTimeline]] = {}
+        self._made: dict[str, tuple[float, StepTimeline | NoTimeline]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def of(self, job: str) -> StepTimeline:
@@ -57,13 +62,22 @@ class Timelines:
         NoTimeline
             The job does not run, or none of its workers answers.
         """
-        found = self._require_running(job)
+        self._require_running(job)
         async with self._locks.setdefault(job, asyncio.Lock()):
             at, made = self._made.get(job, (0.0, None))
             if made is None or time.monotonic() - at > FRESH_SECONDS:
-                made = await self._ask(found)
+                made = await self._outcome(job)
                 self._keep(job, made)
+        if isinstance(made, NoTimeline):
+            raise made
         return made
+
+    async def _outcome(self, job: str) -> StepTimeline | NoTimeline:
+        """A timeline, or why there is none: those who wait for the same one are not told later."""
+        try:
+            return await self._ask(self._require_running(job))
+        except NoTimeline as why:
+            return why
 
     def add(self, worker: str, shown: StepShown) -> None:
         """Take a worker's answer; one that was not asked for is ignored."""
@@ -71,8 +85,10 @@ class Timelines:
         if asked is None or worker not in asked.workers or worker in asked.shown:
             return
         if (shown.attempt, shown.unit) == (asked.attempt, asked.unit):
-            asked.shown[worker] = shown
-            if len(asked.shown) == len(asked.workers):
+            asked.answered.add(worker)
+            if makes_sense(shown, asked.workers | {asked.submitter}, time.monotonic() - asked.at):
+                asked.shown[worker] = shown
+            if asked.answered == asked.workers:
                 asked.complete.set()
 
     def _require_running(self, job: str) -> Job:
@@ -83,6 +99,11 @@ class Timelines:
             raise NoTimeline(f"{job} runs no steps now, it is {found.state}")
         return found
 
+    def _goes_on(self, job: Job) -> bool:
+        """Whether the attempt still runs in which a step is watched."""
+        now = self._state().jobs.get(job.job)
+        return now is not None and now.state == RUNNING and now.attempt == job.attempt
+
     async def _ask(self, job: Job) -> StepTimeline:
         asked = _next_step(job)
         self._asked[job.job] = asked
@@ -91,27 +112,31 @@ class Timelines:
             if session := self._sessions.get(worker):
                 session.send_control(message)
         usual = job.replanning.step_seconds or 0.0
+        until = asked.at + min(MOST_SECONDS, LEAST_SECONDS + 4 * usual)
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(MOST_SECONDS, LEAST_SECONDS + 4 * usual)):
-                    await asked.complete.wait()
+            while not asked.complete.is_set() and self._goes_on(job) and time.monotonic() < until:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asked.complete.wait(), LOOK_SECONDS)
         finally:
             del self._asked[job.job]
         if not asked.shown:
             raise NoTimeline(f"no step of {job.job} ended while it was watched: try again")
         away = {name: self._sessions[name].seconds_away for name in asked.shown if name in self._sessions}
         shown = {name: asked.shown[name] for name in job.members if name in asked.shown}
-        return timeline_of(
-            job.job, asked.step, shown, away, job.submitter, sorted(asked.workers - asked.shown.keys())
-        )
+        silent = sorted(asked.workers - asked.shown.keys())
+        made = partial(timeline_of, job.job, asked.step, shown, away, job.submitter, silent)
+        return await asyncio.to_thread(made)
 
-    def _keep(self, job: str, made: StepTimeline) -> None:
-        """Keep a timeline, and forget those of jobs that are over."""
+    def _keep(self, job: str, made: StepTimeline | NoTimeline) -> None:
+        """Keep an outcome for a moment, and forget those of jobs that are over."""
         jobs = self._state().jobs
         self._made[job] = time.monotonic(), made
         for name in [name for name in self._made if name not in jobs or jobs[name].over]:
             del self._made[name]
-            self._locks.pop(name, None)
+        for name in [
+            name for name, lock in self._locks.items() if name not in self._made and not lock.locked()
+        ]:
+            del self._locks[name]
 
 
 def _next_step(job: Job) -> _Asked:
@@ -122,5 +147,6 @@ def _next_step(job: Job) -> _Asked:
         if unit is None:
             break
         if unit.train:
-            return _Asked(job.attempt, number, unit.step, frozenset(job.members))
+            members = frozenset(job.members)
+            return _Asked(job.attempt, number, unit.step, members, job.submitter, time.monotonic())
     raise NoTimeline(f"{job.job} has no further step to watch")

@@ -43,7 +43,8 @@ class FleetView:
 
         def log(job: str) -> list[LogLine]:
             require(job)
-            return self.log(job)
+            hide = self.status().veil_for(jobs)
+            return [LogLine(line.at, hide(line.words)) for line in self.log(job)]
 
         async def what_if(asked: WhatIf) -> Foreseen:
             require(asked.job)

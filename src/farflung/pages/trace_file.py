@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 
-from farflung.protocol.timeline import RowSpan, StepTimeline
-
-LINK = " -> "
+from farflung.protocol.timeline import LINK, RowSpan, StepTimeline
 
 
 def trace_of(timeline: StepTimeline) -> bytes:

@@ -9,8 +9,11 @@ from msgspec import Meta
 
 from farflung.protocol.fields import Count, Id, Message, Name, Text
 
-MOST_SPANS = 20_000
-"""Spans of one worker in one unit; a unit of 1,000 microbatches in four segments has 12,000 tasks."""
+MOST_SPANS = 5_000
+"""Spans of one worker in one unit, some 300 kB; 1,000 microbatches of one segment have 3,000 tasks."""
+
+LINK = " -> "
+"""Between the two ends in the name of a link's row."""
 
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Microbatch = Annotated[int, Meta(ge=-1, le=2**31)]
@@ -39,13 +42,17 @@ class ShowStep(Message, frozen=True):
 
 
 class StepShown(Message, frozen=True):
-    """What ran and arrived here in a unit, which took `seconds` from one decision's arrival to the next's."""
+    """What ran and arrived here in a unit, which took `seconds` from one decision's arrival to the next's.
+
+    So many spans are `cut`, of arrivals before tasks, because there were more than a message may have.
+    """
 
     job: Id
     attempt: Count
     unit: Count
     seconds: Seconds
     spans: Annotated[list[StepSpan], Meta(max_length=MOST_SPANS)]
+    cut: Count = 0
 
 
 class AskStep(Message, frozen=True):
@@ -69,7 +76,8 @@ class StepTimeline(Message, frozen=True):
 
     It took `seconds`: those of the worker that took longest. `spent` says for each worker where its seconds
     went: "computing", "updating", "waiting for NAME" (a worker or the submitter), "waiting for the decision"
-    and "between tasks"; they add up to its seconds. `silent` are the workers that did not answer.
+    and "between tasks"; they add up to its seconds. `silent` are the workers that did not answer, or with
+    nonsense. So many spans are `cut` from what was too much to show.
     """
 
     job: Id
@@ -78,3 +86,4 @@ class StepTimeline(Message, frozen=True):
     spans: list[RowSpan]
     spent: dict[Id, dict[Name, float]]
     silent: list[Id] = msgspec.field(default_factory=list)
+    cut: Count = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated
 
 import msgspec
@@ -13,6 +13,7 @@ from farflung.plans import LinkCodec
 from farflung.plans.rates import Rates
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reachability import LinkReport
+from farflung.protocol.veil import veil
 from farflung.protocol.worker import LinkTraffic
 from farflung.text import and_more, count_of
 
@@ -135,6 +136,11 @@ class JobStatus(msgspec.Struct, frozen=True, repr_omit_defaults=True):
         return f"waiting for {and_more(self.waits_for, NAMED)}" if self.waits_for else self.state
 
 
+def _veiled(job: JobStatus, hide: Callable[[str], str]) -> JobStatus:
+    words = {name: hide(getattr(job, name)) for name in ("reason", "protection", "planning", "bottleneck")}
+    return msgspec.structs.replace(job, waits_for=[hide(name) for name in job.waits_for], **words)
+
+
 class LinkView(msgspec.Struct, frozen=True):
     """How `holder` reaches one peer of a job, as it last reported.
 
@@ -160,16 +166,30 @@ class Status(Message, frozen=True):
     relay_mbps: float
 
     def limited_to(self, jobs: Collection[str]) -> Status:
-        """What a viewer of these jobs, by name or id, sees: them, their workers and the links of these."""
+        """What a viewer of these jobs, by name or id, sees: them, their workers and the links of these.
+
+        What is said of them names no other worker and no other job.
+        """
         seen = [job for job in self.jobs if job.name in jobs or job.job in jobs]
         ids = {job.job for job in seen}
+        hide = self.veil_for(jobs)
         return msgspec.structs.replace(
             self,
-            jobs=seen,
+            jobs=[_veiled(job, hide) for job in seen],
             workers=[worker for worker in self.workers if worker.job in ids],
             links=[view for view in self.links if view.job in ids],
             backup_pool=[],
         )
+
+    def veil_for(self, jobs: Collection[str]) -> Callable[[str], str]:
+        """What takes the names of all others out of words, for a viewer of these jobs."""
+        seen = [job for job in self.jobs if job.name in jobs or job.job in jobs]
+        ids = {job.job for job in seen}
+        shown = {name for job in seen for name in job.workers}
+        shown |= {worker.worker for worker in self.workers if worker.job in ids}
+        others = {worker.worker for worker in self.workers} - shown
+        others |= {name for job in self.jobs for name in (*job.workers, *job.waits_for)} - shown
+        return veil(others, {job.job for job in self.jobs} - ids)
 
     def workers_counted(self) -> str:
         """The number of workers in each state: "3 workers: 2 training, 1 standby; 1 left"."""

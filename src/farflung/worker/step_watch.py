@@ -1,4 +1,4 @@
-"""Notes what runs and arrives in one unit, if the broker has asked to see it; costs nothing else."""
+"""Notes what runs and arrives in one unit, if the broker has asked to see it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class StepWatch:
         self._asked: ShowStep | None = None
         self._began: float | None = None
         self._opened: dict[tuple[str, DataHeader], float] = {}
-        self._spans: list[StepSpan] = []
+        self._arrived: list[StepSpan] = []
+        self._ran: Sequence[StepSpan] = ()
 
     def ask(self, asked: ShowStep) -> None:
         """Watch this unit, and no other."""
@@ -31,7 +32,7 @@ class StepWatch:
     def forget(self) -> None:
         """Watch nothing."""
         self._asked = self._began = None
-        self._opened, self._spans = {}, []
+        self._opened, self._arrived, self._ran = {}, [], ()
 
     def opening(self, peer: str, header: DataHeader) -> None:
         """The first bytes of a value are here."""
@@ -44,12 +45,13 @@ class StepWatch:
             return
         kind: SpanKind = "gradient" if header.gradient else "activation"
         opened = self._opened.pop((peer, header), self._began)
-        self._add([StepSpan(kind, header.microbatch, opened, self._clock(), peer)])
+        if len(self._arrived) < MOST_SPANS:
+            self._arrived.append(StepSpan(kind, header.microbatch, opened, self._clock(), peer))
 
     def ran(self, unit: int, tasks: Sequence[StepSpan]) -> None:
         """All tasks of a unit have run, at these moments of the clock."""
         if self._began is not None and self._asked is not None and unit == self._asked.unit:
-            self._add(tasks)
+            self._ran = tasks
 
     def decided(self, attempt: Attempt, unit: int) -> StepShown | None:
         """A unit ends; says what there was to see, if this was the one that is watched."""
@@ -61,13 +63,13 @@ class StepWatch:
         elif unit == asked.unit - 1:
             self._began = now
         elif unit == asked.unit and began is not None:
-            spans = [_since(began, span) for span in self._spans]
+            spans = [_since(began, span) for span in (*self._ran, *self._arrived)]
             self.forget()
-            return StepShown(*attempt, unit, max(0.0, now - began), spans)
+            cut = max(
+                0, len(spans) - MOST_SPANS
+            )  # arrivals first: what is left out of them counts as no wait
+            return StepShown(*attempt, unit, max(0.0, now - began), spans[:MOST_SPANS], cut)
         return None
-
-    def _add(self, spans: Sequence[StepSpan]) -> None:
-        self._spans += spans[: MOST_SPANS - len(self._spans)]
 
 
 def _since(began: float, span: StepSpan) -> StepSpan:

@@ -173,6 +173,55 @@ def test_a_page_of_another_site_can_ask_nothing_of_the_planner_and_no_one_can_as
     asyncio.run(seen())
 
 
+def test_a_request_that_does_not_get_complete_frees_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farflung.pages.live.api.BODY_SECONDS", 0.3)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 5)
+
+    async def seen() -> None:
+        async with served(fleet) as port:
+            head = f"POST /api/v1/what-if HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+            head += "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+            for _, writer in slow:
+                writer.write(head.encode())
+            for reader, _ in slow:
+                assert (await asyncio.wait_for(reader.readline(), 30)).split()[1] == b"408"
+            for _, writer in slow:
+                writer.close()
+            for _ in range(200):
+                if answered := await reader_of(port):
+                    break
+                await asyncio.sleep(0.05)
+            assert answered
+
+    asyncio.run(seen())
+
+
+async def reader_of(port: int) -> bytes:
+    """What a new connection gets to read; nothing if it is hung up on."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(f"GET /api/v1/curves HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        return await reader.readline()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def test_viewers_together_cannot_ask_too_often_nor_pages_of_other_sites_at_all() -> None:
+    async def seen() -> None:
+        async with served(fleet) as port:
+            path = "/api/v1/jobs/job-1/step"
+            for site, code in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+                assert (await ask(port, path, Sec_Fetch_Site=site))[0] == code, site
+            codes = [(await ask(port, path))[0] for _ in range(40)]
+            assert codes[0] == 200 and codes[-1] == 429
+            assert (await ask(port, "/api/v1/status"))[0] == 200
+
+    asyncio.run(seen())
+
+
 def test_the_api_is_described_as_it_is() -> None:
     async def seen() -> None:
         async with served(fleet) as port:

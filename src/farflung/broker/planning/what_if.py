@@ -17,6 +17,7 @@ from farflung.broker.storage.contract import BrokerStore
 from farflung.broker.survey.topology import MeasuredTopology
 from farflung.errors import PlanError
 from farflung.plans import Plan
+from farflung.plans.topology import MOST_WORKERS
 
 PROGRAM = "farflung.broker.planning.what_if_process"
 SEARCH_SECONDS = 1.0
@@ -43,7 +44,7 @@ class WhatIfs:
         Raises
         ------
         PlanError
-            The job does not run, nothing is known of its links, or too many ask.
+            The job does not run, there are too many workers to plan for, or too many ask.
         """
         if self._waiting >= MOST_WAITING:
             raise PlanError("several what-ifs are being planned now: try again in a moment")
@@ -57,6 +58,10 @@ class WhatIfs:
     async def _answer(self, asked: WhatIf) -> Foreseen:
         command = _command(self._state(), asked.job)
         graph = (await asyncio.to_thread(self._store.blobs, [command.graph]))[command.graph]
+        if len(command.workers) > MOST_WORKERS:
+            raise PlanError(
+                f"a what-if is about at most {MOST_WORKERS} workers, here are {len(command.workers)}"
+            )
         measured = await asyncio.to_thread(self._topology, command.workers)
         question = question_for(command, graph, measured, SEARCH_SECONDS)
         assert command.current is not None

@@ -13,6 +13,7 @@ from farflung.protocol.fields import Id
 from farflung.protocol.timeline import RowSpan
 
 MOST_TWINS = 8
+MOST_TWINS_IN_ALL = 16
 MOST_TOPOLOGY = 2**20
 """Characters of a topology that a viewer brings."""
 

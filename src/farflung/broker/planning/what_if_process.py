@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 
 import msgspec
 
 from farflung.broker.planning.messages import Question
 from farflung.broker.planning.process import limit_memory, scheduled, topology_of, write_message
 from farflung.broker.planning.what_if_messages import (
+    MOST_TWINS_IN_ALL,
     FleetWorker,
     Foreseen,
     PlannedSegment,
@@ -35,6 +38,8 @@ NOTHING = WorkerChange()
 def main() -> None:
     """Answer one question."""
     limit_memory()
+    with suppress(OSError, AttributeError):
+        os.nice(10)  # the broker's own work, and jobs that wait for a plan, come first
     asked = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WhatIfQuestion)
     write_message(foreseen(asked))
 
@@ -106,6 +111,8 @@ def changed_question(question: Question, asked: WhatIf, members: frozenset[str])
 
 def _changed_fleet(fleet: Topology, used: frozenset[str], asked: WhatIf) -> tuple[Topology, frozenset[str]]:
     """The topology with the changes of its workers, and those that the job may use."""
+    if sum(change.twins for change in asked.workers.values()) > MOST_TWINS_IN_ALL:
+        raise PlanError(f"at most {MOST_TWINS_IN_ALL} workers can be added: give a topology file for more")
     for worker, change in asked.workers.items():
         if worker not in fleet.ids:
             raise PlanError(f"there is no worker {worker}: there are {', '.join(fleet.ids[:8])}")

@@ -33,7 +33,7 @@ def trace(
 ) -> None:
     """Watch one step of a job: when each worker computes, what it waits for, and what crosses its links.
 
-    It takes as long as a step or two, and costs the job nothing but a message.
+    It takes as long as a step or two, and costs each worker a message and its answer.
     """
     found = asyncio.run(_ask(job, broker, token, folder))
     if out is not None:

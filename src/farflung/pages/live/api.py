@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Message, Send
 
+from farflung.broker.network.allowances import Bucket, Rate
 from farflung.broker.planning.what_if_messages import WhatIf
 from farflung.broker.view import FleetView
 from farflung.errors import FarflungError
@@ -25,6 +27,12 @@ from farflung.pages.trace_file import trace_of
 SLOWEST_SECONDS = 30.0
 """A viewer that takes nothing for so long is dropped."""
 MOST_BODY = 2 * 2**20
+BODY_SECONDS = 10.0
+"""A request must be here after so long."""
+RATES = {"step": Rate(2, 20), "what-if": Rate(2, 20), "act": Rate(0.5, 10)}
+"""Of all viewers together: of what costs the broker, its workers or its store more than a look."""
+OWN = ("same-origin", "none")
+"""What `Sec-Fetch-Site` says of a page of this server, and of an address that was typed."""
 JSON = "application/json"
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -53,12 +61,21 @@ def routes_of(feed: Feed, view: FleetView) -> list[Route]:
         seen = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else 0
         return _Stream(feed.events(seen), media_type="text/event-stream")
 
+    limits = {name: Bucket(rate, time.monotonic()) for name, rate in RATES.items()}
+
+    def take(name: str) -> None:
+        if not limits[name].take(time.monotonic()):
+            raise _Refused(429, "viewers ask for more than this broker gives: try again in some seconds")
+
     async def step(request: Request) -> Response:
-        return _json(await view.step(request.path_params["job"]))
+        take("step")
+        found = await view.step(request.path_params["job"])
+        return Response(await asyncio.to_thread(msgspec.json.encode, found), media_type=JSON)
 
     async def trace(request: Request) -> Response:
+        take("step")
         job = request.path_params["job"]
-        made = trace_of(await view.step(job))
+        made = await asyncio.to_thread(trace_of, await view.step(job))
         name = "".join(letter for letter in job if letter.isalnum() or letter in "-_")
         kept = {"content-disposition": f'attachment; filename="{name or "job"}-trace.json"'}
         return Response(made, media_type=JSON, headers=kept)
@@ -67,10 +84,13 @@ def routes_of(feed: Feed, view: FleetView) -> list[Route]:
         return _json(view.log(request.path_params["job"]))
 
     async def what_if(request: Request) -> Response:
-        return _json(await view.what_if(await _body(request, WhatIf)))
+        asked = await _body(request, WhatIf)
+        take("what-if")
+        return _json(await view.what_if(asked))
 
     async def act(request: Request) -> Response:
         asked = await _body(request, Asked)
+        take("act")
         return _json(Done(await view.act(asked.token, asked.action)))
 
     async def openapi(_: Request) -> Response:
@@ -103,6 +123,8 @@ def _refusing(answer: Answer) -> Answer:
 
     async def refusing(request: Request) -> Response:
         try:
+            if request.headers.get("sec-fetch-site", OWN[0]) not in OWN:
+                raise _Refused(403, "only a page of this server may ask, or a program")
             return await answer(request)
         except _Refused as refused:
             code, words = refused.status, str(refused)
@@ -114,15 +136,18 @@ def _refusing(answer: Answer) -> Answer:
 
 
 async def _body(request: Request, kind: type[_Kind]) -> _Kind:
-    """What a page of this server posts: a page of another site may not, as JSON needs its permission."""
-    given = request.headers.get("content-type", "").partition(";")[0].strip()
-    if given != JSON or request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    """What a page of this server posts; a form of another site can send no JSON."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != JSON:
         raise _Refused(403, f"post {JSON}, from a page of this server or a program")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BODY:
-            raise _Refused(413, f"at most {MOST_BODY:,} bytes are read")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BODY:
+                    raise _Refused(413, f"at most {MOST_BODY:,} bytes are read")
+    except TimeoutError:
+        raise _Refused(408, "the request was not complete in time") from None
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -167,7 +167,7 @@ class _Guard:
             return None if own else Response("this page is for this machine only\n", 403)
         if self._is_right(request.query_params.get("token", "")):
             answer = RedirectResponse("/", 303)
-            # Lax, since a link in somebody's mail leads here; and nothing here can be changed.
+            # Lax, since a link in somebody's mail leads here; what changes something needs another token.
             answer.set_cookie(COOKIE, self._token, httponly=True, samesite="lax")
             return answer
         scheme, _, shown = request.headers.get("authorization", "").partition(" ")

@@ -5,9 +5,9 @@ const SLOWEST = 0, FASTEST = 4;  // of a slider: powers of ten of Mbit/s
 
 async function asked(path, body) {
   const how = body ? { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) } : {};
-  const answer = await fetch(path, how), found = await answer.json();
-  if (!answer.ok) throw new Error(found.error);
-  return found;
+  const answer = await fetch(path, how), isJson = (answer.headers.get("content-type") ?? "").startsWith("application/json");
+  if (answer.ok && isJson) return answer.json();
+  throw new Error(isJson ? (await answer.json()).error : (await answer.text()).trim().split("\n")[0] || `the broker refuses (${answer.status})`);
 }
 
 /** A number field with its label for screen readers. */
@@ -43,7 +43,8 @@ class StepPanel {
     this.measured = null;
     this.foreseen = null;
     this.fields = null;
-    this.asking = 0;
+    this.isPlanning = false;
+    this.isStale = false;  // whether something was changed while the broker planned
     this.steps = element("div", { class: "steps" });
     this.trouble = element("p", { class: "warning", role: "status", hidden: "" });
     this.form = element("div", { class: "what-if" });
@@ -65,13 +66,17 @@ class StepPanel {
   }
 
   async plan() {
-    const number = ++this.asking;
-    await this.#ask("planning", async () => {
-      const found = await asked("/api/v1/what-if", this.#changes());
-      if (number !== this.asking) return;  // a newer question is under way
-      this.foreseen = found;
-      if (!this.fields && !found.refusal) this.#build(found);
-    });
+    this.isStale = true;
+    if (this.isPlanning) return;  // one question at a time: the newest follows
+    this.isPlanning = true;
+    while (this.isStale) {
+      this.isStale = false;
+      await this.#ask("planning", async () => {
+        this.foreseen = await asked("/api/v1/what-if", this.#changes());
+        if (!this.fields && !this.foreseen.refusal) this.#build(this.foreseen);
+      });
+    }
+    this.isPlanning = false;
   }
 
   async #ask(words, ask) {
@@ -142,6 +147,7 @@ class StepPanel {
       const words = `As it ran: step ${measured.step}, ${secondsWords(measured.seconds)}`;
       parts.push(this.#picture(words, measured.spans, measured.seconds, whole), legendOf(measured.spans),
         element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Where the time went" }, spentTable(measured)));
+      if (measured.cut) parts.push(element("p", { class: "faint" }, `${measured.cut} more spans are not shown`));
       if (measured.silent.length) parts.push(element("p", { class: "faint" }, `no answer from ${measured.silent.join(", ")}`));
     }
     if (now) parts.push(this.#simulated("As the simulator has it", now, whole));

@@ -194,9 +194,12 @@ class RunningJob(Generic[Array]):
         tasks, self._ran = self._ran, []
         if unit != self._watched:
             return ()
+        periods = self._timer.periods()
+        if len(periods) != len(tasks):
+            return ()  # a device that is not done with them: which period is whose is not known
         update = StepSpan("update", -1, *self._updated)
-        periods = zip(tasks, self._timer.periods(), strict=False)
-        return (update, *(StepSpan(task.kind.value, task.microbatch, *period) for task, period in periods))
+        timed = zip(tasks, periods, strict=True)
+        return (update, *(StepSpan(task.kind.value, task.microbatch, *period) for task, period in timed))
 
     def replay(self) -> bool:
         """Go on with the units of the load's history; says whether they are over.

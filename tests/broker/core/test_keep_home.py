@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.broker.core.test_mending import plan_of
 from tests.broker.core.test_protection import job_of, spread, words
-from tests.broker.core.test_replaying import KERNELS
+from tests.broker.core.test_replaying import KERNELS, load_all
 from tests.broker.scenario import DEVICE, Scenario, plan_over, sent, told
 
 from farflung.broker.core import events
@@ -272,6 +273,41 @@ def test_a_replay_of_the_log_knows_who_is_at_home() -> None:
     assert durable(replay(fact for fact in story.facts if hasattr(fact, "at"))).workers["a"].home_of
     story.restart()
     assert story.state.workers["a"].home_of == ("ana",) and not story.state.workers["c"].home_of
+
+
+def replicated() -> Scenario:
+    """Workers a and b, and c and d run job-1 in two pipelines, whose first segments are bound to home."""
+    story = Scenario()
+    join(story, "a", "c", "e", of=["ana"], device=KERNELS)
+    story.leave("e")
+    join(story, "b", "d", device=KERNELS)
+    story.submit(4, steps=20, microbatches=6, wishes=at("a", "c", "e"))
+    plan = msgspec.structs.replace(plan_of("abcd"), home=[0, 2])
+    owned = [[f"weight-{part.segment % 2}"] for part in plan.placements]
+    programs = [SegmentProgram(n, b"program", {names[0]: 4}) for n, names in enumerate(owned)]
+    story.feed(events.PlanMade(story.now, "job-1", 1, PlanResult(plan, programs, owned, None)))
+    load_all(story)
+    story.all_ready(0)
+    return story
+
+
+def test_no_stranger_gets_the_place_of_a_home_worker_in_a_pipeline() -> None:
+    story = replicated()
+    join(story, "f", device=KERNELS)
+    story.leave("a")
+    check(story.state)
+    assert set(job_of(story).members) == {"c", "d"}  # the other pipeline goes on alone
+    load_all(story)
+    story.all_ready(1)
+    assert "f" not in job_of(story).members
+    join(story, "e", of=["ana"], device=KERNELS)
+    for unit in range(2, 12):  # it grows after a unit without a version under way
+        if (version := job_of(story).versions.under_way) is not None:
+            copied(story, version.name.unit)
+        if "e" not in job_of(story).members:
+            story.all_ready(unit)
+        check(story.state)
+    assert "e" in job_of(story).members and job_of(story).plan.at_home() == {"c", "e"}  # type: ignore[union-attr]
 
 
 def copied(story: Scenario, unit: int) -> None:

@@ -142,6 +142,11 @@ def scatter_reduce(
     """Values for one place are added, averaged, or the largest or smallest of them stays."""
     if src.dtype != self.dtype:
         raise ValueError(f"{src.dtype} into {self.dtype}")
+    if self.dtype == BOOL:
+        if reduce == "mean":
+            raise ValueError("a mean of bool")
+        whole, kind = np.dtype(np.int32), "amax" if reduce == "sum" else reduce
+        return scatter_reduce(to(self, whole), dim, index, to(src, whole), kind, include_self) != 0
     if not self.ndim:
         one = scatter_reduce(self[None], 0, index.reshape(1), src.reshape(1), reduce, include_self)
         return one.reshape(())

@@ -21,7 +21,7 @@ import pytest
 
 import farflung
 from farflung.broker.planning import client
-from farflung.opdag.quantized import QUANTIZED_LINEAR
+from farflung.opdag.quantized import QUANTIZED_EMBEDDING, QUANTIZED_LINEAR
 from farflung.planner.codecs.ladder import losses
 from farflung.planner.registry import SCHEDULERS
 
@@ -36,9 +36,10 @@ NO_MODULES = {
     "farflung.there_is_none",
     "farflung.example",
     "farflung.svg",
+    QUANTIZED_EMBEDDING,
     QUANTIZED_LINEAR,
 }
-"""A domain, one that a test wants to be missing, files, and an op."""
+"""A domain, one that a test wants to be missing, files, and ops."""
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

@@ -231,6 +231,20 @@ def _quantized_linear(op: str) -> Iterator[Sample]:
                 yield Sample(op, given, made)
 
 
+def _quantized_embedding(op: str) -> Iterator[Sample]:
+    for form in FORMATS:
+        for indices in (torch.tensor([[0, 2, 2], [4, 2, 0]]), torch.tensor([5], dtype=torch.int32)):
+            for dtype in (torch.float32, torch.bfloat16):
+                weight = _quantized(_random(6, 64), form)
+                given = {"weight": weight, "indices": indices, "format": form, "dtype": dtype}
+
+                def made(given: dict[str, Any] = given) -> Tensor:
+                    matrix = dequantized(given["weight"], given["format"], given["dtype"])
+                    return F.embedding(given["indices"], matrix)
+
+                yield Sample(op, given, made)
+
+
 def _quantized(matrix: Tensor, form: str) -> Tensor:
     """A matrix as codes and scales, uint8 [rows, bytes of a row]."""
     packed = np.empty(quantized_bytes(matrix.numel(), form), np.uint8)
@@ -249,6 +263,7 @@ OWN: dict[str, Callable[[str], Iterator[Sample]]] = {
     "aten.cross_entropy_loss.default": _cross_entropy,
     "aten.scaled_dot_product_attention.default": _attention,
     "farflung.quantized_linear.default": _quantized_linear,
+    "farflung.quantized_embedding.default": _quantized_embedding,
     "aten.upsample_linear1d.vec": _upsampled("linear", 2, 3, 4),
     "aten.upsample_bilinear2d.vec": _upsampled("bilinear", 2, 3, 4, 3),
     "aten.upsample_bicubic2d.vec": _upsampled("bicubic", 2, 3, 4, 3),
@@ -267,6 +282,7 @@ UNKNOWN_TO_TORCH = {
     "aten.detach.default",
     "aten._to_copy.default",
     "farflung.quantized_linear.default",
+    "farflung.quantized_embedding.default",
     "aten.upsample_linear1d.vec",
     "aten.upsample_bilinear2d.vec",
     "aten.upsample_bicubic2d.vec",

@@ -10,7 +10,7 @@ from farflung.opdag import wire
 from farflung.opdag.capture import capture
 from farflung.opdag.frozen import frozen_activations
 from farflung.opdag.graph import Graph, Precision
-from farflung.opdag.quantized import QUANTIZED_LINEAR, Quantization, quantized
+from farflung.opdag.quantized import QUANTIZED_EMBEDDING, QUANTIZED_LINEAR, Quantization, quantized
 
 
 class Layers(nn.Module):
@@ -45,16 +45,26 @@ def made_of(
     return quantized(capture(module, {"tokens": given}, precision=precision).graph, "nf4")
 
 
-def test_matrices_that_linear_layers_alone_read_are_quantized_and_others_say_why_not() -> None:
+def test_matrices_of_linear_layers_and_embeddings_are_quantized_and_others_say_why_not() -> None:
     graph, found = made_of(Layers())
-    assert found.matrices == {"linear.weight", "product", "narrow.weight", "twice"}
-    assert found.left.keys() == {"embedding.weight", "wide.weight", "normed", "doubles"}
-    assert found.left["embedding.weight"] == "embedding reads it"
+    assert found.matrices == {"linear.weight", "product", "narrow.weight", "twice", "embedding.weight"}
+    assert found.forms["embedding.weight"] == "int8" and found.forms["twice"] == "nf4"
+    assert found.left.keys() == {"wide.weight", "normed", "doubles"}
     assert found.left["wide.weight"] == "its rows have 8 values, which is no multiple of 32"
     assert found.left["doubles"] == "it is float64"
     assert found.left["normed"].endswith(" reads it")
     nodes = [node for node in graph.nodes if node.op == QUANTIZED_LINEAR]
-    assert [bool(node.arguments.get("transposed")) for node in nodes] == [False, True, False, False, True]
+    assert [bool(node.arguments.get("transposed")) for node in nodes] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    (looked_up,) = [node for node in graph.nodes if node.op == QUANTIZED_EMBEDDING]
+    assert looked_up.arguments["weight"] == nodes[-1].arguments["weight"]  # the head is tied to the table
+    assert looked_up.arguments["format"] == nodes[-1].arguments["format"] == "int8"
     types = {entry.name: graph.values[entry.value] for entry in graph.inputs_of("parameter")}
     assert types["narrow.weight"].dtype == "uint8" and types["narrow.weight"].shape == [8, 36]
     assert found.before.nodes != graph.nodes and graph.opset >= 4
@@ -78,7 +88,7 @@ def test_codecs_may_write_what_quantized_layers_make_for_trained_ones() -> None:
     module.requires_grad_(False)
     module[2].requires_grad_()
     graph, found = made_of(Mean(module))
-    assert found.matrices == {"layers.1.weight"}
+    assert found.matrices == {"layers.0.weight", "layers.1.weight"}
     assert len(frozen_activations(graph)) == 2
     assert frozen_activations(graph) == frozen_activations(found.before)
 
@@ -129,6 +139,32 @@ class Halves(Cast):
         for layer in self.layers:
             x = layer(x)
         return x.float().square().mean()
+
+
+class OtherTables(nn.Module):
+    """Tables that something reads beside a look-up, that have odd rows, or that are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Embedding(12, 64, padding_idx=0)
+        self.summed, self.short, self.trained = (
+            nn.Embedding(12, 64),
+            nn.Embedding(12, 32),
+            nn.Embedding(12, 64),
+        )
+        for table in (self.plain, self.summed, self.short):
+            table.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.plain(tokens) + self.summed(tokens) + self.trained(tokens) + self.summed.weight.mean()
+        return (x + self.short(tokens).repeat(1, 1, 2)).square().mean()
+
+
+def test_tables_that_more_than_look_ups_read_stay() -> None:
+    _, found = made_of(OtherTables())
+    assert found.forms == {"plain.weight": "int8"}
+    assert found.left["short.weight"] == "its rows have 32 values, which is no multiple of 64"
+    assert found.left["summed.weight"] == "mean reads it"
 
 
 class CastWhereUsed(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from farflung.quantization import FORMATS, QuantizedFormat, quantize, quantized_
 from farflung.runtime.footprint import segment_tape
 from farflung.runtime.parity.steps import named_state
 from farflung.runtime.torch_backend.codegen import Program
-from farflung.runtime.torch_backend.quantized import dequantized, quantized_linear
+from farflung.runtime.torch_backend.quantized import dequantized, quantized_embedding, quantized_linear
 from farflung.runtime.torch_backend.verify import verify_segment
 
 torch.set_num_threads(1)
@@ -71,6 +73,19 @@ def test_a_matrix_may_begin_at_any_byte(form: str, rows: int) -> None:
     assert torch.equal(dequantized(shifted, form, torch.float32), dequantized(weight, form, torch.float32))
 
 
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 5), (0,), ()])
+def test_an_embedding_looks_up_rows_of_the_dequantized_matrix_bit_for_bit(
+    form: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    weight = packed(torch.randn(96, WIDTH), form)
+    indices = torch.randint(96, shape)
+    ours = quantized_embedding(weight, indices, form, dtype)
+    assert ours.dtype == dtype and ours.shape == (*shape, WIDTH)
+    assert torch.equal(ours, F.embedding(indices, dequantized(weight, form, dtype)))
+
+
 class Tower(nn.Module):
     """Frozen layers with a trained bias at the end of each, as a stand-in for an adapter."""
 
@@ -95,11 +110,11 @@ def tower() -> tuple[Tower, Graph]:
     return module, capture(module, {"tokens": torch.arange(2 * SAMPLES).view(-1, 2)}).graph
 
 
-def held(module: nn.Module, segment: Segment, form: str) -> list[Tensor]:
+def held(module: nn.Module, segment: Segment, forms: Mapping[str, str]) -> list[Tensor]:
     state = named_state(module, capture(module, {"tokens": torch.arange(4).view(-1, 2)}).graph)
     types = {entry.name: segment.values[entry.value] for entry in segment.inputs}
     return [
-        packed(state[entry.name], form)
+        packed(state[entry.name], forms[entry.name])
         if types[entry.name].dtype == "uint8"
         else state[entry.name].detach().requires_grad_(entry.trainable)
         for entry in segment.inputs
@@ -111,11 +126,10 @@ def held(module: nn.Module, segment: Segment, form: str) -> list[Tensor]:
 def test_the_backward_pass_keeps_codes_and_scales_and_no_matrix(form: QuantizedFormat) -> None:
     module, graph = tower()
     graph, found = quantized(graph, form)
-    assert found.matrices == {f"layers.{n}.weight" for n in range(3)}
-    assert found.left == {"table.weight": "embedding reads it"}
+    assert found.forms == {"table.weight": "int8"} | {f"layers.{n}.weight": form for n in range(3)}
     (segment,) = plan_graph(graph, 1, SAMPLES, ["here"]).segments
     verify_segment(segment, SAMPLES)
-    state = held(module, segment, form)
+    state = held(module, segment, found.forms)
     kept: list[Tensor] = []
     program = Program(segment, SAMPLES, train=True)
 
@@ -126,8 +140,8 @@ def test_the_backward_pass_keeps_codes_and_scales_and_no_matrix(form: QuantizedF
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         (loss,) = program.run(state, [torch.arange(2 * SAMPLES).view(-1, 2)], 0)
     matrices = [tensor for tensor in kept if tensor.dtype == torch.uint8]
-    # The first layer's input needs no gradient, so nothing is kept of it at all.
-    assert [m.data_ptr() for m in matrices] == [s.data_ptr() for s in state if s.dtype == torch.uint8][1:]
+    # The first layer's input needs no gradient, so nothing is kept of it at all, nor of the table.
+    assert [m.data_ptr() for m in matrices] == [s.data_ptr() for s in state if s.dtype == torch.uint8][2:]
     assert sum(m.nbytes for m in matrices) == 2 * quantized_bytes(WIDTH * WIDTH, form)
     floats = [tensor for tensor in kept if tensor.is_floating_point()]
     assert max(tensor.numel() for tensor in floats) == 2 * SAMPLES * WIDTH < WIDTH * WIDTH

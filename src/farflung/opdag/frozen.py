@@ -10,9 +10,12 @@ from __future__ import annotations
 from farflung.opdag.analysis import differentiable_values, given_gradients
 from farflung.opdag.graph import FLOATING, Graph, Node
 from farflung.opdag.opset import lookup
+from farflung.opdag.quantized import QUANTIZED_EMBEDDING
 
 _LAYERS = frozenset({"product", "convolution", "normalisation"})
-_TABLES = frozenset({"aten.embedding.default", "aten.index.Tensor", "aten.index_select.default"})
+_TABLES = frozenset(
+    {"aten.embedding.default", QUANTIZED_EMBEDDING, "aten.index.Tensor", "aten.index_select.default"}
+)
 
 
 def frozen_activations(graph: Graph) -> set[int]:

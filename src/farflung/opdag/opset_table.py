@@ -193,6 +193,7 @@ detach.default(Tensor self) -> 1
 """
 MOVEMENT = """
 embedding.default(Tensor weight, Tensor indices, int padding_idx=-1, bool scale_grad_by_freq=False) -> 1
+farflung.quantized_embedding.default(Tensor weight, Tensor indices, str(int8|nf4) format, ScalarType dtype) -> 1 since 4
 cat.default(Tensor[] tensors, int dim=0) -> 1
 stack.default(Tensor[] tensors, int dim=0) -> 1
 repeat.default(Tensor self, int[] repeats) -> 1

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from farflung.opdag.cost import Types
 from farflung.opdag.graph import ITEM_BYTES, Node, Ref
 from farflung.opdag.opset import lookup
-from farflung.opdag.quantized import DEQUANTIZED_AT_ONCE, QUANTIZED_LINEAR
+from farflung.opdag.quantized import DEQUANTIZED_AT_ONCE, QUANTIZED_EMBEDDING, QUANTIZED_LINEAR
 from farflung.opdag.storage import Storage, reshaped, uses_fused_attention
 from farflung.quantization import values_in
 
@@ -52,6 +52,7 @@ _KEPT = {
     "baddbmm": "batch1:batch2 batch2:batch1",
     "linear": "input:weight weight:input",
     "quantized_linear": "weight:input",
+    "quantized_embedding": "",
     "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d": "input weight",
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d": "",
     "embedding": "indices",
@@ -257,6 +258,8 @@ def _workspace(node: Node, types: Types, batch: int, backward: bool) -> int:
     """
     if node.op == QUANTIZED_LINEAR:
         return _dequantized(node, types, batch)
+    if node.op == QUANTIZED_EMBEDDING:
+        return _looked_up(node, types, batch)
     if lookup(node.op).group != "convolution":
         return 0
     (read, weight), made = (_named(node, name)[0] for name in ("input", "weight")), node.writes()[0]
@@ -269,6 +272,13 @@ def _workspace(node: Node, types: Types, batch: int, backward: bool) -> int:
     channels = types[wide].shape_at(batch)[-rank - 1]
     places = types[many].numel(batch) // max(1, types[many].shape_at(batch)[-rank - 1])
     return channels * math.prod(kernel[2:]) * places * ITEM_BYTES[types[read].dtype]
+
+
+def _looked_up(node: Node, types: Types, batch: int) -> int:
+    """Bytes of the rows that an embedding takes out of a quantized matrix, and of what their values take."""
+    indices, weight = (_named(node, name)[0] for name in ("indices", "weight"))
+    codes = types[indices].numel(batch) * types[weight].shape_at(1)[-1]
+    return codes + min(types[node.writes()[0]].numel(batch), DEQUANTIZED_AT_ONCE) * _PIECE_BYTES
 
 
 def _dequantized(node: Node, types: Types, batch: int) -> int:

@@ -110,7 +110,7 @@ def _of_node(node: Node, segment: Segment | Graph, batch: int) -> list[IndexRang
         return _range(node, node.arguments[name], 0, limit, segment, batch, ignored)
 
     match node.op:
-        case "aten.embedding.default":
+        case "aten.embedding.default" | "farflung.quantized_embedding.default":
             return one("indices", shape("weight")[0])
         case (
             "aten.index_select.default"

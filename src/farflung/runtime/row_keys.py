@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from farflung.codec.state.running_mean import Keys
 from farflung.opdag.graph import Ref
+from farflung.opdag.quantized import QUANTIZED_EMBEDDING
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Plan
 
 Place: TypeAlias = tuple[int, int]  # unit, microbatch
 _Origin: TypeAlias = tuple[int, int, int, int]  # whether fed, source segment, value, segment here
 
-_EMBEDDING = "aten.embedding.default"
+_EMBEDDINGS = ("aten.embedding.default", QUANTIZED_EMBEDDING)
 _WHOLE: dict[str, type[np.integer]] = {"int64": np.int64, "int32": np.int32, "int16": np.int16}
 
 
@@ -80,7 +81,7 @@ def looked_up(segment: Segment) -> set[int]:
     made = {node.outputs[0]: node for node in segment.nodes}
     found = set()
     for node in segment.nodes:
-        value = node.arguments.get("indices") if node.op == _EMBEDDING else None
+        value = node.arguments.get("indices") if node.op in _EMBEDDINGS else None
         while isinstance(value, Ref) and value.id not in inputs:
             reads = made[value.id].reads() if value.id in made else []
             value = Ref(reads[0]) if len(reads) == 1 else None

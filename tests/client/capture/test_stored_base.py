@@ -119,11 +119,11 @@ def test_quantized_matrices_are_found_as_they_are_stored(server: Web, dtype: tor
     assert {name for name, at in places.items() if at.quantized} == of.quantization.matrices
     content = (server.folder / "model.safetensors").read_bytes()
     for name in of.quantization.matrices:
-        at, held = places[name], of.state[name]
-        assert (at.widened, at.quantized) == ("" if dtype == torch.float32 else "bfloat16", "nf4")
+        at, held, form = places[name], of.state[name], of.quantization.forms[name]
+        assert (at.widened, at.quantized) == ("" if dtype == torch.float32 else "bfloat16", form)
         memory = memoryview(bytearray(held.numel()))
-        size = values_in(held.numel(), "nf4") * dtype.itemsize
-        quantize_stored(memoryview(content)[at.offset : at.offset + size], str(dtype)[6:], "nf4", memory)
+        size = values_in(held.numel(), form) * dtype.itemsize
+        quantize_stored(memoryview(content)[at.offset : at.offset + size], str(dtype)[6:], form, memory)
         assert bytes(memory) == held.numpy().tobytes()
         assert hashlib.sha256(memory).digest() == listed[name]
 

@@ -53,7 +53,14 @@ QUANTIZED = [
     for shape, rows, columns, bias, t in (((2, 3), 5, 128, None, False), ((4,), 3, 64, floats(3, seed=2), False), ((2, 2), 6, 64, floats(64, seed=3), True))
 ]  # fmt: skip
 
+LOOKED_UP = [
+    _call("farflung.quantized_embedding.default", weight=_packed(form, 5, 128), indices=indices, format=form, dtype=dtype)
+    for form in ("int8", "nf4")
+    for dtype in (torch.float32, torch.bfloat16)
+    for indices in (torch.tensor([[0, 4], [1, 1]]), torch.tensor([3], dtype=torch.int32))
+]  # fmt: skip
+
 GROUPS_OF_VERSION_4: dict[str, list[Sample]] = {
     "scattering of version 4": SCATTERED,
-    "quantized matrices of version 4": QUANTIZED,
+    "quantized matrices of version 4": QUANTIZED + LOOKED_UP,
 }

@@ -144,10 +144,10 @@ class Job:
         "int8" or "nf4": workers hold frozen matrices as codes of 8 or 4 bits with a scale for each block
         of 64 or 32 values (`farflung.quantization`; QLoRA, arXiv 2305.14314), and dequantize one at a time
         where it is used. That are the matrices that linear layers (`nn.Linear`, `F.linear`, products with a
-        parameter) alone read; embeddings, a head tied to one, norms, biases and whatever is trained stay as
-        they are. It changes numbers: the run computes what one process with the dequantized matrices does,
-        not what the model with its own values does. The run's result has the model's own values beside what
-        was trained.
+        parameter) and embeddings alone read. What an embedding reads, also if a head is tied to it, is int8
+        with either. Norms, biases and whatever is trained stay as they are. It changes numbers: the run
+        computes what one process with the dequantized matrices does, not what the model with its own values
+        does. The run's result has the model's own values beside what was trained.
     collate
         Turns a list of items into a batch, a dict of tensors. By default tensors are stacked.
     names

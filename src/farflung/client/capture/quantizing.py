@@ -81,7 +81,7 @@ class QuantizedState(Mapping[str, Tensor]):
         if name not in self._quantization.matrices:
             return tensor
         try:
-            return quantized_tensor(tensor, self._quantization.form)
+            return quantized_tensor(tensor, self._quantization.forms[name])
         except WeightsError as error:
             raise JobError(f"{name} cannot be quantized: {error}") from None
 
@@ -112,7 +112,8 @@ def quantized_matrices(module: nn.Module, quantization: Quantization | None) -> 
     """The module's quantized matrices by name, as workers hold them; none without a quantization."""
     if quantization is None:
         return {}
-    return {name: quantized_tensor(one, quantization.form) for name, one in _matrices(module, quantization)}
+    forms = quantization.forms
+    return {name: quantized_tensor(one, forms[name]) for name, one in _matrices(module, quantization)}
 
 
 def dequantized_copy(
@@ -123,5 +124,5 @@ def dequantized_copy(
         return module
     module = copy.deepcopy(module)
     for name, parameter in _matrices(module, quantization):
-        parameter.data = dequantized(held[name], quantization.form, parameter.dtype)
+        parameter.data = dequantized(held[name], quantization.forms[name], parameter.dtype)
     return module

@@ -147,7 +147,7 @@ class StoredBase:
         if self._quantization is None or name not in self._quantization.matrices:
             return Reading(widened)
         # Values are widened before they are quantized, also where the model has the type of the file.
-        return Reading(widens(stored.kind, "float32") or "", self._quantization.form)
+        return Reading(widens(stored.kind, "float32") or "", self._quantization.forms[name])
 
 
 def _place(stored: StoredTensor, how: Reading) -> StoredAt:

@@ -1,4 +1,4 @@
-"""The linear layer over a quantized matrix as an op of torch, called `farflung::quantized_linear`.
+"""Linear layer and embedding over a quantized matrix as ops of torch, in the namespace `farflung`.
 
 Autograd keeps the codes and scales that the op was given, which are the worker's state anyway, and nothing of
 the matrix that they stand for: the backward pass dequantizes it once more.
@@ -25,18 +25,21 @@ _HUGE_PAGE = 2**21
 _PAIR = torch.int64
 """A type as long as two values of float32."""
 
-_SCHEMA = (
+_SCHEMAS = (
     "quantized_linear(Tensor input, Tensor weight, str format, Tensor? bias=None, bool transposed=False)"
-    " -> Tensor"
+    " -> Tensor",
+    "quantized_embedding(Tensor weight, Tensor indices, str format, ScalarType dtype) -> Tensor",
 )
 
 
 @cache
 def register() -> torch.library.Library:
-    """Register the op with torch; more calls do nothing."""
+    """Register the ops with torch; more calls do nothing."""
     library = torch.library.Library("farflung", "DEF")
-    library.define(_SCHEMA)
+    for schema in _SCHEMAS:
+        library.define(schema)
     library.impl("quantized_linear", quantized_linear, "CompositeImplicitAutograd")
+    library.impl("quantized_embedding", quantized_embedding, "CompositeImplicitAutograd")
     return library
 
 
@@ -61,6 +64,25 @@ def quantized_linear(
     """
     made: Tensor = _QuantizedLinear.apply(input, weight, bias, format, transposed)
     return made
+
+
+def quantized_embedding(weight: Tensor, indices: Tensor, format: str, dtype: torch.dtype) -> Tensor:
+    """`F.embedding(indices, W)`, bit for bit, where W is what `weight` stands for, in the type `dtype`.
+
+    Parameters
+    ----------
+    weight
+        uint8 [rows, bytes of a row], as `farflung.quantization` lays it out.
+    indices
+        Rows to look up, int32 or int64, [...].
+
+    Raises
+    ------
+    ValueError
+        `weight` has no whole blocks.
+    """
+    rows = F.embedding(indices.reshape(-1), weight)
+    return dequantized(rows, format, dtype).view(*indices.shape, values_in(weight.shape[1], format))
 
 
 def dequantized(weight: Tensor, format: str, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""The linear layer over a quantized matrix, whose backward pass dequantizes it once more."""
+"""Linear layer and embedding over a quantized matrix; the layer's backward pass dequantizes it once more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from farflung.quantization import BLOCKS, NF4_LEVELS, SCALE_BYTES, block_bytes
+from farflung.quantization import BLOCKS, NF4_LEVELS, SCALE_BYTES, block_bytes, values_in
 from farflung.runtime.jax_backend.lowering import lowers
 from farflung.runtime.jax_backend.lowerings.product import linear
 from farflung.runtime.jax_backend.promotion import compute_type, is_floating, to
@@ -29,11 +29,26 @@ def quantized_linear(
     ValueError
         `weight` has no whole blocks, or does not fit `input`.
     """
-    if weight.ndim != 2 or weight.dtype != np.uint8 or weight.shape[1] % block_bytes(format):
-        raise ValueError(f"a {format} matrix is uint8 of rows of {block_bytes(format)} bytes a block")
+    _require_blocks(weight, format)
     if not is_floating(input.dtype) or (bias is not None and bias.ndim != 1):
         raise ValueError(f"a linear layer of {input.dtype}")
     return _linear(input, weight, bias, format, transposed)
+
+
+@lowers("farflung.quantized_embedding.default")
+def quantized_embedding(weight: Array, indices: Array, format: str, dtype: np.dtype) -> Array:
+    """Rows of what `weight` stands for; one that is out of range has scales that are not numbers."""
+    _require_blocks(weight, format)
+    if indices.dtype not in (np.int32, np.int64) or not is_floating(dtype):
+        raise ValueError(f"an embedding of {dtype} by {indices.dtype}")
+    known = jnp.where(indices < 0, weight.shape[0], indices).reshape(-1)
+    rows = jnp.take(weight, known, 0, mode="fill", fill_value=255)
+    return _matrix(rows, format, False, dtype).reshape(*indices.shape, values_in(weight.shape[1], format))
+
+
+def _require_blocks(weight: Array, format: str) -> None:
+    if weight.ndim != 2 or weight.dtype != np.uint8 or weight.shape[1] % block_bytes(format):
+        raise ValueError(f"a {format} matrix is uint8 of rows of {block_bytes(format)} bytes a block")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))

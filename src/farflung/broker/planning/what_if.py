@@ -22,7 +22,7 @@ from farflung.plans.topology import MOST_WORKERS
 PROGRAM = "farflung.broker.planning.what_if_process"
 SEARCH_SECONDS = 1.0
 """CPU time of a search: the answer is for somebody who waits for it."""
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 60.0
 MOST_WAITING = 8
 
 Topology = Callable[[Sequence[str]], MeasuredTopology]

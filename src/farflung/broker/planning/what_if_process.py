@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
 
 import msgspec
 
@@ -38,8 +36,6 @@ NOTHING = WorkerChange()
 def main() -> None:
     """Answer one question."""
     limit_memory()
-    with suppress(OSError, AttributeError):
-        os.nice(10)  # the broker's own work, and jobs that wait for a plan, come first
     asked = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=WhatIfQuestion)
     write_message(foreseen(asked))
 

@@ -23,7 +23,7 @@ from typing import NamedTuple, Never
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.arguments import positive, whole
-from tests.support.browser import opened
+from benchmarks.browser import browsing
 
 from farflung.broker.view import FleetView
 from farflung.errors import FarflungError
@@ -129,7 +129,7 @@ async (seconds) => {
 
 def looked_at(seconds: float) -> tuple[float, float]:
     """Seconds until the first picture is drawn in a new browser, and frames a second while the map moves."""
-    with opened("about:blank", viewport={"width": 1200, "height": 900}) as found:
+    with browsing("about:blank", viewport={"width": 1200, "height": 900}) as found:
         began = time.monotonic()
         found.page.goto(f"http://{ADDRESS}/", wait_until="commit")
         found.page.locator("#workers td").first.wait_for()

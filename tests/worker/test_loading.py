@@ -6,18 +6,21 @@ import re
 
 import msgspec
 import pytest
+import torch
 from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured
 from tests.worker.loads import STEPS, fresh, load
+from torch import Tensor
 
 from farflung.errors import CodecError, FarflungError, GraphError
 from farflung.opdag import wire
+from farflung.opdag.capture import capture
 from farflung.planner import PlannedJob, plan_graph
 from farflung.planner.replicas import evenly_replicated
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.emulated.backend import EmulatedBackend
-from farflung.runtime.optimizers.declared import AdamW
+from farflung.runtime.optimizers.declared import SGD, AdamW
 from farflung.runtime.state import trained_shapes
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.training import Training
@@ -77,6 +80,31 @@ def test_segments_beyond_what_the_owner_gives_are_refused_with_the_bytes() -> No
     assert set(load_segments("a", job, receiver, needed, TorchBackend())) == {0}
     with pytest.raises(GraphError, match=f"need {needed} bytes, this worker offers {needed - 1}"):
         load_segments("a", job, receiver, needed - 1, TorchBackend())
+
+
+class Unfolded(torch.nn.Module):
+    """A convolution that PyTorch unfolds if it gets a single sample: 27 times what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv3d(16, 16, 3, padding=1)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return self.conv(pictures).square().mean()
+
+
+def test_a_convolution_that_is_unfolded_beyond_what_the_owner_gives_is_refused() -> None:
+    """Its operand has 17 MB, with all windows 453 MB."""
+    graph = capture(Unfolded(), {"pictures": torch.zeros(2, 16, 16, 16, 1024)}).graph
+    made = plan_graph(graph, 1, 1, ["a"])
+    training = Training(steps=1, microbatches=1, microbatch_size=1, optimizer=SGD(lr=1e-3))
+    sizes = {e.name: made.segments[0].values[e.value].bytes(1) for e in graph.inputs_of("parameter")}
+    program = SegmentProgram(0, made.programs[0], sizes, trained_shapes(made.segments[0]))
+    job = Load("job-1", 1, made.plan, training, [program], {}, "desk")
+    with pytest.raises(GraphError) as refused:
+        load_segments("a", job, StateReceiver(job, [0], 10**9, fresh), 450_000_000, TorchBackend())
+    (line,) = str(refused.value).splitlines()
+    assert re.match(r"the segments need \d+ bytes, this worker offers 450000000: raise `farflung join", line)
 
 
 def test_compiled_segments_must_fit_into_the_owners_memory_limit() -> None:

@@ -13,9 +13,8 @@ from itertools import zip_longest
 from farflung.opdag.cost import Types
 from farflung.opdag.graph import ITEM_BYTES, Node, Ref
 from farflung.opdag.opset import lookup
-from farflung.opdag.quantized import DEQUANTIZED_AT_ONCE, QUANTIZED_EMBEDDING, QUANTIZED_LINEAR
 from farflung.opdag.storage import Storage, reshaped, uses_fused_attention
-from farflung.quantization import values_in
+from farflung.opdag.workspaces import workspace_bytes
 
 _KEPT = {
     "add": "",
@@ -72,13 +71,10 @@ _BACKWARD_COPIES = {
     "abs": 1, "sin": 1, "cos": 1, "sqrt": 1, "rsqrt": 2, "reciprocal": 2, "erf": 3, "pow": 2, "div": 1,
     "square": 2, "var": 2, "std": 2, "maximum": 2, "minimum": 2, "max": 2, "min": 2, "amax": 2, "amin": 2,
     "clamp": 1, "clamp_min": 1, "clamp_max": 1, "logsumexp": 2, "log1p": 1, "log2": 1, "expm1": 1, "atan": 2,
-    "prelu": 1, "remainder": 1, "prod": 3, "linalg_vector_norm": 2, "scatter_reduce": 4,
+    "cumsum": 2, "prelu": 1, "remainder": 1, "prod": 3, "linalg_vector_norm": 2, "scatter_reduce": 4,
     "binary_cross_entropy_with_logits": 3, "cross_entropy_loss": 1,
 }  # fmt: skip
 """Temporary tensors of a backward pass besides gradients, each as large as the op's largest operand."""
-
-_PIECE_BYTES = 6
-"""Of a value that is being dequantized: its level in float32, and half of an index of two levels."""
 
 _FORWARD_COPIES = {"binary_cross_entropy_with_logits": 3}
 
@@ -115,7 +111,7 @@ def saved_by(node: Node, types: Types, batch: int, storage: Storage, gradients: 
     """
     base, group = node.op.split(".")[1], lookup(node.op).group
     largest = max((types[v].bytes(batch) for v in (*node.reads(), *node.writes())), default=0)
-    forward = _FORWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch, False)
+    forward = _FORWARD_COPIES.get(base, 0) * largest + workspace_bytes(node, types, batch, False)
     if base in ("mse_loss", "smooth_l1_loss"):
         forward += _broadcast(node, types, batch, storage)
     if base == "matmul":
@@ -127,7 +123,7 @@ def saved_by(node: Node, types: Types, batch: int, storage: Storage, gradients: 
         return SavedTensors(values, extra, around, around)
     if not gradients.intersection(node.writes()):
         return SavedTensors(frozenset(), 0, forward)
-    backward = _BACKWARD_COPIES.get(base, 0) * largest + _workspace(node, types, batch, True)
+    backward = _BACKWARD_COPIES.get(base, 0) * largest + workspace_bytes(node, types, batch, True)
     values = _values(node, base, group, gradients)
     extra = _extra(node, base, types, batch)
     if base == "matmul":
@@ -247,42 +243,3 @@ def _attention(
     whole = frozenset(value for value in operands[2:] if _as_batches(value, storage))
     copies = sum(types[value].bytes(batch) for value in operands if value not in whole)
     return whole, copies + tables * pairs * item, (2 * item + ITEM_BYTES["bool"]) * pairs
-
-
-def _workspace(node: Node, types: Types, batch: int, backward: bool) -> int:
-    """Temporary memory of quantized matrices, which are dequantized one at a time, and of convolutions.
-
-    oneDNN copies operands, results and weights into blocks of channels. In the backward pass the gradients of
-    operand and weights, which are counted separately, are computed one after the other. PyTorch's own
-    kernels, for other types, unfold the operand for every position of a window.
-    """
-    if node.op == QUANTIZED_LINEAR:
-        return _dequantized(node, types, batch)
-    if node.op == QUANTIZED_EMBEDDING:
-        return _looked_up(node, types, batch)
-    if lookup(node.op).group != "convolution":
-        return 0
-    (read, weight), made = (_named(node, name)[0] for name in ("input", "weight")), node.writes()[0]
-    if types[read].dtype in ("float32", "bfloat16"):
-        copies = [types[value].bytes(batch) for value in (read, weight)]
-        return types[made].bytes(batch) + (max(copies) if backward else sum(copies))
-    kernel = types[weight].shape_at(batch)
-    wide, many = (made, read) if "transpose" in node.op else (read, made)
-    rank = len(kernel) - 2
-    channels = types[wide].shape_at(batch)[-rank - 1]
-    places = types[many].numel(batch) // max(1, types[many].shape_at(batch)[-rank - 1])
-    return channels * math.prod(kernel[2:]) * places * ITEM_BYTES[types[read].dtype]
-
-
-def _looked_up(node: Node, types: Types, batch: int) -> int:
-    """Bytes of the rows that an embedding takes out of a quantized matrix, and of what their values take."""
-    indices, weight = (_named(node, name)[0] for name in ("indices", "weight"))
-    codes = types[indices].numel(batch) * types[weight].shape_at(1)[-1]
-    return codes + min(types[node.writes()[0]].numel(batch), DEQUANTIZED_AT_ONCE) * _PIECE_BYTES
-
-
-def _dequantized(node: Node, types: Types, batch: int) -> int:
-    """Bytes of a quantized matrix in the type of its input, and of what making it takes."""
-    (read, weight), form = (_named(node, name)[0] for name in ("input", "weight")), node.arguments["format"]
-    values = values_in(types[weight].numel(batch), str(form))
-    return values * ITEM_BYTES[types[read].dtype] + min(values, DEQUANTIZED_AT_ONCE) * _PIECE_BYTES

@@ -75,7 +75,7 @@ def test_a_run_is_a_span_with_one_for_each_thing_that_it_did(tmp_path: Path) -> 
     assert list(by_name) == ["waiting", "loading", "training", "validating", "train gpt"]
     run = by_name.pop("train gpt")
     about = attributes(run)
-    assert (about["farflung.run"], about["step"], about["train.loss"]) == ("abc", 1, 2.5)
+    assert (about["config.run"], about["step"], about["train.loss"]) == ("abc", 1, 2.5)
     assert (about["validation.loss"], about["outcome"], run.status.message) == (
         1.25,
         "failed",

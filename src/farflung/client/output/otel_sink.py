@@ -19,7 +19,7 @@ class OtelSink(Sink):
     """Sends the trace by OTLP over HTTP, to the collector that WHERE or `OTEL_EXPORTER_OTLP_ENDPOINT` names.
 
     The run's span has the configuration, the newest numbers and the outcome as attributes. A resumed run is a
-    trace of its own, with the same `farflung.run`.
+    trace of its own, with the same `config.run`.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -33,7 +33,7 @@ class OtelSink(Sink):
         self._provider = sdk.TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter(**where)))
         self._tracer = self._provider.get_tracer("farflung")
-        attributes = {f"farflung.{name}": value for name, value in opening.configuration.items()}
+        attributes = {f"config.{name}": value for name, value in opening.configuration.items()}
         self._run = self._tracer.start_span(f"train {opening.job}", attributes=attributes)
         self._inside = self._trace.set_span_in_context(self._run)
         self._phase: Any = None

@@ -105,6 +105,7 @@ MEASURED: list[tuple[str, str, list[list[int]], dict[str, Argument]]] = [
     ("conv2d", "bfloat16", [[4, 16, 128, 128], [16, 4, 5, 5]], {"padding": [4, 4], "dilation": [2, 2],
      "groups": 4}),
     ("conv2d", "bfloat16", [[4, 64, 64, 64], [64, 64, 3, 3]], {"padding": [1, 1]}),
+    ("conv2d", "float32", [[4, 12, 128, 128], [12, 6, 13, 13]], {"groups": 2}),
     ("conv1d", "float32", [[1, 4, 5000], [8, 4, 1000]], {}),
     ("conv1d", "float32", [[4, 16, 20000], [16, 16, 31]], {}),
     ("topk", "float32", [[2_000_000]], {"k": 8}),

@@ -55,8 +55,14 @@ def _in_blocks(node: Node, types: Types, batch: int, backward: bool) -> int:
     found = result + (max(operand, weights) if backward else operand + weights)
     if backward and types[read].dtype == "bfloat16":  # a sample is transposed, weights are summed in float32
         found += (result + operand) // max(1, samples) + 2 * weights
+    windows = _unfolded(node, types, batch) // max(1, samples)
     if types[weight].shape_at(batch)[-1] > _WIDEST:
-        found = max(found, (_unfolded(node, types, batch) + found) // max(1, samples))
+        found = max(found, windows + found // max(1, samples))
+    groups = node.arguments.get("groups", 1)
+    if (
+        isinstance(groups, int) and 1 < groups < channels and channels // groups % _BLOCK
+    ):  # one group at a time
+        found = max(found, windows // groups)
     return found
 
 

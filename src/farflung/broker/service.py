@@ -488,7 +488,7 @@ class BrokerService:
             _log.warning("the certificate of %s is not renewed: %s", peer, error)
             await session.close(f"your certificate is not renewed: {error}")
             return
-        session.send_control(messages.encode(Renewed(certificate, self._authority.told)))
+        session.send_control(messages.encode(Renewed(certificate, self._authority.new_roots)))
         _log.info("the certificate of %s was renewed", peer)
 
     def _on_verified(self, worker: str, claims: tuple[str, ...], addresses: tuple[str, ...]) -> None:

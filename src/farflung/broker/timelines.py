@@ -73,7 +73,7 @@ class Timelines:
         return made
 
     async def _outcome(self, job: str) -> StepTimeline | NoTimeline:
-        """A timeline, or why there is none: those who wait for the same one are not told later."""
+        """A timeline, or why there is none, for all who wait for it."""
         try:
             return await self._ask(self._require_running(job))
         except NoTimeline as why:

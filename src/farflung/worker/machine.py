@@ -1,6 +1,6 @@
 """Which processes share this machine's cores: workers that name the same machine compute one after the other.
 
-A fleet is told no more than whether two of its workers share one.
+A fleet learns no more than whether two of its workers share one.
 """
 
 from __future__ import annotations

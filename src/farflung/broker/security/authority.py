@@ -96,7 +96,7 @@ class Authority:
         return certificates_to_pem(self._trust.roots(self.clock()))
 
     @property
-    def told(self) -> bytes:
+    def new_roots(self) -> bytes:
         """`roots` if the key was ever replaced, so that members hear of it; else empty."""
         return self.roots if self._trust.was_rotated else b""
 
@@ -136,13 +136,13 @@ class Authority:
                 certificate = self.enrol(asked)
                 _log.info("%s joined as %s from %s", asked.id, asked.role, remote)
                 return join_messages.encode(
-                    join_messages.TellCertificate(certificate, self.clock(), self.told)
+                    join_messages.TellCertificate(certificate, self.clock(), self.new_roots)
                 )
             if isinstance(asked, join_messages.AskRenewal):
                 certificate = self.renew_ended(check_id(asked.id), asked.role, asked.request)
                 _log.info("%s renewed its ended certificate from %s", asked.id, remote)
                 return join_messages.encode(
-                    join_messages.TellCertificate(certificate, self.clock(), self.told)
+                    join_messages.TellCertificate(certificate, self.clock(), self.new_roots)
                 )
             own, *older = [certificate_to_pem(root) for root in self._trust.roots(self.clock())]
             return join_messages.encode(join_messages.TellAuthority(own, self.clock(), older))

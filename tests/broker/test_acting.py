@@ -40,7 +40,10 @@ def test_an_operators_token_removes_and_allows_members_and_the_log_says_so(
             who = f"token-{token_id(token.digest)}"
             assert await service.view.act(token.text, RemoveMember("w-1", "it lies")) == "w-1: "
             assert f"was removed by operator {who}: it lies" in await worker.lost()
-            assert f"token {token_id(token.digest)} asks for this on the page" in caplog.text
+            assert (
+                f"token {token_id(token.digest)} asks on the page, as operator {who}: RemoveMember w-1"
+                in caplog.text
+            )
             assert token.text not in caplog.text
             await service.view.act(token.text, AllowMember("w-1"))
             back = await PretendedWorker.join(service, tmp_path, "w-1")
@@ -74,7 +77,7 @@ def test_other_tokens_may_do_less_or_nothing(tmp_path: Path, role: str, action: 
 
 
 def test_tokens_that_were_revoked_or_expired_and_those_of_removed_members_may_do_nothing(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
         async with broker(tmp_path) as service:
@@ -86,6 +89,7 @@ def test_tokens_that_were_revoked_or_expired_and_those_of_removed_members_may_do
                     await service.view.act(token.text, AllowMember("w-1"))
             with pytest.raises(IdentityError):
                 await service.view.act("ff1-nonsense", AllowMember("w-1"))
+            assert "what was shown on the page is no token (AllowMember)" in caplog.text
             spent = create_token(tmp_path, "operator")
             await identity(service, tmp_path, "olga", "operator", spent)
             with pytest.raises(ActionRefused, match="used up"):

@@ -143,7 +143,7 @@ def test_each_event_of_a_job_is_one_line() -> None:
         "worker a joined the backup pool (a small box, site lab)",
         "worker b joined the backup pool (a small box, site lab)",
         "job-1 (gpt) was submitted by ana for 2 workers",
-        "job-1 is planned for a, b (attempt 1)",
+        "job-1 is being planned on a, b (attempt 1)",
         "job-1 is loading on a, b",
         "job-1 runs",
         "worker b was lost: connection reset",

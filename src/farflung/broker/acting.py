@@ -18,7 +18,7 @@ from farflung.broker.operators import Operators
 from farflung.broker.security.tokens import lets_in, token_id
 from farflung.broker.sessions import HolderSession
 from farflung.broker.storage.contract import BrokerStore
-from farflung.errors import FarflungError
+from farflung.errors import FarflungError, IdentityError
 from farflung.protocol.fields import Message
 from farflung.protocol.membership import Drain, Draining
 from farflung.protocol.messages import (
@@ -89,14 +89,18 @@ class Acting:
         IdentityError
             What is shown is no token.
         """
-        token = Token.parse(shown)
+        try:
+            token = Token.parse(shown)
+        except IdentityError as error:
+            _log.warning("what was shown on the page is no token (%s): %s", type(action).__name__, error)
+            raise
         who, what = f"token {token_id(token.digest)}", type(action).__name__
         try:
             caller = _Caller(await self._peer_of(token, action))
         except ActionRefused as error:
             _log.warning("%s may not do this on the page (%s): %s", who, what, error)
             raise
-        _log.info("%s asks for this on the page, as %s: %s", who, caller.peer, action)
+        _log.info("%s asks on the page, as %s: %s %s", who, caller.peer, what, _target(action))
         session = cast(HolderSession, caller)
         if isinstance(action, Drain):
             self._dispatcher.put(Arrival(session, action))
@@ -134,6 +138,16 @@ class Acting:
         if token.role == "submitter":
             raise ActionRefused("a submitter's token may end only jobs of those who joined with it")
         raise ActionRefused(f"a {token.role}'s token may do nothing here: an operator's may")
+
+
+def _target(action: Action) -> str:
+    match action:
+        case CancelJob(job):
+            return job
+        case Drain(worker):
+            return worker
+        case RemoveMember(member) | AllowMember(member):
+            return member
 
 
 def _words(answer: Any) -> str:

@@ -102,7 +102,7 @@ def _describe_wait_explained(fact: facts.WaitExplained) -> str:
 
 @log_line.register
 def _describe_job_planning(fact: facts.JobPlanning) -> str:
-    return f"{fact.job} is planned for {', '.join(fact.workers)} (attempt {fact.attempt})"
+    return f"{fact.job} is being planned on {', '.join(fact.workers)} (attempt {fact.attempt})"
 
 
 @log_line.register

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from farflung.broker.core.records import COLLECTING, LOADING, QUEUED, RUNNING
+from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, RUNNING
 from farflung.protocol.messages import Status
 from farflung.protocol.viewer import OVER, STATES, JobStatus
 
-JOB_STATES = (QUEUED, LOADING, RUNNING, COLLECTING, *OVER)
+JOB_STATES = (QUEUED, PLANNING, LOADING, RUNNING, COLLECTING, *OVER)
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -37,7 +37,7 @@ class _Fleet(Collector):
         workers = Counter(worker.state for worker in self._status.workers)
         jobs = Counter(job.state for job in self._status.jobs)
         yield _gauge(
-            "uptime_seconds", "Since the broker was started", [], [([], self._status.uptime_seconds)]
+            "uptime_seconds", "Seconds since the broker was started", [], [([], self._status.uptime_seconds)]
         )
         yield _gauge("workers", "Workers in a state", ["state"], (([one], workers[one]) for one in STATES))
         yield _gauge("jobs", "Jobs in a state", ["state"], (([one], jobs[one]) for one in JOB_STATES))
@@ -52,7 +52,7 @@ class _Fleet(Collector):
             ("job_steps", "Steps that are asked for", lambda job: job.steps),
             ("job_loss", "Loss of the newest step", lambda job: job.loss),
             ("job_validation_loss", "Loss of the newest validation", lambda job: job.validation_loss),
-            ("job_step_seconds", "Of a step", lambda job: job.step_seconds),
+            ("job_step_seconds", "Seconds of a step", lambda job: job.step_seconds),
             ("job_samples_per_second", "Speed", lambda job: job.samples_per_second),
             ("job_waits", "1: for workers or its submitter", lambda job: bool(job.waits_for) or job.held),
         )
@@ -60,9 +60,10 @@ class _Fleet(Collector):
             yield _gauge(name, words, ["job_id", "name"], ((who, value(job)) for job, who in going))
 
     def _links(self) -> Iterator[GaugeMetricFamily]:
-        """Of each link that is connected."""
+        """Of each link that is connected, and whose job is not over."""
         labels = ["job_id", "source", "target"]
-        views = [(view, view.report.link) for view in self._status.links]
+        going = {job.job for job in self._status.jobs if job.state not in OVER}
+        views = [(view, view.report.link) for view in self._status.links if view.job in going]
         used = [([view.job, view.holder, view.report.peer], link) for view, link in views if link is not None]
         rates = ((who, link.rate_mbps) for who, link in used)
         yield _gauge("link_mbps", "Rate at which the target reads data, Mbit/s", labels, rates)

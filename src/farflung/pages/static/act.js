@@ -23,22 +23,32 @@ class ActForm {
   show(status) {
     const jobs = status.jobs.filter((job) => !["done", "failed", "cancelled"].includes(job.state)).map((job) => job.job);
     this.offered = { jobs, workers: status.workers.map((worker) => worker.worker) };
+    this.named = status.jobs.filter((job) => jobs.includes(job.job));
     if (document.activeElement !== this.target) this.#offer();
   }
 
   #offer() {
     const { jobs, workers } = this.offered ?? { jobs: [], workers: [] };
     this.known.replaceChildren(...(this.what.value === "CancelJob" ? jobs : workers).map((name) => element("option", { value: name })));
+    this.target.placeholder = this.what.value === "CancelJob" ? "such as job-1" : "its name";
     this.reason.disabled = ["Drain", "AllowMember"].includes(this.what.value);
+  }
+
+  /** The id of the only job that goes on and has this name; else what was typed. */
+  #meant(target) {
+    const same = this.what.value === "CancelJob" ? this.named.filter((job) => job.name === target) : [];
+    return same.length === 1 ? same[0].job : target;
   }
 
   async #act() {
     this.button.disabled = true;
     this.words.textContent = "asking the broker";
     try {
-      const action = actionOf(this.what.value, this.target.value.trim(), this.reason.value.trim());
+      const action = actionOf(this.what.value, this.#meant(this.target.value.trim()), this.reason.value.trim());
       this.words.textContent = (await asked("/api/v1/act", { token: this.token.value, action })).words;
+      this.words.className = "";
     } catch (error) {
+      this.words.className = "why";
       this.words.textContent = error instanceof TypeError ? "the broker does not answer" : error.message;
     } finally {
       this.button.disabled = false;

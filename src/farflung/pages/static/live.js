@@ -294,6 +294,7 @@ class Page {
     this.finders.links.list(known, ({ view, link }) => `${view.holder} \u2192 ${view.report.peer} ${link?.path ?? ""}`, (shown, of) =>
       place("links").replaceChildren(known.length ? table(of, heads, shown.map(cells), [2, 3, 4, 6]) : element("p", { class: "faint" }, "No job uses links now.")));
     const drawn = known.filter(({ link }) => link).map(({ view, link, share }) => ({ source: view.holder, target: view.report.peer, share, relayed: link.path.startsWith("relay") }));
+    place("map-section").hidden = status.workers.every((worker) => worker.state === "left");
     this.map.show(status.workers.filter((worker) => worker.state !== "left"), drawn);
   }
 }

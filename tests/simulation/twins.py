@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from farflung.broker.core.records import State, durable_job, durable_worker
+from farflung.broker.core.records import State, durable, durable_job, durable_worker
 
 
 class Twins:
@@ -24,7 +24,7 @@ class Twins:
         return (
             _agree(self._jobs, one.jobs, other.jobs, durable_job)
             and _agree(self._workers, one.workers, other.workers, durable_worker)
-            and replace(one, jobs={}, workers={}) == replace(other, jobs={}, workers={})
+            and durable(replace(one, jobs={}, workers={})) == durable(replace(other, jobs={}, workers={}))
         )
 
 

@@ -1,4 +1,4 @@
-"""The key of the authority is replaced while a job trains: nobody joins again, and a newcomer takes part."""
+"""The key of the authority is replaced while a job trains: members stay, and a newcomer takes part."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ WORDS = KeySource(passphrase="correct horse")
 
 
 def unasked(file: Path) -> str:
-    raise AssertionError("nobody is to be asked")
+    raise AssertionError("no passphrase is to be asked for")
 
 
 def opens(folder: Path, source: KeySource) -> bytes:

@@ -144,7 +144,7 @@ def test_who_renews_after_the_overlap_trusts_the_new_key_alone(tmp_path: Path) -
             authority = Authority.open(hub, store, lambda: time.time() + 1.5 * DAY)
             answer = authority.renew("a", "worker", own.renewal_request())
             assert len(certificates_from_pem(answer)) == 1  # nothing of the old key is shown any more
-            own.renewed(answer, authority.told)
+            own.renewed(answer, authority.new_roots)
         assert roots(own.folder) == [new]
         assert Identity.load(own.folder).id == "a"
 
@@ -158,13 +158,13 @@ def test_a_running_member_trusts_the_new_key_from_its_renewal_on(tmp_path: Path)
         own = joined_earlier(hub, tmp_path / "a", days_ago=4.0, lifetime_seconds=90 * DAY)
         context = own.client_context()  # which a process keeps for as long as it runs
         rotate(hub, IN_FOLDER, time.time() - 2 * DAY, overlap_seconds=DAY)
-        async with broker(hub) as service:  # after the overlap: nobody shows anything of the old key
+        async with broker(hub) as service:  # after the overlap: no member shows the old key
             after = await identity(service, hub, "after", "worker")
         with pytest.raises(ConnectionFailed):
             await linked(own, after, context)
         with Store(hub) as store:
             then = Authority.open(hub, store, lambda: time.time() - 1.5 * DAY, lifetime_seconds=90 * DAY)
-            fresh = own.renewed(then.renew("a", "worker", own.renewal_request()), then.told)
+            fresh = own.renewed(then.renew("a", "worker", own.renewal_request()), then.new_roots)
         fresh.present_in(context)
         await linked(fresh, after, context)
 

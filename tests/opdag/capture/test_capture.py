@@ -242,7 +242,7 @@ def _with_its_own_output(self: Base, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("body", [_doubled, _with_one_column_of_the_other, _with_its_own_output])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_an_input_that_forward_changes_is_one_more_value(body: Forward, precision: Precision) -> None:
-    """Each microbatch is read by one forward, so nobody sees that the input itself does not change."""
+    """Each microbatch is read by one forward, so no other one sees that the input itself does not change."""
     module = Base(body)
     captured = capture(module, pairs(), precision=precision)
     require_gradients_of_eager(module, captured, precision=precision)

@@ -49,6 +49,13 @@ class _Refused(Exception):
 
 def routes_of(feed: Feed, view: FleetView) -> list[Route]:
     """All routes of the API. Errors are JSON: {"error": "one line"}."""
+    read, posted = _of_job(view)
+    routes = [Route(path, _refusing(answer)) for path, answer in {**_of_fleet(feed), **read}.items()]
+    return [*routes, *(Route(path, _refusing(answer), methods=["POST"]) for path, answer in posted.items())]
+
+
+def _of_fleet(feed: Feed) -> dict[str, Answer]:
+    """What costs no more than a look at the newest picture."""
 
     async def status(_: Request) -> Response:
         return Response(feed.status, media_type=JSON)
@@ -61,6 +68,23 @@ def routes_of(feed: Feed, view: FleetView) -> list[Route]:
         seen = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else 0
         return _Stream(feed.events(seen), media_type="text/event-stream")
 
+    async def openapi(_: Request) -> Response:
+        return Response(described(), media_type=JSON)
+
+    async def metrics(_: Request) -> Response:
+        return Response(exposed(feed.newest.status), media_type=prometheus.TYPE)
+
+    return {
+        "/api/v1/status": status,
+        "/api/v1/curves": curves,
+        "/api/v1/events": events,
+        "/api/v1/openapi.json": openapi,
+        "/metrics": metrics,
+    }
+
+
+def _of_job(view: FleetView) -> tuple[dict[str, Answer], dict[str, Answer]]:
+    """What is asked of one job: what is read, and what is posted."""
     limits = {name: Bucket(rate, time.monotonic()) for name, rate in RATES.items()}
 
     def take(name: str) -> None:
@@ -93,25 +117,12 @@ def routes_of(feed: Feed, view: FleetView) -> list[Route]:
         take("act")
         return _json(Done(await view.act(asked.token, asked.action)))
 
-    async def openapi(_: Request) -> Response:
-        return Response(described(), media_type=JSON)
-
-    async def metrics(_: Request) -> Response:
-        return Response(exposed(feed.newest.status), media_type=prometheus.TYPE)
-
-    answers = {
-        "/api/v1/status": status,
-        "/api/v1/curves": curves,
-        "/api/v1/events": events,
+    read: dict[str, Answer] = {
         "/api/v1/jobs/{job}/step": step,
         "/api/v1/jobs/{job}/trace": trace,
         "/api/v1/jobs/{job}/log": log,
-        "/api/v1/openapi.json": openapi,
-        "/metrics": metrics,
     }
-    routes = [Route(path, _refusing(answer)) for path, answer in answers.items()]
-    posted = {"/api/v1/what-if": what_if, "/api/v1/act": act}
-    return [*routes, *(Route(path, _refusing(answer), methods=["POST"]) for path, answer in posted.items())]
+    return read, {"/api/v1/what-if": what_if, "/api/v1/act": act}
 
 
 def _json(value: Any) -> Response:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import HealthCheck, Phase, example, find, given, settings
 from hypothesis import strategies as st
 from tests.simulation import campaign, planner
 from tests.simulation.faults import KINDS, Fault, drawn
@@ -45,6 +45,10 @@ def suffer(seed: int, schedule: list[Fault]) -> Fleet:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 100), schedule=SCHEDULES)
+@example(
+    seed=42,
+    schedule=[Fault(83, "power", 0, 0, 1.0), Fault(150, "damage", 9, 0, 0.0), Fault(0, "fail", 1, 0, 0.0)],
+)
 def test_a_fleet_stands_any_schedule_of_faults(seed: int, schedule: list[Fault]) -> None:
     suffer(seed, schedule)
 

@@ -14,6 +14,7 @@ from farflung.broker.core import events
 from farflung.broker.core.events import Reply
 from farflung.broker.core.fleet.membership import membership
 from farflung.broker.core.state import Outcome
+from farflung.protocol.copies import CopyLost
 from farflung.protocol.members import MemberChanged
 from farflung.protocol.messages import Accepted, Broken, Ended, Refused, RolledBack
 
@@ -270,6 +271,23 @@ def test_state_that_the_failed_worker_alone_has_is_given_up() -> None:
     fail(story, "a")
     assert job_of(story).state in ("queued", "planning") and is_whole(story)
     assert job_of(story).state == "planning" and job_of(story).members == ("b", "c")
+
+
+def test_state_is_given_up_once_only_the_failed_worker_has_it() -> None:
+    """The job waited for it, which it would not have used, and said that no worker was missing."""
+    story = test_restoring.place("d")
+    survivor = next(owner for owner, holder in job_of(story).holders.items() if holder == "b")
+    fail(story, "b")
+    share = "abc".index(survivor)
+    lost = CopyLost("job-1", job_of(story).attempt, test_restoring.FIRST, share, "the copy is damaged")
+    story.feed(events.WorkerMessage(story.now, survivor, lost))
+    job = job_of(story)
+    assert (job.state, job.step) == ("planning", 0) and "b" not in job.members and is_whole(story)
+    assert any(
+        one.reason == "a part of the newest version is on b alone, which made the job fail"
+        for one in told(story.commands, "job-1")
+        if isinstance(one, RolledBack)
+    )
 
 
 @pytest.mark.parametrize("lacks", [True, False])

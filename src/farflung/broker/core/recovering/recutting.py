@@ -17,6 +17,7 @@ from farflung.broker.core.records import Job, State
 from farflung.broker.core.recovering import restoring
 from farflung.broker.core.recovering.restoring import Seating
 from farflung.plans import Plan
+from farflung.text import and_more
 
 Shares = Mapping[int, tuple[str, ...]]
 """The names that each share has."""
@@ -50,15 +51,23 @@ def having(state: State, job: Job, workers: Collection[str]) -> list[str]:
     return [worker for worker in workers if worker in found]
 
 
-def is_lost(state: State, job: Job) -> bool:
-    """Whether no copy of some share is left, though each worker that could have one is there, or removed."""
+def loss_of_version(state: State, job: Job) -> str:
+    """Why no worker that the job may use will ever have some share of its version; empty if one may.
+
+    A worker that was removed, or that made the job fail, gives it nothing; the others are waited for.
+    """
     version, plan = job.versions.stable, job.plan
     if version is None or plan is None:
-        return True
+        return "it has no version"
     may_have = set(version.may_be_on(plan, job.holders)) - state.removed.keys()
-    if not all(state.workers[name].connected for name in may_have):
-        return False
-    return not is_readable(state, job, state.workers)
+    if not all(state.workers[name].connected for name in may_have - job.blamed.keys()):
+        return ""
+    if is_readable(state, job, state.workers.keys() - job.blamed.keys()):
+        return ""
+    if is_readable(state, job, state.workers):
+        names = and_more(sorted(may_have & job.blamed.keys()))
+        return f"a part of the newest version is on {names} alone, which made the job fail"
+    return "a copy of the newest version is lost"
 
 
 def sources(state: State, job: Job, plan: Plan, owned: Sequence[Collection[str]]) -> Sources | None:

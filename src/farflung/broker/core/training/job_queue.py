@@ -60,8 +60,8 @@ def _start(turn: Transition, job: Job, blocked: Job | None) -> Job | None:
         # Strictly first in, first out: otherwise small jobs could keep a large one waiting for ever.
         _wait(turn, job, waiting_for(f"{blocked.job}, which is ahead of it in the queue"))
         return blocked
-    if job.plan is not None and recutting.is_lost(turn.state, job):
-        give_version_up(turn, job, "a copy of the newest version is lost")
+    if job.plan is not None and (why := recutting.loss_of_version(turn.state, job)):
+        give_version_up(turn, job, why)
         job = turn.state.jobs[job.job]
     if job.plan is not None:
         is_begun = _restore(turn, job) or _recut(turn, job)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from farflung.client.api.monitors import EarlyStopping, KeepBest, require_monitors
+from farflung.client.api.job_fields import MAXIMUM_MICROBATCHES, has_values, kind_name, require_fields
+from farflung.client.api.monitors import EarlyStopping, KeepBest
 from farflung.data import Collate, SampleOrder, collate
 from farflung.data.loaders import (
     LoaderParts,
@@ -24,29 +23,22 @@ from farflung.data.loaders import (
 )
 from farflung.data.sampling import require_own_generator
 from farflung.data.streams import StreamItems, StreamOrder, first_items, is_stream
-from farflung.errors import CodecError, JobError
+from farflung.errors import JobError
 from farflung.metrics import Perplexity
-from farflung.opdag.graph import MOST_METRICS, Precision
-from farflung.opdag.raw_data import DATA_KINDS, DataKind
+from farflung.opdag.graph import Precision
+from farflung.opdag.raw_data import DataKind
 from farflung.plans.codec_pair import DENSE
-from farflung.plans.codec_policy import is_auto, policy_of
-from farflung.plans.phases import codecs_in
-from farflung.plans.wishes import AUTO, MAX_LOSS_GAP
-from farflung.quantization import FORMATS, QuantizedFormat
-from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
+from farflung.plans.codec_policy import is_auto
+from farflung.plans.wishes import MAX_LOSS_GAP
+from farflung.quantization import QuantizedFormat
+from farflung.runtime.optimizers.declared import Optimizer
 from farflung.runtime.optimizers.diloco import DiLoCo
-from farflung.runtime.optimizers.of_torch import declared_instead
 from farflung.runtime.training import Training
-from farflung.text import and_more, raised
+from farflung.text import raised
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
-
-MAXIMUM_COUNT = 10**9
-MAXIMUM_MICROBATCHES = 10**6
-MAXIMUM_SEED = 2**63 - 1
-MAXIMUM_READERS = 256
 
 
 class Dataset(Protocol):
@@ -208,45 +200,7 @@ class Job:
     keep_home: Sequence[DataKind] = ()
 
     def __post_init__(self) -> None:
-        _require_module(self.model)
-        _require_optimizer(self.optimizer, self.model)
-        for name in ("batch", "steps"):
-            _require_whole(name, getattr(self, name), 1, MAXIMUM_COUNT)
-        _require_whole("microbatches", self.microbatches, 1, MAXIMUM_MICROBATCHES)
-        if self.validation_batches is not None:
-            _require_whole("validation_batches", self.validation_batches, 1, MAXIMUM_MICROBATCHES)
-        if self.validate_every is not None:
-            _require_whole("validate_every", self.validate_every, 1, MAXIMUM_COUNT)
-        _require_whole("seed", self.seed, 0, MAXIMUM_SEED)
-        _require_clip(self.clip)
-        _require_codec(self.codec)
-        _require_sum_codec(self.sum_codec)
-        _require_sync(self.sync, self.steps, self.optimizer)
-        _require_loss_gap(self.max_loss_gap)
-        if not isinstance(self.counted, str):
-            _require_callable("counted", self.counted)
-        for name in ("loss", "collate", "sample"):
-            _require_callable(name, getattr(self, name))
-        _require_loss(self.loss)
-        if self.name is not None and (not isinstance(self.name, str) or not 0 < len(self.name) <= 64):
-            raise JobError(f"name must be a text of 1 to 64 characters, found {self.name!r}")
-        for name in ("deterministic", "compiled"):
-            if not isinstance(getattr(self, name), bool):
-                raise JobError(f"{name} must be True or False, found {getattr(self, name)!r}")
-        if self.deterministic and self.compiled:
-            raise JobError("a deterministic job can't be compiled: fused kernels have other bits; drop one")
-        if self.precision not in get_args(Precision):
-            known = " or ".join(map(repr, get_args(Precision)))
-            raise JobError(f"precision must be {known}, found {self.precision!r}")
-        _require_weights(self.weights, self.model)
-        if self.quantize is not None and self.quantize not in FORMATS:
-            known = " or ".join(map(repr, FORMATS))
-            raise JobError(f"quantize must be {known} or None, found {self.quantize!r}")
-        _require_whole("num_workers", self.num_workers, 1, MAXIMUM_READERS)
-        _require_names(self.names)
-        _require_kinds(self.keep_home)
-        _require_metrics(self.metrics, self.validation is not None)
-        require_monitors(self)
+        require_fields(self)
         self._require_even_batch()
         self._require_items("data", self.items, self.batch)
         if self._sampler is not None:
@@ -348,7 +302,7 @@ class Job:
     @property
     def has_values(self) -> bool:
         """Whether the model's parameters and buffers are in memory rather than on the meta device."""
-        return _has_values(self.model)
+        return has_values(self.model)
 
     def training(self) -> Training:
         """The training settings, in the form that is sent to broker and workers."""
@@ -378,7 +332,7 @@ class Job:
 
     def _require_items(self, name: str, data: Dataset | StreamItems, least: int) -> None:
         if not isinstance(data, StreamItems):
-            require_numbered(name, data, _kind(data))
+            require_numbered(name, data, kind_name(data))
             if len(data) < least:
                 raise JobError(f"{name} has {len(data)} items, one batch needs {least}")
         try:
@@ -391,165 +345,3 @@ class Job:
             self.collated([first])
         except JobError as error:
             raise JobError(f"{name} is unfit: {error}") from None
-
-
-def _kind(value: object) -> str:
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _require_module(model: object) -> None:
-    from torch import nn
-
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        raise JobError(f"model must be a module, found the class {model.__name__}: call it")
-    if not isinstance(model, nn.Module):
-        raise JobError(f"model must be a torch.nn.Module, found {_kind(model)}")
-
-
-def _has_values(model: nn.Module) -> bool:
-    return not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
-
-
-def _require_weights(weights: object, model: nn.Module) -> None:
-    if weights is None:
-        return
-    if not isinstance(weights, str | Path):
-        raise JobError(
-            f"weights must be the path or URL of a safetensors file or folder, found {_kind(weights)}"
-        )
-    if _has_values(model) and "://" not in str(weights):
-        raise JobError(
-            "weights are for a model on the meta device, this one has its own: load them into it, or give the"
-            " URL from which workers can fetch them, too"
-        )
-
-
-def _require_optimizer(optimizer: Any, model: nn.Module) -> None:
-    if not is_optimizer(optimizer):
-        names = {id(one): name for name, one in model.named_parameters() if one.requires_grad}
-        if (declared := declared_instead(optimizer, names)) is not None:
-            raise JobError(
-                f"optimizer is a torch.optim.Optimizer ({type(optimizer).__name__}) over parameters of this"
-                f" process, and each worker builds its own: write optimizer={declared}"
-            )
-        raise JobError(
-            f"optimizer must be farflung.AdamW(...), SGD, Lion, Adafactor or Muon, found {_kind(optimizer)}:"
-            " each worker builds its own from the numbers"
-        )
-    named = model.named_parameters(remove_duplicate=False)
-    require_patterns(optimizer, [name for name, parameter in named if parameter.requires_grad])
-
-
-def require_patterns(optimizer: Optimizer, names: Sequence[str]) -> None:
-    """Raise JobError if a pattern of the optimizer fits none of the trained parameters `names`."""
-    if (pattern := unmatched_pattern(optimizer, names)) is not None:
-        raise JobError(
-            f"the optimizer's pattern {pattern!r} fits no trained parameter; there are {and_more(names, 4)}"
-        )
-
-
-def _require_whole(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise JobError(f"{name} must be a whole number from {least} to {most}, found {value!r}")
-
-
-def _require_clip(clip: object) -> None:
-    if clip is None:
-        return
-    if isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf:
-        raise JobError(f"clip must be a positive number or None, found {clip!r}")
-
-
-def _require_loss_gap(gap: object) -> None:
-    if isinstance(gap, bool) or not isinstance(gap, int | float) or not 0 <= gap <= 1:
-        raise JobError(f"max_loss_gap must be between 0 and 1 (0.01 is one percent), found {gap!r}")
-
-
-def _require_sum_codec(codec: object) -> None:
-    from farflung.codec.catalogue import sum_recipe
-
-    if not isinstance(codec, str):
-        raise JobError(f"sum_codec must be a text such as 'int8', found {_kind(codec)}")
-    try:
-        if codec != AUTO:
-            sum_recipe(codec)
-    except CodecError as error:
-        raise JobError(f"sum_codec {codec[:64]!r}: {error}") from None
-
-
-def _require_sync(sync: object, steps: int, optimizer: Optimizer) -> None:
-    if sync is None:
-        return
-    if not isinstance(sync, DiLoCo):
-        raise JobError(f"sync must be farflung.DiLoCo(inner_steps=...) or None, found {sync!r:.60}")
-    if optimizer.ema is not None:
-        raise JobError("sync: moving averages of replicas that train apart are not merged: leave ema out")
-    if sync.warmup >= steps:
-        raise JobError(
-            f"sync: {sync.warmup} steps of warm-up leave none of {steps} in which replicas train apart"
-        )
-
-
-def _require_codec(codec: object) -> None:
-    from farflung.codec.catalogue import recipe  # with numpy, which a job file has loaded anyway
-
-    if not isinstance(codec, str):
-        raise JobError(f"codec must be a text such as 'int8/int4-stochastic', found {_kind(codec)}")
-    try:
-        for name in () if policy_of(codec) else codecs_in(codec):
-            recipe(name)
-    except CodecError as error:
-        raise JobError(f"codec {codec[:130]!r}: {error}") from None
-
-
-def _require_names(names: object) -> None:
-    if names is None:
-        return
-    parts = [] if isinstance(names, str) or not isinstance(names, Sequence) else list(names)
-    if not parts or not all(isinstance(name, str) for name in parts) or len({*parts}) != len(parts):
-        raise JobError(f"names must be different names, one for each part of an item, found {names!r}")
-
-
-def _require_kinds(kinds: object) -> None:
-    parts = [None] if isinstance(kinds, str) or not isinstance(kinds, Sequence) else list(kinds)
-    if any(part not in DATA_KINDS for part in parts) or len({*parts}) < len(parts):
-        raise JobError(f'keep_home must be ["inputs"], ["targets"] or ["inputs", "targets"], found {kinds!r}')
-
-
-def _require_metrics(metrics: object, is_evaluated: bool) -> None:
-    if metrics is None:
-        return
-    if not isinstance(metrics, Mapping) or not 0 < len(metrics) <= MOST_METRICS:
-        raise JobError(
-            f"metrics must be a dict of 1 to {MOST_METRICS} functions by name, found {_kind(metrics)}"
-        )
-    for name, metric in metrics.items():
-        if not isinstance(name, str) or not name.isidentifier() or name == "loss":
-            raise JobError(f"a metric's name must be a word other than 'loss', found {name!r}")
-        if not callable(metric):
-            raise JobError(f"metrics[{name!r}] must be callable, found {_kind(metric)}")
-    if not is_evaluated:
-        raise JobError("metrics are measured on validation items: give Job(validation=)")
-
-
-def _require_callable(name: str, value: object) -> None:
-    if value is not None and not callable(value):
-        raise JobError(f"{name} must be callable or None, found {_kind(value)}")
-
-
-def _require_loss(loss: Callable[..., object] | None) -> None:
-    """Check, without calling it, that `loss` accepts two arguments."""
-    if loss is None:
-        return
-    try:
-        signature = inspect.signature(loss)
-    except (TypeError, ValueError):  # builtins may have no signature
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        raise JobError(
-            "loss must take (outputs, batch), what the model returned and a dict of tensors, found"
-            f" parameters {signature}"
-        ) from None

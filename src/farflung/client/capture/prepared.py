@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from farflung.client.api.job import Job, require_patterns
+from farflung.client.api.job import Job
+from farflung.client.api.job_fields import require_patterns
 from farflung.client.api.monitors import monitors_of
 from farflung.client.capture.digests import Digests
 from farflung.client.output.adapter import Adapter, adapter_that_holds

@@ -104,7 +104,7 @@ def test_a_broker_without_memory_of_a_session_ends_it(tmp_path: Path) -> None:
         folder = tmp_path / "broker"
         async with broker(folder, UNHURRIED) as service:
             worker = await registered(service, folder)
-            service._sessions.clear()
+            service._connections._sessions.clear()
             worker.lose_link()
             reason = await asyncio.wait_for(worker.reason, WAIT_SECONDS)
             assert reason.startswith("the cable was cut; ") and "does not know this session" in reason
@@ -137,7 +137,7 @@ def test_a_link_that_was_claimed_in_vain_ends_with_its_line(
         folder = tmp_path / "broker"
         async with broker(folder, UNHURRIED) as service:
             worker = await registered(service, folder)
-            monkeypatch.setattr(service, "_attach", lambda link, line, attach: None)
+            monkeypatch.setattr(service._connections, "attach", lambda link, attach: None)
             worker.lose_link()
             await until(lambda: len(worker.dialled) > 1)
             await worker.line.close("enough")

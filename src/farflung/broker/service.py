@@ -7,45 +7,38 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from importlib.metadata import version
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from farflung.broker.acting import Acting
 from farflung.broker.arrivals import Arrival, Closed, Generation
+from farflung.broker.connections import Connections
 from farflung.broker.core.events import Restarted, Tick, WorkerVerified
 from farflung.broker.core.trusting.records import MOST_SUSPICIONS
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.journal import Journal
-from farflung.broker.network.allowances import Allowances
 from farflung.broker.network.relays import Circuits
-from farflung.broker.network.reports import Reports
 from farflung.broker.network.verification import AddressVerifier
 from farflung.broker.operators import OperatorMessage, Operators
 from farflung.broker.planning.what_if import WhatIfs
 from farflung.broker.security.authority import Authority
 from farflung.broker.security.authority_key import IN_FOLDER, KeySource
 from farflung.broker.sessions import HolderSession
-from farflung.broker.status import Sighting, status_of
 from farflung.broker.storage import disk_alarm
-from farflung.broker.storage.contract import BrokerStore, StoreAway, StoreOwned
-from farflung.broker.storage.opening import open_store
-from farflung.broker.storage.sql import SqlStore
+from farflung.broker.storage.contract import BrokerStore
+from farflung.broker.storage.opening import open_as_owner
 from farflung.broker.storage.store import Store
 from farflung.broker.survey.measurements import MeasurementStore
 from farflung.broker.survey.paths import PathQuestion
 from farflung.broker.survey.service import SurveyService
-from farflung.broker.timelines import NoTimeline, Timelines
 from farflung.broker.view import FleetView
+from farflung.broker.viewers import ViewerMessage, Viewers
 from farflung.errors import FarflungError, ProtocolError
 from farflung.protocol import messages
-from farflung.protocol.messages import Ask, Attach, Denied, Links, Register, Renew, Renewed, Status
-from farflung.protocol.probing import SURVEY, AskTopology, Probed
-from farflung.protocol.timeline import AskStep, StepShown
-from farflung.protocol.viewer import LinkView
+from farflung.protocol.messages import Attach, Denied, Links, Register, Renew, Renewed
+from farflung.protocol.probing import SURVEY, Probed
+from farflung.protocol.timeline import StepShown
 from farflung.transport.endpoint import Listener, listen
 from farflung.transport.link.link import Link
 from farflung.transport.net.address_file import write_address
@@ -55,9 +48,8 @@ from farflung.transport.relay.relay import Relay
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import LIFETIME_SECONDS
 from farflung.transport.security.names import BROKER_ID
-from farflung.transport.security.peer import Peer
 from farflung.transport.timeouts import Timeouts
-from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES, Hello
+from farflung.transport.wire.frames import Hello
 from farflung.transport.wire.headers import DataHeader
 
 _log = logging.getLogger("farflung.broker")
@@ -102,7 +94,7 @@ async def serve(
     if not await asyncio.to_thread(folder.exists):  # do not create it if the port is in use
         await require_free(*parse_address(address))
     timeouts = Timeouts(lease_seconds)
-    with await _own_store(folder, timeouts, store_address, standby) as store:
+    with await open_as_owner(folder, timeouts, store_address, standby) as store:
         service = BrokerService(
             folder,
             store,
@@ -118,26 +110,6 @@ async def serve(
             await service.run(pages)
         finally:
             await service.stop()
-
-
-async def _own_store(folder: Path, timeouts: Timeouts, address: str | None, standby: bool) -> SqlStore:
-    """The store, opened as its owner; with `standby` as soon as no other broker owns it."""
-    said = ""
-    while True:
-        try:
-            store = await asyncio.to_thread(open_store, folder, timeouts, address)
-        except (StoreOwned, StoreAway) as error:
-            if not standby:
-                raise
-            found = error.found if isinstance(error, StoreOwned) else str(error)
-            if found != said:
-                _log.info("standing by to take over: %s", found)
-            said = found
-        else:
-            if said:
-                _log.info("taking over the store %s", store.name)
-            return store
-        await asyncio.sleep(timeouts.heartbeat_seconds)
 
 
 class BrokerService:
@@ -160,10 +132,8 @@ class BrokerService:
         self._timeouts = timeouts
         self._started = time.monotonic()
         self._started_at = time.time()
-        self._version = version("farflung")
         self._store = store
         self._journal = Journal(store)
-        self._relay_mbps = relay_mbps
         self._relay = Relay(relay_mbps * 1e6 / 8, timeouts) if relay_mbps else None
         self._circuits = Circuits(self._relay)
         self._generation = Generation(store.epoch, self._authority.seal(store.epoch))
@@ -174,18 +144,24 @@ class BrokerService:
         topology = self._dispatcher.topology_of
         self._what_ifs = WhatIfs(lambda: self._dispatcher.state, topology, store)
         self._operators = Operators(self._dispatcher, store, self._clock)
-        self._acting = Acting(self._dispatcher, self._operators, store, self._clock, self._connected)
+        self._connections = Connections(self._refusal, self._on_session_end)
+        self._acting = Acting(
+            self._dispatcher, self._operators, store, self._clock, lambda: self._connections.members
+        )
         measurement_store = MeasurementStore(store, self._dispatcher.spawn)
         self._surveys = SurveyService(self._dispatcher, measurement_store, timeouts, self._clock, surveys)
+        self._viewers = Viewers(
+            self._dispatcher,
+            self._surveys,
+            self._connections.allowances,
+            self._authority.scopes,
+            timeouts,
+            self._clock,
+            relay_mbps,
+        )
         self._dispatcher.put(Arrival(None, Restarted(self._clock(), most_suspicions)))
-        self._last_seen: dict[str, tuple[str, float]] = {}
-        self._reports = Reports()
-        self._timelines = Timelines(lambda: self._dispatcher.state, self._dispatcher.sessions.workers)
-        self._by_connection: dict[Link, HolderSession] = {}
-        self._sessions: dict[tuple[Peer, str], HolderSession] = {}
         self._verifier = AddressVerifier(lambda: self._identity.client_context(), timeouts, self._on_verified)
         self._listener: Listener | None = None
-        self._allowances = Allowances()
         self._is_disk_asked = False
 
     @property
@@ -198,7 +174,9 @@ class BrokerService:
     def view(self) -> FleetView:
         """What a page of the fleet is made of."""
         log = self._dispatcher.job_log.of
-        return FleetView(self._status, self._timelines.of, self._what_ifs.answer, log, self._acting.act)
+        return FleetView(
+            self._viewers.status, self._viewers.timelines.of, self._what_ifs.answer, log, self._acting.act
+        )
 
     async def start(self, address: str) -> None:
         """Listen on `address` (HOST:PORT); ConnectionFailed if that is impossible."""
@@ -260,29 +238,23 @@ class BrokerService:
         union = _UNIONS.get(link.peer.role)
         if union is None:
             raise ProtocolError(f"a {link.peer.role} may not send messages to a broker")
-        decoded, session = messages.decode(message, union), self._by_connection[link]
-        self._allowances.take(link.peer, decoded, len(message), time.monotonic())
+        decoded, session = messages.decode(message, union), self._connections.session_of(link)
+        self._connections.allowances.take(link.peer, decoded, len(message), time.monotonic())
         if isinstance(decoded, Attach):
-            self._attach(link, session, decoded)
-        elif isinstance(decoded, Ask):
-            jobs = self._authority.scopes.get(link.peer.id)
-            status = self._status() if jobs is None else self._status().limited_to(jobs)
-            session.send_control(messages.encode(status))
+            self._connections.attach(link, decoded)
+        elif isinstance(decoded, ViewerMessage):
+            self._viewers.handle(session, decoded)
         elif isinstance(decoded, Links):
-            self._reports.add(self._dispatcher.state.jobs, link.peer.id, decoded)
+            self._viewers.reports.add(self._dispatcher.state.jobs, link.peer.id, decoded)
             self._surveys.on_link_report(link.peer.id, decoded)
         elif isinstance(decoded, StepShown):
-            self._timelines.add(link.peer.id, decoded)
-        elif isinstance(decoded, AskStep):
-            self._dispatcher.spawn(self._send_timeline(session, decoded))
-        elif isinstance(decoded, AskTopology):
-            self._dispatcher.spawn(self._send_topology(session, decoded))
+            self._viewers.timelines.add(link.peer.id, decoded)
         elif isinstance(decoded, Probed) or (isinstance(decoded, PathQuestion) and decoded.job == SURVEY):
             self._survey(session, decoded)
         elif isinstance(decoded, Renew):
             self._dispatcher.spawn(self._renew(session, decoded))
         elif isinstance(decoded, OperatorMessage):
-            self._dispatcher.spawn(self._operators.handle(session, decoded, self._connected()))
+            self._dispatcher.spawn(self._operators.handle(session, decoded, self._connections.members))
         else:
             if isinstance(decoded, Register):
                 self._require_newest(link.peer.id, decoded)
@@ -329,39 +301,10 @@ class BrokerService:
 
     def closed(self, link: Link, reason: str) -> None:
         """Note that a connection closed; its session may continue on another one."""
-        self._allowances.end(link)
-        session = self._by_connection.pop(link, None)
-        if session is not None:
-            session.on_connection_closed(reason)
-
-    # Callbacks of links that arrive (transport.handler.ControlGuard)
-
-    def on_control_begins(self, link: Link, total: int) -> None:
-        """Refuse a message that is too large for its sender."""
-        self._allowances.begin(link, link.peer, total, time.monotonic())
-
-    def on_control_head(self, link: Link, head: bytes, total: int) -> None:
-        """Refuse a message that is too large for its kind, before the rest of it arrives."""
-        self._allowances.check_kind(head, total)
-
-    def on_control_ends(self, link: Link) -> None:
-        """Note that a message is complete."""
-        self._allowances.end(link)
-
-    def _drop_overdue(self) -> None:
-        """Close links whose message does not get complete."""
-        for link in self._allowances.overdue(time.monotonic()):
-            assert isinstance(link, Link)
-            self._allowances.end(link)
-            link.cut_off("the message that you began was not complete in time")
+        self._connections.on_closed(link, reason)
 
     def _admit(self, link: Link) -> BrokerService:
-        if refusal := self._refusal(link.peer.id):
-            raise ProtocolError(refusal)
-        own = sum(one.peer == link.peer for one in self._by_connection)
-        self._allowances.admit(link.peer, own)
-        link.guard = self
-        self._by_connection[link] = HolderSession(link, self._on_session_end)
+        self._connections.admit(link)
         return self
 
     def _refusal(self, member: str) -> str:
@@ -369,14 +312,9 @@ class BrokerService:
         removal = self._dispatcher.state.removed.get(member)
         return "" if removal is None else removal.refusal
 
-    def _connected(self) -> frozenset[str]:
-        return frozenset(session.peer.id for session in self._by_connection.values())
-
     def _expel(self, member: str, reason: str) -> None:
-        """Close every session of a member that was removed, registered or not."""
-        of_member = [one for one in self._by_connection.values() if one.peer.id == member]
-        suspended = [one for one in self._sessions.values() if one.peer.id == member]  # between connections
-        for session in dict.fromkeys([*of_member, *suspended]):
+        """Close every session of a member that was removed."""
+        for session in self._connections.sessions_of(member):
             session.send_control(messages.encode(Denied(reason)))  # so that it does not come back
             self._dispatcher.close(session, reason)
 
@@ -390,53 +328,9 @@ class BrokerService:
             reason = "the broker's store does not answer now: try again in a minute"
             return join_messages.encode(join_messages.Refuse(reason))
 
-    def _attach(self, link: Link, session: HolderSession, attach: Attach) -> None:
-        key = (link.peer, attach.session)
-        known = self._sessions.get(key)
-        if known is None:
-            session.attach(attach)
-            self._sessions[key] = session
-            return
-        known.resume(attach, link)
-        for older in [older for older, session_of in self._by_connection.items() if session_of is known]:
-            del self._by_connection[older]
-        self._by_connection[link] = known
-        _log.info("%s is back, from %s", link.peer, link.remote)
-
     def _on_session_end(self, session: HolderSession, reason: str) -> None:
-        """Forget a session that ended, and report it to the state machine."""
-        self._sessions.pop((session.peer, session.session), None)
-        for link in [link for link, session_of in self._by_connection.items() if session_of is session]:
-            del self._by_connection[link]
-        if self._dispatcher.sessions.is_worker(session):
-            self._last_seen[session.peer.id] = (session.remote, session.last_received_at)
+        self._viewers.on_session_end(session)
         self._dispatcher.put(Arrival(session, Closed(reason)))
-
-    def _status(self) -> Status:
-        now = time.monotonic()
-        sightings = {id: Sighting(where, now - at) for id, (where, at) in self._last_seen.items()}
-        for id, session in self._dispatcher.sessions.workers.items():
-            silent, there = now - session.last_received_at, now - session.began_at
-            sightings[id] = Sighting(session.remote, silent, there)
-        return status_of(
-            self._dispatcher.state,
-            sightings,
-            self._links(),
-            self._version,
-            now - self._started,
-            self._timeouts.listed(),
-            self._relay_mbps,
-            self._clock(),
-            self._surveys.joining,
-        )
-
-    def _links(self) -> Iterator[LinkView]:
-        """All reports of links, with the rates that were measured."""
-        pairs = self._dispatcher.measurements.pairs
-        for view in self._reports.all():
-            found = pairs.get((view.holder, view.report.peer))
-            possible = found.bandwidth_mbps if found is not None and found.bandwidth_mbps else None
-            yield msgspec.structs.replace(view, possible_mbps=possible)
 
     def _survey(self, session: HolderSession, message: Probed | PathQuestion) -> None:
         if not self._dispatcher.sessions.is_worker(session):
@@ -445,40 +339,6 @@ class BrokerService:
             self._surveys.on_answer(session.peer.id, message)
         else:
             self._surveys.on_help_request(session.peer.id, message, self._circuits)
-
-    async def _send_topology(self, session: HolderSession, asked: AskTopology) -> None:
-        try:
-            if asked.survey:
-                if session.peer.role != "submitter":
-                    raise ProtocolError("only a submitter may request a survey, because it costs traffic")
-                if not self._allowances.may_survey(session.peer, time.monotonic()):
-                    raise ProtocolError("you have requested several surveys just now: wait a minute")
-                self._surveys.request()
-            jobs = self._authority.scopes.get(session.peer.id)
-            answer = messages.encode(await asyncio.to_thread(self._surveys.topology, jobs))
-        except ProtocolError as error:
-            answer = messages.encode(Denied(str(error)))
-        if len(answer) > MAXIMUM_CONTROL_BYTES:
-            answer = messages.encode(Denied("the fleet's topology is too large for one message"))
-        session.send_control(answer)
-
-    async def _send_timeline(self, session: HolderSession, asked: AskStep) -> None:
-        answer: messages.Message
-        try:
-            if self._is_hidden(asked.job, session.peer.id):
-                raise NoTimeline(f"there is no job {asked.job}: `farflung status` lists them")
-            answer = await self._timelines.of(asked.job)
-        except FarflungError as error:
-            answer = Denied(str(error))
-        encoded = messages.encode(answer)
-        if len(encoded) > MAXIMUM_CONTROL_BYTES:
-            encoded = messages.encode(Denied("this step's timeline is too large for one message"))
-        session.send_control(encoded)
-
-    def _is_hidden(self, job: str, viewer: str) -> bool:
-        """Whether a viewer's token does not name a job."""
-        seen, known = self._authority.scopes.get(viewer), self._dispatcher.state.jobs.get(job)
-        return seen is not None and known is not None and seen.isdisjoint((known.job, known.name))
 
     async def _renew(self, session: HolderSession, asked: Renew) -> None:
         peer = session.peer
@@ -506,7 +366,7 @@ class BrokerService:
                 limits.replace_seconds,
             )
             self._dispatcher.put(Arrival(None, tick))
-            self._drop_overdue()
+            self._connections.drop_overdue()
             if not self._is_disk_asked:  # one that does not answer must not stop the ticks
                 self._is_disk_asked = True
                 self._dispatcher.spawn(self._watch_disk())

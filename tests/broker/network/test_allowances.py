@@ -194,12 +194,12 @@ def test_a_submitter_may_begin_one_large_message_and_must_finish_it(
             own = await identity(service, tmp_path / "hub", "ana", "submitter")
             first, second = [await Member.dial(service, own) for _ in range(2)]
             first.link._transport.write(*piece_of(40 * MB, 1000))
-            await until(lambda: len(service._allowances._unfinished) == 1)
+            await until(lambda: len(service._connections.allowances._unfinished) == 1)
             second.link._transport.write(*piece_of(40 * MB, 1000))
             assert "ana has 41,943,040 bytes of unfinished messages" in await second.lost()
             monkeypatch.setattr(Allowances, "overdue", lambda counted, now: list(counted._unfinished))
             assert "was not complete in time" in await first.lost()
-            assert not service._allowances._unfinished
+            assert not service._connections.allowances._unfinished
             await answers(service, tmp_path / "hub")
 
     run(work())
@@ -222,7 +222,7 @@ def test_a_holder_has_so_many_links(tmp_path: Path) -> None:
                     TIMEOUTS,
                 )
             await links[0].link.close("seen")
-            await until(lambda: len(service._by_connection) < len(links))
+            await until(lambda: len(service._connections._by_connection) < len(links))
             await Member.dial(service, own)
             await answers(service, tmp_path / "hub")
 
@@ -270,7 +270,7 @@ def test_a_holder_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
             eye.link._transport.pause_reading()
             for _ in range(20_000 // size + 3):
                 eye.say(Ask())
-            await until(lambda: not service._by_connection)
+            await until(lambda: not service._connections._by_connection)
             eye.link._transport.resume_reading()
             assert "bytes unread" in await eye.lost()
             await answers(service, tmp_path / "hub")

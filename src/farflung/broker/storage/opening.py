@@ -6,9 +6,12 @@ database's password, so only its owner may read it.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from pathlib import Path
 
+from farflung.broker.storage.contract import StoreAway, StoreOwned
 from farflung.broker.storage.sql import SqlStore
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.errors import StoreError
@@ -17,6 +20,7 @@ from farflung.transport.timeouts import Timeouts
 
 ADDRESS_FILE = "store"
 _MOST_BYTES = 10_000
+_log = logging.getLogger("farflung.broker")
 
 
 def open_store(folder: Path, timeouts: Timeouts, address: str | None = None, sole: bool = True) -> SqlStore:
@@ -50,6 +54,29 @@ def open_store(folder: Path, timeouts: Timeouts, address: str | None = None, sol
             store.close()
             raise
     return store
+
+
+async def open_as_owner(folder: Path, timeouts: Timeouts, address: str | None, standby: bool) -> SqlStore:
+    """The store of a broker's folder, opened as its owner; with `standby` once no other broker owns it.
+
+    Raises as `open_store` does; with `standby` neither StoreOwned nor StoreAway.
+    """
+    said = ""
+    while True:
+        try:
+            store = await asyncio.to_thread(open_store, folder, timeouts, address)
+        except (StoreOwned, StoreAway) as error:
+            if not standby:
+                raise
+            found = error.found if isinstance(error, StoreOwned) else str(error)
+            if found != said:
+                _log.info("standing by to take over: %s", found)
+            said = found
+        else:
+            if said:
+                _log.info("taking over the store %s", store.name)
+            return store
+        await asyncio.sleep(timeouts.heartbeat_seconds)
 
 
 def store_address(folder: Path) -> str | None:

@@ -27,62 +27,72 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 
+ListenOption = Annotated[str, typer.Option(help="HOST:PORT to listen on.")]
+OwnFolderOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of its certificates and event log. [default: ~/.farflung/broker]"),
+]
+LeaseOption = Annotated[
+    float,
+    typer.Option(min=1.0, max=3600.0, help="Seconds of silence after which a worker counts as lost."),
+]
+RelayOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1e6,
+        metavar="MBPS",
+        help="Relay up to MBPS between workers that cannot reach each other.",
+    ),
+]
+SurveyOption = Annotated[
+    bool,
+    typer.Option("--survey/--no-survey", help="Let idle workers measure each link between them once."),
+]
+SuspicionsOption = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=1000,
+        metavar="N",
+        help="A worker that made attempts of N jobs fail, which others got through, gets no more jobs.",
+    ),
+]
+CertificateHoursOption = Annotated[
+    float,
+    typer.Option(
+        min=0.1,
+        max=168.0,  # workers hear of removals for 8 days (broker/core/trusting/removing.py)
+        metavar="HOURS",
+        help="Certificates of members end after HOURS; they renew themselves at half of it.",
+    ),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FARFLUNG_STORE",
+        metavar="URL",
+        help="PostgreSQL database of its event log, postgresql://USER@HOST/DATABASE; the folder remembers"
+        " it. [default: a file in the folder]",
+    ),
+]
+StandbyOption = Annotated[
+    bool, typer.Option("--standby", help="Wait while another broker owns the store, then take over.")
+]
+
 
 @app.callback(invoke_without_command=True)
 def broker(
     context: typer.Context,
-    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "[::]:7700",
-    folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder of its certificates and event log. [default: ~/.farflung/broker]"),
-    ] = None,
-    lease: Annotated[
-        float,
-        typer.Option(min=1.0, max=3600.0, help="Seconds of silence after which a worker counts as lost."),
-    ] = 10.0,
-    relay: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1e6,
-            metavar="MBPS",
-            help="Relay up to MBPS between workers that cannot reach each other.",
-        ),
-    ] = 100.0,
-    survey: Annotated[
-        bool,
-        typer.Option("--survey/--no-survey", help="Let idle workers measure each link between them once."),
-    ] = True,
-    suspicions: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=1000,
-            metavar="N",
-            help="A worker that made attempts of N jobs fail, which others got through, gets no more jobs.",
-        ),
-    ] = 3,
-    certificate_hours: Annotated[
-        float,
-        typer.Option(
-            min=0.1,
-            max=168.0,  # workers hear of removals for 8 days (broker/core/trusting/removing.py)
-            metavar="HOURS",
-            help="Certificates of members end after HOURS; they renew themselves at half of it.",
-        ),
-    ] = 24.0,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            envvar="FARFLUNG_STORE",
-            metavar="URL",
-            help="PostgreSQL database of its event log, postgresql://USER@HOST/DATABASE; the folder remembers"
-            " it. [default: a file in the folder]",
-        ),
-    ] = None,
-    standby: Annotated[
-        bool, typer.Option("--standby", help="Wait while another broker owns the store, then take over.")
-    ] = False,
+    listen: ListenOption = "[::]:7700",
+    folder: OwnFolderOption = None,
+    lease: LeaseOption = 10.0,
+    relay: RelayOption = 100.0,
+    survey: SurveyOption = True,
+    suspicions: SuspicionsOption = 3,
+    certificate_hours: CertificateHoursOption = 24.0,
+    store: StoreOption = None,
+    standby: StandbyOption = False,
     ca: CaOption = None,
     passphrase_file: PassphraseFile = None,
     web: WebOption = None,

@@ -19,7 +19,7 @@ from farflung.transport.security.identity_folder import folder_of, require_free_
 
 if TYPE_CHECKING:
     from farflung.transport.security.identity import Identity
-    from farflung.transport.security.tokens import TokenRole
+    from farflung.transport.security.tokens import Token, TokenRole
 
 CLOCK_WORTH_SAYING_SECONDS = 1.0
 
@@ -46,20 +46,11 @@ async def obtain_identity(
         The broker cannot be reached.
     """
     from farflung.transport.net.addresses import parse_addresses
-    from farflung.transport.security.enrolment import enrol
-    from farflung.transport.security.identity import Identity
     from farflung.transport.security.tokens import Token
 
     broker = None if broker is None else ",".join(parse_addresses(broker))
     if token is None:
-        kept = Identity.load(folder, ended_too=True)
-        if role not in (kept.role, "viewer"):  # any role may view
-            found, needed = with_article(kept.role), with_article(role)
-            raise IdentityError(
-                f"{folder} has the identity of {found}, but {needed}'s is needed: use another --folder"
-            )
-        _require_name(kept, folder, name)
-        return await _fresh(_at(kept, broker), tell)
+        return await _fresh(_at(_own_identity(folder, role, name), broker), tell)
     parsed = Token.parse(token)
     known = known_identity(folder, parsed.fingerprint)
     if known is not None and known.role == role:
@@ -71,14 +62,42 @@ async def obtain_identity(
         else:
             tell(f"the token was not needed: {folder} already has the identity of {role} {known.id}")
             return fresh
-    broker = broker or _address_of(parsed.fingerprint)
+    return await _join(folder, role, broker, parsed, name, tell)
+
+
+def _own_identity(folder: Path, role: TokenRole, name: str | None) -> Identity:
+    """The identity in a folder; IdentityError if there is none, or one of another role or name."""
+    from farflung.transport.security.identity import Identity
+
+    kept = Identity.load(folder, ended_too=True)
+    if role not in (kept.role, "viewer"):  # any role may view
+        found, needed = with_article(kept.role), with_article(role)
+        raise IdentityError(
+            f"{folder} has the identity of {found}, but {needed}'s is needed: use another --folder"
+        )
+    _require_name(kept, folder, name)
+    return kept
+
+
+async def _join(
+    folder: Path,
+    role: TokenRole,
+    broker: str | None,
+    token: Token,
+    name: str | None,
+    tell: ProgressCallback,
+) -> Identity:
+    """Exchange a token for an identity in `folder`, which replaces one that is there."""
+    from farflung.transport.security.enrolment import enrol
+
+    broker = broker or _address_of(token.fingerprint)
     if broker is None:
         raise IdentityError("the token does not contain its broker's address: add --broker HOST:PORT")
     replaced = _kept(folder)
     if replaced is not None:
         require_free_folder(folder)
     tell(f"dialling the broker at {broker}")
-    enrolment = await enrol(broker, parsed, folder, role, name)
+    enrolment = await enrol(broker, token, folder, role, name)
     _say_clock(enrolment.clock_ahead_seconds, tell)
     if replaced is not None:
         tell(

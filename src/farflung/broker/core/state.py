@@ -19,7 +19,17 @@ from farflung.broker.core.events import Admit, Command, Reject, Reply, Send
 from farflung.broker.core.facts import AnyDecision, Decision, Fact
 from farflung.broker.core.fleet import draining, moving
 from farflung.broker.core.protecting import late_versions, protection, standbys
-from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, RUNNING, Job, State, durable
+from farflung.broker.core.records import (
+    FAILED,
+    LOADING,
+    PLANNING,
+    QUEUED,
+    RUNNING,
+    Job,
+    State,
+    Worker,
+    durable,
+)
 from farflung.broker.core.recovering import awaiting, recovery, returns
 from farflung.broker.core.reducing.reducer import reduce_fact
 from farflung.broker.core.training import cancelling, job_queue, jobs, loads, submitters, units
@@ -166,48 +176,18 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
     if known is not None and known.released and known.boot == register.boot:
         turn.do(Reply(Released(known.trouble)))  # the broker was lost before it could say so
         return
-    returns_to_job = known is not None and known.job is not None and known.boot == register.boot
-    if known is not None and (known.connected or known.job is not None):
-        silent = event.silent_seconds
-        is_used = known.connected and silent is not None and silent < event.suspect_seconds
-        if known.boot != register.boot and is_used:
-            turn.do(
-                Reject(
-                    f"a worker with the id {event.worker} is connected already (heard {silent:.1f} s ago): "
-                    "stop that process, or join here with another --folder and --name",
-                    for_now=True,
-                )
+    if known is not None and _is_in_use(known, event):
+        silent = f"{event.silent_seconds:.1f} s ago"
+        turn.do(
+            Reject(
+                f"a worker with the id {event.worker} is connected already (heard {silent}): "
+                "stop that process, or join here with another --folder and --name",
+                for_now=True,
             )
-            return
-        if awaiting.returns_to(turn.state, event.worker, register.device):
-            returns_to_job = True
-        elif awaiting.awaits(turn.state, event.worker):
-            awaiting.end(turn, turn.state.jobs[known.job or ""], "it came back with another device")
-            returns_to_job = False
-        else:
-            why = "it connected again" if known.connected else "it was restarted"
-            if returns_to_job:
-                why = returns.trouble(turn.state, known, standing)
-            if why:
-                returns.lose(turn, event.worker, why)
-                returns_to_job = awaiting.returns_to(turn.state, event.worker, register.device)
-    turn.emit(
-        facts.WorkerAdmitted(
-            turn.now,
-            event.worker,
-            register.device,
-            register.site,
-            list(event.where.addresses),
-            register.boot,
-            register.relay_mbps,
-            register.line,
-            list(event.where.claims),
-            event.where.seen,
-            register.disk_bytes,
-            returns_to_job,
-            list(register.home_of),
         )
-    )
+        return
+    returns_to_job = known is not None and _settle_earlier_session(event, turn, known)
+    turn.emit(_admission(event, turn.now, returns_to_job))
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))
     returns.stop_foreign(turn, event.worker, standing)
     removed = removing.told_on_registration(turn.state, turn.now)
@@ -217,6 +197,52 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
         returns.take_up(turn, event.worker, standing)
     if register.leaving_seconds is not None:
         draining.begin(turn, event.worker, register.leaving_seconds, draining.OWN_WISH)
+
+
+def _is_in_use(known: Worker, event: events.WorkerRegisters) -> bool:
+    """Whether another live process has the worker's id."""
+    if not known.connected or event.silent_seconds is None:
+        return False
+    return known.boot != event.register.boot and event.silent_seconds < event.suspect_seconds
+
+
+def _settle_earlier_session(event: events.WorkerRegisters, turn: Transition, known: Worker) -> bool:
+    """Decide what the worker's earlier session leaves open; returns whether it goes on with its job."""
+    register = event.register
+    goes_on = known.job is not None and known.boot == register.boot
+    if not known.connected and known.job is None:
+        return False
+    if awaiting.returns_to(turn.state, event.worker, register.device):
+        return True
+    if awaiting.awaits(turn.state, event.worker):
+        awaiting.end(turn, turn.state.jobs[known.job or ""], "it came back with another device")
+        return False
+    why = "it connected again" if known.connected else "it was restarted"
+    if goes_on:
+        why = returns.trouble(turn.state, known, register.standing)
+    if why:
+        returns.lose(turn, event.worker, why)
+        return awaiting.returns_to(turn.state, event.worker, register.device)
+    return goes_on
+
+
+def _admission(event: events.WorkerRegisters, now: float, returns_to_job: bool) -> facts.WorkerAdmitted:
+    register, where = event.register, event.where
+    return facts.WorkerAdmitted(
+        now,
+        event.worker,
+        register.device,
+        register.site,
+        list(where.addresses),
+        register.boot,
+        register.relay_mbps,
+        register.line,
+        list(where.claims),
+        where.seen,
+        register.disk_bytes,
+        returns_to_job,
+        list(register.home_of),
+    )
 
 
 @_decide.register

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -102,72 +103,65 @@ class _Windows:
         return lax.pad(input, fill, [(0, 0, 0)] * lead + [(low, high, 0) for low, high in self.padding])
 
 
-def _pools(count: int) -> None:
-    """The poolings over `count` dimensions."""
-
-    def maximum(
-        self: Array,
-        kernel_size: Sizes,
-        stride: Sizes = (),
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        ceil_mode: bool = False,
-    ) -> Array:
-        """The gradient goes to the first of those that are equal, row by row."""
-        windows = _Windows(self, count, kernel_size, stride, padding, dilation, ceil_mode)
-        least = np.array(-np.inf if is_floating(self.dtype) else jnp.iinfo(self.dtype).min, self.dtype)
-        around = windows.padded(self, least)
-        if set(windows.dilation) != {1}:
-            return _dilated_maximum(around, windows)
-        lead = (1,) * (self.ndim - count)
-        shape, steps = lead + windows.kernel, lead + windows.stride
-        return lax.reduce_window(around, least, lax.max, shape, steps, "VALID")
-
-    def average(
-        self: Array,
-        kernel_size: Sizes,
-        stride: Sizes = (),
-        padding: Sizes = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Array:
-        windows = _Windows(self, count, kernel_size, stride, padding, 1, ceil_mode)
-        dtype = compute_type(self.dtype)
-        nothing = np.zeros((), dtype)  # JAX must see the number to know that this is a sum
-        around = windows.padded(to(self, dtype), nothing)
-        lead = (1,) * (self.ndim - count)
-        shape, steps = lead + windows.kernel, lead + windows.stride
-        sums = lax.reduce_window(around, nothing, lax.add, shape, steps, "VALID")
-        if divisor_override == 0:
-            raise ValueError("the divisor must not be 0")
-        if divisor_override is not None:
-            return to(sums / divisor_override, self.dtype)
-        return to(sums / windows.extents(count_include_pad, dtype), self.dtype)
-
-    def adaptive_average(self: Array, output_size: Sizes) -> Array:
-        """Windows from floor(i * size / n) to ceil((i + 1) * size / n) of n; a product for each side."""
-        _require_pictures(self, count)
-        wide = to(self, compute_type(self.dtype))
-        for axis, windows in zip(range(-count, 0), _each(output_size, count), strict=True):
-            size = self.shape[axis]
-            if not 0 < windows <= 2**20 or not size:
-                raise ValueError(f"{windows} windows over {size} elements")
-            if windows == 1:
-                wide = jnp.mean(wide, axis, keepdims=True)
-            elif windows != size:
-                require_room(size * windows, wide)
-                shares = _shares(size, windows, wide.dtype)
-                wide = jnp.moveaxis(jnp.moveaxis(wide, axis, -1) @ shares, -1, axis)
-        return to(wide, self.dtype)
-
-    lowers(f"max_pool{count}d.default")(maximum)
-    lowers(f"avg_pool{count}d.default")(average)
-    lowers(f"adaptive_avg_pool{count}d.default")(adaptive_average)
+def _maximum(
+    count: int,
+    self: Array,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = 0,
+    dilation: Sizes = 1,
+    ceil_mode: bool = False,
+) -> Array:
+    """The gradient goes to the first of those that are equal, row by row."""
+    windows = _Windows(self, count, kernel_size, stride, padding, dilation, ceil_mode)
+    least = np.array(-np.inf if is_floating(self.dtype) else jnp.iinfo(self.dtype).min, self.dtype)
+    around = windows.padded(self, least)
+    if set(windows.dilation) != {1}:
+        return _dilated_maximum(around, windows)
+    lead = (1,) * (self.ndim - count)
+    shape, steps = lead + windows.kernel, lead + windows.stride
+    return lax.reduce_window(around, least, lax.max, shape, steps, "VALID")
 
 
-_pools(2)
-_pools(3)
+def _average(
+    count: int,
+    self: Array,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Array:
+    windows = _Windows(self, count, kernel_size, stride, padding, 1, ceil_mode)
+    dtype = compute_type(self.dtype)
+    nothing = np.zeros((), dtype)  # JAX must see the number to know that this is a sum
+    around = windows.padded(to(self, dtype), nothing)
+    lead = (1,) * (self.ndim - count)
+    shape, steps = lead + windows.kernel, lead + windows.stride
+    sums = lax.reduce_window(around, nothing, lax.add, shape, steps, "VALID")
+    if divisor_override == 0:
+        raise ValueError("the divisor must not be 0")
+    if divisor_override is not None:
+        return to(sums / divisor_override, self.dtype)
+    return to(sums / windows.extents(count_include_pad, dtype), self.dtype)
+
+
+def _adaptive_average(count: int, self: Array, output_size: Sizes) -> Array:
+    """Windows from floor(i * size / n) to ceil((i + 1) * size / n) of n; a product for each side."""
+    _require_pictures(self, count)
+    wide = to(self, compute_type(self.dtype))
+    for axis, windows in zip(range(-count, 0), _each(output_size, count), strict=True):
+        size = self.shape[axis]
+        if not 0 < windows <= 2**20 or not size:
+            raise ValueError(f"{windows} windows over {size} elements")
+        if windows == 1:
+            wide = jnp.mean(wide, axis, keepdims=True)
+        elif windows != size:
+            require_room(size * windows, wide)
+            shares = _shares(size, windows, wide.dtype)
+            wide = jnp.moveaxis(jnp.moveaxis(wide, axis, -1) @ shares, -1, axis)
+    return to(wide, self.dtype)
 
 
 def _dilated_maximum(around: Array, windows: _Windows) -> Array:
@@ -193,3 +187,9 @@ def _shares(size: int, count: int, dtype: np.dtype) -> Array:
     element = lax.broadcasted_iota(jnp.int64, (size, count), 0)
     starts, ends = window * size // count, -((window + 1) * -size // count)
     return ((element >= starts) & (element < ends)) / to(ends - starts, dtype)
+
+
+for _count in (2, 3):
+    lowers(f"max_pool{_count}d.default")(partial(_maximum, _count))
+    lowers(f"avg_pool{_count}d.default")(partial(_average, _count))
+    lowers(f"adaptive_avg_pool{_count}d.default")(partial(_adaptive_average, _count))

@@ -39,7 +39,7 @@ from farflung.client.run.broker_client import ask_status
 from farflung.protocol.broker_session import dial_broker
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Measured, Register, Registered, ToWorker, decode, encode
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 from farflung.transport.link.link import Link
 from farflung.transport.net.address_file import read_address
 from farflung.transport.security.enrolment import enrol

@@ -28,7 +28,7 @@ from farflung.broker.journal import Journal
 from farflung.broker.storage.store import STORE_FILE, Store
 from farflung.plans import Edge, Placement, Plan
 from farflung.protocol.fields import Opset
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training
 

@@ -18,7 +18,7 @@ from farflung.protocol import messages
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Ask, Denied, Load, Message, Moved, Refused, Register, Renew, Submit
 from farflung.protocol.probing import AskTopology
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training
 from farflung.transport.endpoint import ask

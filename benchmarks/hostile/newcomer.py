@@ -9,7 +9,7 @@ from pathlib import Path
 from farflung.protocol import messages
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Register, Registered
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 from farflung.transport.endpoint import Hello, Link, Peer, dial
 from farflung.transport.security.enrolment import enrol
 from farflung.transport.security.names import BROKER_ID

@@ -36,7 +36,8 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
-from farflung.protocol.worker import Device, SegmentProgram, Share, Standing
+from farflung.protocol.registration import Device, Standing
+from farflung.protocol.worker import SegmentProgram, Share
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training

@@ -21,7 +21,7 @@ from farflung.lab.spec import Node
 from farflung.protocol import messages
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Load, Register, Registered
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 from farflung.transport.endpoint import Hello, Peer, dial
 from farflung.transport.security.enrolment import enrol
 from farflung.transport.security.tokens import Token

@@ -15,7 +15,8 @@ from tests.support.links import RawPeer, Recorder, slice_header, value_header
 from farflung.protocol import messages
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Ask, Claim, Loaded, Refused, Register, UnitReady, Welcome
-from farflung.protocol.worker import Device, Share
+from farflung.protocol.registration import Device
+from farflung.protocol.worker import Share
 from farflung.transport.endpoint import Link, Peer, dial
 from farflung.transport.probing.probe import Question
 from farflung.transport.timeouts import Timeouts

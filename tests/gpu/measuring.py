@@ -12,7 +12,7 @@ from tests.gpu.numbers_device import NAME, Planted
 from tests.worker.running_thread import ATTEMPT, MICROBATCHES, running
 
 from farflung.plans import Rates
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.profiling import rates
 from farflung.worker.computing.running_job import RunningJob

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from farflung.plans import Rates, Topology, WorkerSpec, arithmetic_of
 from farflung.plans.rates import LEAST_RATE, MOST_RATE, tflops_text
 from farflung.plans.topology_file import decode_topology, encode_topology
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 
 RATES = some.builds(
     Rates,

@@ -17,7 +17,8 @@ from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Begin, Decide, Load, Loaded, Message, Register, SendState
-from farflung.protocol.worker import Device, Share
+from farflung.protocol.registration import Device
+from farflung.protocol.worker import Share
 from farflung.transport.endpoint import dial
 from farflung.transport.link.link import Link
 from farflung.transport.security.certificates import LIFETIME_SECONDS, certificate_to_pem, signing_request

@@ -19,7 +19,7 @@ from farflung.errors import DeviceFailed
 from farflung.plans.rates import LEAST_RATE, MOST_RATE, Rates
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Measured
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.runtime.torch_backend.device import HOST
 from farflung.runtime.torch_backend.profiling import rates as profiling

@@ -22,7 +22,9 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import LinkBytes, LinkRate, Share, Standing
+from farflung.protocol.registration import Standing
+from farflung.protocol.traffic import LinkBytes, LinkRate
+from farflung.protocol.worker import Share
 from farflung.runtime.parcel import Sent
 from farflung.worker import events
 from farflung.worker import state as machine

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from farflung.protocol.worker import LinkRate
+from farflung.protocol.traffic import LinkRate
 from farflung.worker.events import Traffic
 from farflung.worker.linking.traffic_meter import TrafficMeter
 

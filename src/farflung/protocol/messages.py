@@ -36,6 +36,7 @@ from farflung.protocol.reachability import (
     Links,
     NotReached,
 )
+from farflung.protocol.registration import Measured, Moved, PeerMoved, Register, Registered
 from farflung.protocol.sessions import Attach, Attached, BaseLacking, BaseList, Claim, Pull, Welcome
 from farflung.protocol.submitter import (
     Accepted,
@@ -63,12 +64,7 @@ from farflung.protocol.worker import (
     Decide,
     Load,
     Loaded,
-    Measured,
-    Moved,
-    PeerMoved,
     Refused,
-    Register,
-    Registered,
     SendState,
     StandBy,
     Standbys,

@@ -11,7 +11,8 @@ from msgspec import Meta
 from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
 from farflung.plans.codec_pair import CodecPairName
 from farflung.protocol.fields import Addresses, Count, Id, Message, Opset, Text
-from farflung.protocol.worker import LinkTraffic, MetricSums
+from farflung.protocol.traffic import LinkTraffic
+from farflung.protocol.worker import MetricSums
 from farflung.runtime.monitoring import Monitored
 from farflung.runtime.training import Training
 

@@ -13,8 +13,8 @@ from farflung.plans import LinkCodec
 from farflung.plans.rates import Rates
 from farflung.protocol.fields import Message, Text
 from farflung.protocol.reachability import LinkReport
+from farflung.protocol.traffic import LinkTraffic
 from farflung.protocol.veil import veil
-from farflung.protocol.worker import LinkTraffic
 from farflung.text import and_more, count_of
 
 JOINING, READY, STANDBY, TRAINING = "joining", "ready", "standby", "training"

@@ -9,7 +9,8 @@ from farflung.plans import LinkCodec
 from farflung.protocol import messages
 from farflung.protocol.messages import Load, Message
 from farflung.protocol.timeline import StepSpan
-from farflung.protocol.worker import LinkRate, Share
+from farflung.protocol.traffic import LinkRate
+from farflung.protocol.worker import Share
 from farflung.runtime.parcel import Sent
 
 Attempt = tuple[str, int]  # job and attempt: attempts count from 1 in every job

@@ -17,7 +17,7 @@ from farflung.plans.rates import Rates
 from farflung.plans.topology import MOST_TFLOPS
 from farflung.protocol.fields import Opset
 from farflung.protocol.messages import Measured
-from farflung.protocol.worker import Device
+from farflung.protocol.registration import Device
 from farflung.runtime.backend import AnyBackend
 from farflung.worker.machine import machine_of, usable_cores
 

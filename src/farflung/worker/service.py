@@ -18,8 +18,8 @@ from farflung.protocol.broker_session import BrokerSession
 from farflung.protocol.copies import MOST_HELD, HeldCopy
 from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import Copied, Load, Message, Register
+from farflung.protocol.registration import Device, HomeLine
 from farflung.protocol.sessions import BaseList
-from farflung.protocol.worker import Device, HomeLine
 from farflung.runtime.backend import AnyBackend
 from farflung.transport.endpoint import Hello, Listener, listen
 from farflung.transport.link.governor import Pace

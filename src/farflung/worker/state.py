@@ -37,7 +37,8 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.worker import LinkBytes, Standing
+from farflung.protocol.registration import Standing
+from farflung.protocol.traffic import LinkBytes
 from farflung.text import count_of, duration_words
 from farflung.worker.events import (
     AdvanceReplay,

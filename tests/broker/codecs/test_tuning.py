@@ -15,7 +15,8 @@ from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.tuner import CodecTuner, tuning_basis
 from farflung.plans import LinkCodec, Topology, WorkerSpec
 from farflung.protocol.messages import CodecsChosen, Decide
-from farflung.protocol.worker import LinkRate, SegmentProgram
+from farflung.protocol.traffic import LinkRate
+from farflung.protocol.worker import SegmentProgram
 from farflung.simulator import Conditions
 
 MEGABIT = 1e6 / 8

@@ -12,7 +12,8 @@ from farflung.broker.core.training.commit import CommitGroup, add_traffic
 from farflung.errors import ProtocolError
 from farflung.plans import Pipeline, Placement, Plan, Sum
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import LinkBytes, LinkRate, LinkTraffic, Share
+from farflung.protocol.traffic import LinkBytes, LinkRate, LinkTraffic
+from farflung.protocol.worker import Share
 from farflung.schedule import Unit
 
 STEP = Unit(4, True, 3, 2)

@@ -235,7 +235,7 @@ def test_a_broker_that_is_restarted_goes_on_with_it() -> None:
 
 
 def msgspec_standing(story: Scenario) -> object:
-    from farflung.protocol.worker import Standing
+    from farflung.protocol.registration import Standing
 
     return Standing("job-1", job_of(story).attempt, next_unit(story), "running")
 

@@ -24,7 +24,8 @@ from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Prediction, Wishes
 from farflung.plans.wishes import KeepHome
 from farflung.protocol.messages import Accepted, Considered, Denied, StandBy, Standbys
-from farflung.protocol.worker import Device, SegmentProgram
+from farflung.protocol.registration import Device
+from farflung.protocol.worker import SegmentProgram
 
 
 def at(*workers: str) -> Wishes:

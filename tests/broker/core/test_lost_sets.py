@@ -17,7 +17,7 @@ from farflung.broker.core.recovering.recovery import MOST_REPLAYED
 from farflung.broker.core.state import durable, replay
 from farflung.plans import Plan
 from farflung.protocol.messages import Broken, Continue, Load, Planned, Stop
-from farflung.protocol.worker import Standing
+from farflung.protocol.registration import Standing
 
 MEMBERS = "abcdef"
 

@@ -21,7 +21,8 @@ from farflung.broker.planning.messages import PlanResult
 from farflung.planner.replicas import evenly_replicated
 from farflung.plans import Edge, Placement, Plan, unfolded
 from farflung.protocol.messages import Broken, Planned, Refused
-from farflung.protocol.worker import SegmentProgram, Standing
+from farflung.protocol.registration import Standing
+from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizers.diloco import DiLoCo
 
 STEPS = 20

@@ -15,7 +15,7 @@ from farflung.broker.core.state import Outcome, durable, replay
 from farflung.plans import LinkCodec
 from farflung.protocol.copies import CopyLost, StateVersion
 from farflung.protocol.messages import Kept, Loaded, Planned, Refused, Retain, RolledBack, Stop
-from farflung.protocol.worker import Standing
+from farflung.protocol.registration import Standing
 
 FIRST = StateVersion(1, 0)
 

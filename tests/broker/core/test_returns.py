@@ -29,7 +29,7 @@ from farflung.protocol.messages import (
     Stop,
     UnitDone,
 )
-from farflung.protocol.worker import Standing
+from farflung.protocol.registration import Standing
 
 
 def job_of(story: Scenario, job: str = "job-1") -> Job:

@@ -36,7 +36,7 @@ from farflung.protocol.messages import (
     Stop,
 )
 from farflung.protocol.reachability import AskCircuit, NotReached
-from farflung.protocol.worker import Device, Standing
+from farflung.protocol.registration import Device, Standing
 from farflung.runtime.monitoring import Monitor
 
 

@@ -58,7 +58,8 @@ from farflung.protocol.messages import (
     UnitDone,
     UnitReady,
 )
-from farflung.protocol.worker import Measured, Share, Standing
+from farflung.protocol.registration import Measured, Standing
+from farflung.protocol.worker import Share
 
 
 def ended(story: Scenario, job: str = "job-1") -> Ended:

@@ -20,7 +20,7 @@ from farflung.broker.survey.measurements import (
 )
 from farflung.broker.survey.topology import topology_of
 from farflung.plans import Rates
-from farflung.protocol.worker import HomeLine
+from farflung.protocol.registration import HomeLine
 
 
 def worker(name: str, site: str = "", tflops: float = 2.0, **line: float) -> Worker:

@@ -15,7 +15,7 @@ from farflung.data import text
 from farflung.errors import ProtocolError
 from farflung.metrics import perplexity
 from farflung.protocol.messages import UnitDone
-from farflung.protocol.worker import LinkTraffic
+from farflung.protocol.traffic import LinkTraffic
 from farflung.runtime.monitoring import Monitored
 from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.optimizers.schedules import Constant

@@ -13,7 +13,7 @@ from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.run_folder import RunFolder
 from farflung.protocol.messages import Accepted
-from farflung.protocol.worker import LinkTraffic
+from farflung.protocol.traffic import LinkTraffic
 
 
 class Listener(Observer):

@@ -16,7 +16,7 @@ from farflung.client.output.recorder import Recorder
 from farflung.client.output.run_folder import RunFolder
 from farflung.plans import Placement, Plan, Prediction
 from farflung.protocol.messages import Considered, Planned, RolledBack, UnitDone
-from farflung.protocol.worker import LinkTraffic
+from farflung.protocol.traffic import LinkTraffic
 
 
 class Listener(Observer):

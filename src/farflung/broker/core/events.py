@@ -36,7 +36,8 @@ from farflung.protocol.messages import (
     Submit,
     UnitReady,
 )
-from farflung.protocol.worker import Measured, SegmentProgram
+from farflung.protocol.registration import Measured
+from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.training import Training
 
 if TYPE_CHECKING:

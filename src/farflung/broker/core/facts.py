@@ -24,8 +24,9 @@ from farflung.plans.rates import Rates
 from farflung.protocol import copies
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.protocol.messages import UnitReady
+from farflung.protocol.registration import Device, HomeLine
 from farflung.protocol.submitter import PATIENCE_SECONDS, CodecChange
-from farflung.protocol.worker import Device, HomeLine, ShareDigest
+from farflung.protocol.worker import ShareDigest
 from farflung.runtime.monitoring import Monitored
 from farflung.runtime.training import Training
 

@@ -19,8 +19,10 @@ from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
 from farflung.protocol.copies import HeldCopy
 from farflung.protocol.fields import MOST_COUNT
+from farflung.protocol.registration import Device, HomeLine
 from farflung.protocol.submitter import PATIENCE_SECONDS
-from farflung.protocol.worker import Decide, Device, HomeLine, LinkTraffic
+from farflung.protocol.traffic import LinkTraffic
+from farflung.protocol.worker import Decide
 from farflung.runtime.backend import EMULATED
 from farflung.runtime.training import Training
 from farflung.schedule import Unit

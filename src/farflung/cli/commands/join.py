@@ -176,7 +176,7 @@ def join(
             hold_folder(own)
             # Last: a worker that is refused need not wait for it.
             computes, free_bytes = _imported(framework, tflops, device)
-            from farflung.protocol.worker import HomeLine
+            from farflung.protocol.registration import HomeLine
             from farflung.worker.departure import Departure
             from farflung.worker.service import WorkerOptions, run
 
@@ -248,7 +248,7 @@ def _on_device(framework: str, tflops: float | None, device: str) -> tuple[AnyBa
 
 
 def _homes(given: list[str]) -> tuple[str, ...]:
-    from farflung.protocol.worker import MOST_HOMES
+    from farflung.protocol.registration import MOST_HOMES
     from farflung.transport.security.names import check_id
 
     if len(given) > MOST_HOMES:

@@ -25,7 +25,7 @@ from farflung.protocol.messages import (
     RolledBack,
     UnitDone,
 )
-from farflung.protocol.worker import LinkTraffic
+from farflung.protocol.traffic import LinkTraffic
 from farflung.text import and_more, count_of, duration_words, format_bytes
 
 

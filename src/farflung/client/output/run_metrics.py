@@ -17,7 +17,7 @@ from farflung.plans import Prediction
 from farflung.protocol.messages import (
     UnitDone,
 )
-from farflung.protocol.worker import LinkTraffic
+from farflung.protocol.traffic import LinkTraffic
 from farflung.runtime.monitoring import Monitored, mean_of
 from farflung.runtime.optimizers.declared import learning_rate
 from farflung.schedule import Unit

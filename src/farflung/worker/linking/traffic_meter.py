@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from farflung.protocol.worker import LinkRate
+from farflung.protocol.traffic import LinkRate
 from farflung.worker.events import Traffic
 
 MOST_RATE = 1e12

@@ -19,8 +19,8 @@ from farflung.broker.core.recovering.replaying import Takeover
 from farflung.broker.core.training import job_queue, jobs
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
+from farflung.protocol.registration import Device
 from farflung.protocol.submitter import waiting_for
-from farflung.protocol.worker import Device
 from farflung.text import and_more, duration_words, format_utc
 
 

@@ -15,8 +15,8 @@ from farflung.broker.core.training import job_queue, jobs, loads
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import has_left, one_line
 from farflung.protocol.messages import Accepted, Begin, Decide, SendState, Stop
+from farflung.protocol.registration import Standing
 from farflung.protocol.submitter import waiting_for
-from farflung.protocol.worker import Standing
 from farflung.text import and_more
 
 

@@ -15,7 +15,8 @@ from farflung.plans import Plan
 from farflung.protocol import messages
 from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.messages import UnitReady
-from farflung.protocol.worker import LinkTraffic, Share
+from farflung.protocol.traffic import LinkTraffic
+from farflung.protocol.worker import Share
 from farflung.runtime.optimizers.clipping import added_in_order, clip_scale, gradient_norm
 from farflung.schedule import Unit
 from farflung.text import count_of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from farflung.broker.core.decision import Decision
 
 
@@ -40,3 +42,9 @@ class WorkerSuspected(Decision, frozen=True):
     job: str
     worker: str
     reason: str
+
+
+class SuspicionsLimited(msgspec.Struct, frozen=True):
+    """Observed: after so many suspicions a worker gets no jobs, by a setting of this start of the broker."""
+
+    most: int

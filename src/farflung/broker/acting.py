@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from typing import Any, cast
+from typing import Any
 
 from farflung.broker.arrivals import Arrival
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.operators import Operators
 from farflung.broker.security.tokens import lets_in, token_id
-from farflung.broker.sessions import HolderSession
 from farflung.broker.storage.contract import BrokerStore
 from farflung.errors import FarflungError, IdentityError
 from farflung.protocol.fields import Message
@@ -45,7 +44,7 @@ class ActionRefused(FarflungError):
 
 
 class _Caller:
-    """Stands for a session: it takes the one answer to an action."""
+    """An `Origin` without a session: it takes the one answer to an action."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -101,11 +100,10 @@ class Acting:
             _log.warning("%s may not do this on the page (%s): %s", who, what, error)
             raise
         _log.info("%s asks on the page, as %s: %s %s", who, caller.peer, what, _target(action))
-        session = cast(HolderSession, caller)
         if isinstance(action, Drain):
-            self._dispatcher.put(Arrival(session, action))
+            self._dispatcher.put(Arrival(caller, action))
         else:
-            await self._operators.handle(session, action, self._connected())
+            await self._operators.handle(caller, action, self._connected())
         try:
             answer = await asyncio.wait_for(caller.answer, ANSWER_SECONDS)
         except TimeoutError:

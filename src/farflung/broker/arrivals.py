@@ -11,7 +11,7 @@ import msgspec
 
 from farflung.broker.core import events
 from farflung.broker.network.worker_addresses import WorkerAddresses, worker_addresses
-from farflung.broker.sessions import HolderSession, SessionRegistry
+from farflung.broker.sessions import HolderSession, Origin, SessionRegistry
 from farflung.errors import ProtocolError
 from farflung.protocol.fields import one_line
 from farflung.protocol.membership import Drain, Leaving
@@ -59,9 +59,12 @@ class Closed:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message or the end of a session (`origin`), or an event without a session."""
+    """A message from `origin` or the end of that session, or an event without one.
 
-    origin: HolderSession | None
+    What a caller without a session may ask for are events and `Drain`.
+    """
+
+    origin: Origin | None
     content: Message | Closed | events.Event
 
 
@@ -85,6 +88,10 @@ def events_of(
         yield content
         return
     assert session is not None
+    if isinstance(content, Drain):
+        yield events.LeaveAsked(now, content.worker, content.within_seconds, session.peer.id)
+        return
+    assert isinstance(session, HolderSession)
     match content:
         case Closed(reason):
             yield from _end_events(session, reason, sessions, now)
@@ -105,8 +112,6 @@ def events_of(
             yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
         case Leaving(within):
             yield events.LeaveAsked(now, _require_registered(session, sessions).peer.id, within)
-        case Drain(worker, within):
-            yield events.LeaveAsked(now, worker, within, session.peer.id)
         case Submit() | Return() | Keep() | Kept() | Collected() | Cancel():
             yield replace(_submitter_event(session, content, sessions, timeouts, now), alarm=alarm)
 

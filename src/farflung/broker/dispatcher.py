@@ -46,7 +46,7 @@ from farflung.broker.network.relays import Circuits
 from farflung.broker.planning.client import Clock, consider, plan
 from farflung.broker.planning.fair_lock import FairLock
 from farflung.broker.planning.messages import Searched
-from farflung.broker.sessions import HolderSession, SessionRegistry
+from farflung.broker.sessions import HolderSession, Origin, SessionRegistry
 from farflung.broker.storage.contract import BrokerStore
 from farflung.broker.survey.measurements import Measurements
 from farflung.broker.survey.topology import MeasuredTopology, topology_of
@@ -182,7 +182,7 @@ class Dispatcher:
             reason = "the broker could not handle a message: see its log"
             group.actions.append(partial(self.close, arrival.origin, reason))
 
-    def _decide(self, event: Event, origin: HolderSession | None, group: _Group) -> None:
+    def _decide(self, event: Event, origin: Origin | None, group: _Group) -> None:
         outcome = decide(self.state, event)
         group.add(outcome)
         self.state = outcome.state
@@ -190,7 +190,7 @@ class Dispatcher:
             if words := log_lines.log_line(fact):
                 group.actions.append(partial(_log.info, "%s", words))
                 group.actions.append(partial(self.job_log.add, fact, self._clock(), words))
-            if isinstance(fact, facts.JobSubmitted) and origin is not None:
+            if isinstance(fact, facts.JobSubmitted) and isinstance(origin, HolderSession):
                 self.sessions.jobs[fact.job] = origin
             self._forget_failed_links(fact)
         self._queue_commands(outcome, origin, group)
@@ -208,7 +208,7 @@ class Dispatcher:
                 lambda pair: pair[1] in near.get(pair[0], ())
             )
 
-    def _queue_commands(self, outcome: Outcome, origin: HolderSession | None, group: _Group) -> None:
+    def _queue_commands(self, outcome: Outcome, origin: Origin | None, group: _Group) -> None:
         # Look up receivers now and not after the commit: a worker that registers again within this group must
         # not get messages meant for its older session.
         for command in self._expand_circuits(outcome.commands):
@@ -331,7 +331,7 @@ class Dispatcher:
             return None
         return self.topology_of(workers)
 
-    def close(self, session: HolderSession, reason: str) -> None:
+    def close(self, session: Origin, reason: str) -> None:
         """Close a session without waiting for it."""
         self.spawn(session.close(reason))
 

@@ -10,7 +10,7 @@ from farflung.broker.core.records import State
 from farflung.broker.core.trusting.events import AllowAsked, CancelAsked, RemovalAsked
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.security.tokens import lets_in, token_id
-from farflung.broker.sessions import HolderSession
+from farflung.broker.sessions import Origin
 from farflung.broker.storage.contract import BrokerStore, Holder
 from farflung.errors import StoreError
 from farflung.protocol import messages
@@ -32,9 +32,7 @@ class Operators:
         self._store = store
         self._clock = clock
 
-    async def handle(
-        self, session: HolderSession, message: OperatorMessage, connected: Collection[str]
-    ) -> None:
+    async def handle(self, session: Origin, message: OperatorMessage, connected: Collection[str]) -> None:
         """Handle one message of an operator, or of a submitter about its job; `connected` have sessions."""
         peer = session.peer
         match message:
@@ -48,7 +46,7 @@ class Operators:
                 asked = CancelAsked(self._clock(), job, peer.role, peer.id, reason, at_once)
                 self._dispatcher.put(Arrival(session, asked))
 
-    async def _list(self, session: HolderSession, connected: Collection[str]) -> None:
+    async def _list(self, session: Origin, connected: Collection[str]) -> None:
         try:
             holders = await asyncio.to_thread(self._store.holders)
             found = await asyncio.to_thread(members_of, holders, self._dispatcher.state, connected)
@@ -59,7 +57,7 @@ class Operators:
             answer = messages.encode(Denied("the broker has too many members for one message"))
         session.send_control(answer)
 
-    async def _remove(self, session: HolderSession, member: str, reason: str) -> None:
+    async def _remove(self, session: Origin, member: str, reason: str) -> None:
         try:
             holder = await asyncio.to_thread(self._store.holder, member)
             token = (

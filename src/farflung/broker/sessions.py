@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from farflung.broker.core.events import Admit, Command, Hold, Reject, Reply, Send, SendToSubmitter
 from farflung.broker.network.allowances import OF_ROLE
@@ -15,6 +16,20 @@ from farflung.transport.failures import why_given_up
 from farflung.transport.link.link import Link
 from farflung.transport.link.session import Session
 from farflung.transport.security.peer import Peer
+
+
+class Origin(Protocol):
+    """Where a message came from: who sent it, and where its answer goes."""
+
+    @property
+    def peer(self) -> Peer:
+        """Who sent it."""
+
+    def send_control(self, message: bytes) -> None:
+        """Answer it."""
+
+    async def close(self, reason: str) -> None:
+        """Refuse it for good."""
 
 
 class HolderSession:
@@ -137,7 +152,7 @@ class SessionRegistry:
         self.workers: dict[str, HolderSession] = {}
         self.jobs: dict[str, HolderSession] = {}
 
-    def is_worker(self, session: HolderSession) -> bool:
+    def is_worker(self, session: Origin) -> bool:
         """Whether this is the current session of a registered worker."""
         return self.workers.get(session.peer.id) is session
 
@@ -153,10 +168,9 @@ class SessionRegistry:
             if owner is not session and owner.peer == session.peer
         }
 
-    def receiver(
-        self, command: Command, origin: HolderSession | None
-    ) -> tuple[HolderSession, Message] | None:
+    def receiver(self, command: Command, origin: Origin | None) -> tuple[Origin, Message] | None:
         """The session that gets a command's message; None if it is closed or the command has no message."""
+        session: Origin | None
         match command:
             case Send(worker, message):
                 session = self.workers.get(worker)
@@ -170,17 +184,17 @@ class SessionRegistry:
                 return None
         return None if session is None else (session, message)
 
-    def admit(self, command: Command, origin: HolderSession | None) -> HolderSession | None:
+    def admit(self, command: Command, origin: Origin | None) -> HolderSession | None:
         """Register an admitted worker's session; returns the session that it replaces."""
-        if not isinstance(command, Admit) or origin is None:
+        if not isinstance(command, Admit) or not isinstance(origin, HolderSession):
             return None
         older = self.workers.get(command.worker)
         self.workers[command.worker] = origin
         return older
 
-    def hold(self, command: Command, origin: HolderSession | None) -> HolderSession | None:
+    def hold(self, command: Command, origin: Origin | None) -> HolderSession | None:
         """Let a session hold a job; returns the session that it replaces."""
-        if not isinstance(command, Hold) or origin is None:
+        if not isinstance(command, Hold) or not isinstance(origin, HolderSession):
             return None
         older = self.jobs.get(command.job)
         self.jobs[command.job] = origin

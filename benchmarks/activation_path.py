@@ -43,7 +43,8 @@ from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.transport.security.enrolment import enrol
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
-from farflung.worker.service import WorkerOptions, WorkerService
+from farflung.worker.options import WorkerOptions
+from farflung.worker.service import WorkerService
 
 SOURCE = str(Path(farflung.__file__).parent) + "/"
 WIDTH, SAMPLES, STEPS = 256, 16, 12

@@ -13,7 +13,8 @@ from tests.support.ports import held_port
 from farflung.errors import AnotherAuthority
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.transport.security.identity import Identity
-from farflung.worker.service import WorkerOptions, WorkerService, run
+from farflung.worker.options import WorkerOptions
+from farflung.worker.service import WorkerService, run
 
 WAIT_SECONDS = 60.0
 

@@ -25,7 +25,8 @@ from farflung.runtime.torch_backend.device import HOST
 from farflung.runtime.torch_backend.profiling import rates as profiling
 from farflung.worker.computing.compute import ComputeThread
 from farflung.worker.measuring import LEAST_GAIN, improved, measure_again
-from farflung.worker.service import WorkerOptions, WorkerService
+from farflung.worker.options import WorkerOptions
+from farflung.worker.service import WorkerService
 
 
 def device(tflops: float, rates: Rates | None = None) -> Device:

@@ -14,7 +14,8 @@ from tests.worker.loads import load
 from farflung.runtime.emulated.backend import EmulatedBackend
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker import events
-from farflung.worker.service import WorkerOptions, WorkerService
+from farflung.worker.options import WorkerOptions
+from farflung.worker.service import WorkerService
 
 BIAS = b"bias"
 

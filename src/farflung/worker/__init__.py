@@ -4,6 +4,8 @@ service
     The event loop: session with the broker, links to peers, and the threads.
 state
     The pure state machine that decides what the service does.
+options
+    What the owner offers and allows.
 measuring
     How fast the device is, at the start and again while it is idle.
 compute, loading, task_deadlines

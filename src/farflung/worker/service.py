@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from farflung.errors import CopyError, DeviceFailed, DeviceHeld, GraphError, ProtocolError
@@ -18,15 +18,11 @@ from farflung.protocol.broker_session import BrokerSession
 from farflung.protocol.copies import MOST_HELD, HeldCopy
 from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import Copied, Load, Message, Register
-from farflung.protocol.registration import Device, HomeLine
+from farflung.protocol.registration import Device
 from farflung.protocol.sessions import BaseList
-from farflung.runtime.backend import AnyBackend
 from farflung.transport.endpoint import Hello, Listener, listen
 from farflung.transport.link.governor import Pace
-from farflung.transport.security.identity import Identity
-from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import boot
-from farflung.weights.allowed import Allowed
 from farflung.worker import events
 from farflung.worker import state as machine
 from farflung.worker.broker_line import BrokerLine
@@ -40,43 +36,13 @@ from farflung.worker.linking.peers import Peers
 from farflung.worker.linking.routes import PathMessage, Routes
 from farflung.worker.linking.traffic_meter import TrafficMeter
 from farflung.worker.measuring import describe_device, improved, measure_again
+from farflung.worker.options import WorkerOptions
 from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.copying import Copying
 from farflung.worker.weights.cache import WeightCache
 from farflung.worker.weights.filling import BaseFilling
 
 log = logging.getLogger("farflung.worker")
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """How a worker runs.
-
-    `listen` is HOST:PORT for data links; `advertise` are the addresses given to peers (empty: all of this
-    machine, and the one that the broker sees). `memory_bytes` is the limit for jobs, `backend` computes them.
-    `relay_mbps` is the rate to relay for peers that cannot reach each other, in Mbit/s; `line` is the access
-    line as its owner describes it. Copies of jobs' state and base weights may take `disk_bytes` in the
-    identity's folder (0: none are kept; None: a fifth of what is free there). Copies leave for other workers
-    at `standby_mbps` at most, in Mbit/s (0: any rate). A device with memory of its own may also use
-    `host_memory_bytes` of the machine's, for what is copied and logged; None: `memory_bytes` are the
-    machine's. Base weights are fetched from the URLs that are allowed as `base`. It is the home worker of the
-    submitters `home_of`.
-    """
-
-    identity: Identity
-    listen: str
-    memory_bytes: int
-    backend: AnyBackend
-    site: str = ""
-    advertise: list[str] = field(default_factory=list)
-    relay_mbps: float = 0.0
-    line: HomeLine = field(default_factory=HomeLine)
-    disk_bytes: int | None = 0
-    standby_mbps: float = 0.0
-    host_memory_bytes: int | None = None
-    base: Allowed = field(default_factory=Allowed)
-    home_of: tuple[str, ...] = ()
-    timeouts: Timeouts = field(default_factory=Timeouts)
 
 
 async def run(options: WorkerOptions, departure: Departure | None = None) -> None:

@@ -178,7 +178,8 @@ def join(
             computes, free_bytes = _imported(framework, tflops, device)
             from farflung.protocol.registration import HomeLine
             from farflung.worker.departure import Departure
-            from farflung.worker.service import WorkerOptions, run
+            from farflung.worker.options import WorkerOptions
+            from farflung.worker.service import run
 
             options = WorkerOptions(
                 identity=identity,

@@ -82,7 +82,7 @@ class LocalWorkers(Fleet):
         self._starting = asyncio.Lock()
 
     def __repr__(self) -> str:
-        state = ", closed" if self._is_closed else "" if self._processes else ", not started"
+        state = ", closed" if self._runs.is_closed else "" if self._processes else ", not started"
         return f"<Fleet of {count_of(self._target.local, 'worker')} on this machine{state}>"
 
     def _with_own(self, options: RunOptions) -> RunOptions:

@@ -40,7 +40,7 @@ class BrokerFleet(Fleet):
         self._folder = folder
 
     def __repr__(self) -> str:
-        return f"<Fleet of the broker at {self._identity.broker}{', closed' if self._is_closed else ''}>"
+        return f"<Fleet of the broker at {self._identity.broker}{', closed' if self._runs.is_closed else ''}>"
 
     def _with_own(self, options: RunOptions) -> RunOptions:
         return msgspec.structs.replace(options, broker=self._identity.broker, folder=as_text(self._folder))

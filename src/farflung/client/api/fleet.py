@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import re
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -18,6 +17,7 @@ from farflung.client.api.callbacks import OnCheckpoint, OnMerge, OnStep, OnValid
 from farflung.client.api.execution import Begun, Host
 from farflung.client.api.frontend import Frontend
 from farflung.client.api.loop_thread import LoopThread
+from farflung.client.api.open_runs import OpenRuns
 from farflung.client.api.run import Run
 from farflung.client.api.wording import in_python_words
 from farflung.client.beginning.capturing import capture_model
@@ -28,7 +28,7 @@ from farflung.client.options.asked import Asked, Request, ask
 from farflung.client.output.log_observer import begin_log
 from farflung.client.output.progress import Observer, Observers
 from farflung.client.output.run_record import RunOptions
-from farflung.errors import ConnectionFailed, FleetClosed, JobError
+from farflung.errors import ConnectionFailed, JobError
 from farflung.text import count_of, format_bytes, kind_of
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 QUIET = Frontend()
 EXIT_SECONDS = 60.0
 """For how long a program that ends waits for the weights of its runs."""
-GRACE_SECONDS = 5.0
-"""For how long it then waits for them to leave."""
 
 
 class Fleet(ABC):
@@ -60,9 +58,7 @@ class Fleet(ABC):
     """The id by which the broker knows who submits."""
 
     def __init__(self) -> None:
-        self._runs: set[Run] = set()
-        self._changing = threading.Lock()  # for `_runs` and `_is_closed`
-        self._is_closed = False
+        self._runs = OpenRuns(self._holds_jobs)
         self._loop = LoopThread("farflung-fleet")
         _OPEN.add(self)
 
@@ -216,7 +212,7 @@ class Fleet(ABC):
         on_merge: OnMerge | None = None,
     ) -> Run:
         """As `train`, for what `ask` has read, up to the start of the run; `farflung train` calls this."""
-        self._require_open()
+        self._runs.require_open()
         for words in asked.target.notes:
             frontend.note(words)
         asked = self._placed(asked, source, frontend)
@@ -252,7 +248,7 @@ class Fleet(ABC):
 
         calls = (on_step, on_validation, on_checkpoint, on_merge)
         run = Run(begun, hosting, self._loop, frontend, everyone, *calls)
-        self._register(run)
+        self._runs.add(run)
         return run
 
     def status(self) -> Status:
@@ -265,7 +261,7 @@ class Fleet(ABC):
         ConnectionFailed
             The broker cannot be reached, or does not answer in time.
         """
-        self._require_open()
+        self._runs.require_open()
         return self._loop.call(self._status())
 
     def trace(self, run: Run) -> StepTimeline:
@@ -278,7 +274,7 @@ class Fleet(ABC):
         ConnectionFailed
             The run trains no steps now, or the broker cannot be reached.
         """
-        self._require_open()
+        self._runs.require_open()
         return self._loop.call(self._traced(run))
 
     async def _traced(self, run: Run) -> StepTimeline:
@@ -310,7 +306,7 @@ class Fleet(ABC):
 
         A run that has not ended then, as when its broker is lost, is left: the broker holds its job.
         """
-        if going_on := self._going_on():
+        if going_on := self._runs.going_on():
             QUIET.warn(
                 f"the program ends while {count_of(len(going_on), 'run')} of {self!r} goes on: stopping in"
                 f" good order, which may take {EXIT_SECONDS:g} s"
@@ -318,16 +314,13 @@ class Fleet(ABC):
         self._close(EXIT_SECONDS)
 
     def _close(self, most_seconds: float | None) -> None:
-        if self._is_closed:
+        if self._runs.is_closed:
             return
         self._loop.require_can_wait()
-        for run in self._going_on():
+        for run in self._runs.going_on():
             run.require_can_wait()
-        with self._changing:
-            self._is_closed = True
-            runs = list(self._runs)
         try:
-            self._stop_runs([run for run in runs if not run.abandon()], most_seconds)
+            self._runs.close(most_seconds)
         finally:
             try:
                 self._loop.call(self._ended())
@@ -335,7 +328,7 @@ class Fleet(ABC):
                 self._loop.close()
 
     def __enter__(self) -> Self:
-        self._require_open()
+        self._runs.require_open()
         return self
 
     def __exit__(
@@ -365,56 +358,6 @@ class Fleet(ABC):
 
     async def _ended(self) -> None:  # noqa: B027 - most fleets have nothing open
         """Close what is open on the event loop."""
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise FleetClosed("this fleet is closed: connect again, or train inside its `with` block")
-
-    def _register(self, run: Run) -> None:
-        """Keep a run until it is over; raises FleetClosed if the fleet was closed meanwhile."""
-        with self._changing:
-            if not self._is_closed:
-                self._runs.add(run)
-        run.when_over(lambda: self._forget(run))
-        if self._is_closed:
-            run.abandon()
-        self._require_open()
-
-    def _forget(self, run: Run) -> None:
-        with self._changing:
-            self._runs.discard(run)
-
-    def _going_on(self) -> list[Run]:
-        with self._changing:
-            return [run for run in self._runs if run.is_going_on]
-
-    def _stop_runs(self, runs: list[Run], most_seconds: float | None) -> None:
-        """Stop runs in good order; after `most_seconds` leave those that go on, and then end them."""
-        try:
-            for run in runs:
-                run.stop("the program closed the fleet")
-            if most_seconds is not None:
-                _wait(runs, most_seconds)
-                for give_up in (Run.leave, Run.end_at_once) if self._holds_jobs else (Run.end_at_once,):
-                    for run in [run for run in runs if run.is_going_on]:
-                        give_up(run)
-                    _wait(runs, GRACE_SECONDS)
-                return
-            for run in runs:
-                run.settled()
-        except BaseException:
-            for run in runs:
-                run.end_at_once()
-            for run in runs:
-                run.settled()
-            raise
-
-
-def _wait(runs: list[Run], seconds: float) -> None:
-    """Wait until these runs are over, for at most so many seconds."""
-    until = time.monotonic() + seconds
-    for run in runs:
-        run.settled(max(0.0, until - time.monotonic()))
 
 
 def _default_folder(job: Job) -> Path:

@@ -16,8 +16,8 @@ from farflung.worker.computing.compute import ComputeThread
 from farflung.worker.computing.outcomes import Outcome
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.computing.task_deadlines import Doing, of_state
+from farflung.worker.device_watch import DeviceWatch
 from farflung.worker.events import Attempt, ComputeFailed
-from farflung.worker.service import WorkerService
 from farflung.worker.state import State
 
 LENT_FOR_EVER = Doing("the forward pass", float("inf"))
@@ -34,13 +34,10 @@ class AtAPass:
 
 
 async def watched(thread: AtAPass, wanted: State) -> None:
-    """A service's watch over that thread, without a port or a broker."""
-    service = WorkerService.__new__(WorkerService)
-    service._loop = asyncio.get_running_loop()
-    service._timeouts = Timeouts(0.01)
-    service._compute = cast(Any, thread)
-    service._state = wanted
-    await service.watch_device()
+    """The watch over that thread, without a port or a broker."""
+    timeouts = Timeouts(0.01)
+    watch = DeviceWatch(cast(Any, thread), lambda: wanted, lambda message: None, lambda: timeouts)
+    await watch.watch()
 
 
 @pytest.mark.parametrize("wanted", [State("b"), State("b", load=load(attempt=6))])

@@ -6,8 +6,8 @@ state
     The pure state machine that decides what the service does.
 options
     What the owner offers and allows.
-measuring
-    How fast the device is, at the start and again while it is idle.
+measuring, device_watch
+    How fast the device is, at the start and again while it is idle, and whether it is stuck.
 compute, loading, task_deadlines
     The compute thread, the segments it runs, and how long each task may take.
 codec_thread

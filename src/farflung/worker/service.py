@@ -18,7 +18,6 @@ from farflung.protocol.broker_session import BrokerSession
 from farflung.protocol.copies import MOST_HELD, HeldCopy
 from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import Copied, Load, Message, Register
-from farflung.protocol.registration import Device
 from farflung.protocol.sessions import BaseList
 from farflung.transport.endpoint import Hello, Listener, listen
 from farflung.transport.link.governor import Pace
@@ -29,13 +28,13 @@ from farflung.worker.broker_line import BrokerLine
 from farflung.worker.computing.compute import ComputeThread
 from farflung.worker.computing.outcomes import Outcome, OutgoingState, Restored, StateCopied, StateGiven
 from farflung.worker.computing.state_receiver import StateReceiver
-from farflung.worker.computing.task_deadlines import Limits, Watch, most_seconds
+from farflung.worker.computing.task_deadlines import Limits
 from farflung.worker.departure import Departure
+from farflung.worker.device_watch import DeviceWatch
 from farflung.worker.linking.dialling import Dialling
 from farflung.worker.linking.peers import Peers
 from farflung.worker.linking.routes import PathMessage, Routes
 from farflung.worker.linking.traffic_meter import TrafficMeter
-from farflung.worker.measuring import describe_device, improved, measure_again
 from farflung.worker.options import WorkerOptions
 from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.copying import Copying
@@ -65,7 +64,7 @@ async def run(options: WorkerOptions, departure: Departure | None = None) -> Non
     await service.start()
     reason = shutting_down(options.identity.id)
     released = asyncio.create_task(departure.wait())
-    tasks = (service.stay_registered(), service.watch_device(), service.stay_measured())
+    tasks = (service.stay_registered(), service.device_watch.watch(), service.device_watch.stay_measured())
     work = [asyncio.create_task(task) for task in tasks]
     try:
         done, _ = await asyncio.wait([*work, released], return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +82,7 @@ async def run(options: WorkerOptions, departure: Departure | None = None) -> Non
 
 
 class WorkerService:
-    """One worker; see `run`."""
+    """One worker; see `run`. `device_watch` is to run beside its session with the broker."""
 
     def __init__(self, options: WorkerOptions, departure: Departure | None = None) -> None:
         self._options = options
@@ -100,6 +99,9 @@ class WorkerService:
             self._post_outcome,
             self._peers.send_from_thread,
         )
+        self.device_watch = DeviceWatch(
+            self._compute, lambda: self._state, self._send, lambda: self._timeouts
+        )
         self._peers.deliver_to(self._compute.receive)
         store = CopyStore(self._identity.folder, options.disk_bytes) if options.disk_bytes != 0 else None
         pace = Pace(options.standby_mbps * 1e6 / 8)
@@ -114,7 +116,6 @@ class WorkerService:
         self._server_context = self._identity.server_context(admit_joiners=False)
         self._line = BrokerLine(self._identity, client_context, self._server_context, self)
         self._listener: Listener | None = None
-        self._device: Device | None = None
         self._disk_bytes = 0
         self._orphaned: asyncio.TimerHandle | None = None
         self._state_receiver: StateReceiver | None = None
@@ -152,9 +153,7 @@ class WorkerService:
         self._routes.set_listener(self._listener)
         own = self._identity
         log.info("worker %s of %s starts, and measures this device", own.id, own.broker)
-        self._device = await asyncio.to_thread(
-            describe_device, self._options.backend, self._options.memory_bytes
-        )
+        await self.device_watch.begin(self._options.backend, self._options.memory_bytes)
         self._compute.start()
         self._departure.attach(self._step, self._timeouts.lease_seconds)
         log.info("worker %s listens on %s", self._identity.id, self._listener.address)
@@ -162,33 +161,6 @@ class WorkerService:
     async def stay_registered(self) -> None:
         """Keep the session with the broker; see `BrokerLine.stay_registered`."""
         await self._line.stay_registered(self._timeouts)
-
-    async def watch_device(self) -> None:
-        """Watch the compute thread; raises DeviceHeld if it is stuck, DeviceFailed if its device is lost."""
-        watch, before = Watch(), self._loop.time()
-        while not (overrun := watch.overrun(self._most_seconds())):
-            if self._compute.failure is not None:
-                raise self._compute.failure
-            pause = self._timeouts.heartbeat_seconds
-            await asyncio.sleep(pause)
-            now = self._loop.time()
-            watch = watch.seen(self._compute.stopwatch.doing, min(now - before, 2 * pause))
-            before = now
-        raise DeviceHeld(f"{overrun}, and only the end of its process ends an op")
-
-    async def stay_measured(self) -> None:
-        """Measure the device again while it is idle, and tell the broker of better rates."""
-        await measure_again(lambda: self._state.load is None and not self._state.away, self._measure)
-
-    async def _measure(self) -> None:
-        found = await asyncio.wrap_future(self._compute.measure())
-        assert self._device is not None
-        if found is not None and (device := improved(self._device, found)) is not self._device:
-            self._device = device
-            self._send(messages.Measured(device.tflops, device.rates))
-
-    def _most_seconds(self) -> float:
-        return most_seconds(self._compute.attempt, self._state.attempt, self._timeouts.chore_seconds)
 
     async def stop(self, reason: str) -> None:
         """Close every connection with `reason`, end the thread and free the port."""
@@ -223,13 +195,13 @@ class WorkerService:
 
     def registration(self, session: BrokerSession, held: list[HeldCopy]) -> Register:
         """Who this worker is, what it offers, and what it holds of a job."""
-        assert self._device is not None and self._listener is not None
+        assert self._listener is not None
         self._timeouts = session.timeouts
         self._listener.set_timeouts(self._timeouts)
         self._routes.on_registered(session.link.local, session.link.remote, self._timeouts)
         options, state = self._options, self._state
         return Register(
-            self._device,
+            self.device_watch.device,
             options.site,
             self._routes.addresses(),
             boot(),
@@ -442,10 +414,12 @@ class WorkerService:
             self._peers.replays.log_sent(max(0, free) // 2)
 
     def _limits(self) -> Limits:
-        assert self._device is not None
         limits = self._timeouts
         return Limits(
-            self._device.least_tflops, limits.pass_seconds, limits.longest_pass_seconds, limits.chore_seconds
+            self.device_watch.device.least_tflops,
+            limits.pass_seconds,
+            limits.longest_pass_seconds,
+            limits.chore_seconds,
         )
 
     # The compute thread: its outcomes are events, too.

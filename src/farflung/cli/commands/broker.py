@@ -16,7 +16,7 @@ from farflung.cli.process.passphrase import (
     new_passphrase,
     passphrase_in,
 )
-from farflung.cli.process.service import ExitWithParent, heed_parent, run_service
+from farflung.cli.process.service import ExitWithParent, LogJsonOption, heed_parent, run_service
 from farflung.cli.render.output import JsonOption, note, print_json
 from farflung.errors import JobError
 from farflung.text import count_of, format_bytes, format_utc
@@ -98,7 +98,7 @@ def broker(
     web: WebOption = None,
     web_token: WebTokenOption = "",
     web_jobs: WebJobsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
+    as_json: LogJsonOption = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
     """Run the broker until it is stopped; the first start creates its certificate authority."""

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.process.identity import TokenFile, TokenText, obtain_identity, token_from
-from farflung.cli.process.service import ExitWithParent, heed_parent, restart_process, run_service
+from farflung.cli.process.service import (
+    ExitWithParent,
+    LogJsonOption,
+    heed_parent,
+    restart_process,
+    run_service,
+)
 from farflung.cli.render.output import note
 from farflung.cli.render.progress import searching
 from farflung.errors import DeviceHeld, JobError
@@ -22,8 +28,20 @@ from farflung.transport.security.identity_folder import folder_of, hold_folder
 
 if TYPE_CHECKING:
     from farflung.runtime.backend import AnyBackend
+    from farflung.worker.options import WorkerOptions
 
 
+BrokerArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="HOST[:PORT]",
+        help="Address of the broker, or several with commas between; port 7700 by default.",
+    ),
+]
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/worker]")
+]
+TflopsOption = Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")]
 NameOption = Annotated[str | None, typer.Option(help="Id of this worker. [default: host name and a suffix]")]
 SiteOption = Annotated[str, typer.Option(help="Site of this worker; workers of one site have fast links.")]
 ListenOption = Annotated[
@@ -118,13 +136,7 @@ BackendOption = Annotated[
 
 
 def join(
-    broker: Annotated[
-        str,
-        typer.Argument(
-            metavar="HOST[:PORT]",
-            help="Address of the broker, or several with commas between; port 7700 by default.",
-        ),
-    ],
+    broker: BrokerArgument,
     token: TokenText = None,
     token_file: TokenFile = None,
     name: NameOption = None,
@@ -135,9 +147,7 @@ def join(
     up: UpOption = None,
     down: DownOption = None,
     probe: ProbeOption = True,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/worker]")
-    ] = None,
+    folder: FolderOption = None,
     temporary: TemporaryOption = False,
     memory: MemoryOption = None,
     disk: DiskOption = None,
@@ -146,8 +156,8 @@ def join(
     home_of: HomeOption = None,
     backend: BackendOption = "auto",
     device: DeviceOption = "auto",
-    tflops: Annotated[float | None, typer.Option(help="TFLOP/s that an emulated device sustains.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")] = False,
+    tflops: TflopsOption = None,
+    as_json: LogJsonOption = False,
     exit_with_parent: ExitWithParent = None,
 ) -> None:
     """Work for a broker until stopped; reconnects if the connection is lost.
@@ -177,9 +187,7 @@ def join(
             # Last: a worker that is refused need not wait for it.
             computes, free_bytes = _imported(framework, tflops, device)
             from farflung.protocol.registration import HomeLine
-            from farflung.worker.departure import Departure
             from farflung.worker.options import WorkerOptions
-            from farflung.worker.service import run
 
             options = WorkerOptions(
                 identity=identity,
@@ -196,13 +204,21 @@ def join(
                 base=allowed,
                 home_of=homes,
             )
-            departure = Departure()
-            # The workers of a local fleet end with it: no worker is left that could take their shares.
-            ask = departure.ask if exit_with_parent is None else lambda: False
-            gc.freeze()  # or each collection would scan every object of a framework and block all threads
-            run_service(run(options, departure), as_json, ask)
+            _work(options, as_json, hands_over=exit_with_parent is None)
     except DeviceHeld as held:
         restart_process(str(held))
+
+
+def _work(options: WorkerOptions, as_json: bool, hands_over: bool) -> None:
+    """Run the worker until it ends; if it `hands_over`, the first Ctrl-C lets others take its share."""
+    from farflung.worker.departure import Departure
+    from farflung.worker.service import run
+
+    departure = Departure()
+    # The workers of a local fleet end with it: no worker is left that could take their shares.
+    ask = departure.ask if hands_over else lambda: False
+    gc.freeze()  # or each collection would scan every object of a framework and block all threads
+    run_service(run(options, departure), as_json, ask)
 
 
 @contextmanager

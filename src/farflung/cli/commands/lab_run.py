@@ -13,7 +13,7 @@ from farflung.cli.options.codecs import CodecOption, SumCodecOption
 from farflung.cli.options.job import JobArgument, PrecisionOption, StepsOption, TextOption
 from farflung.cli.options.planning import InnerStepsOption, ReplicasOption, SchedulerOption
 from farflung.cli.process.interrupts import suppress_torch_output
-from farflung.cli.render.output import note, print_json
+from farflung.cli.render.output import SummaryJsonOption, note, print_json
 from farflung.client.options.asked import parse_precision
 from farflung.client.options.codecs import parse_codecs
 from farflung.client.options.merging import require_inner_steps
@@ -37,8 +37,6 @@ ScaleOption = Annotated[
     float | None,
     typer.Option("--scale", metavar="F", help="Divide all rates by F, if this machine is too slow for them."),
 ]
-
-
 WorkersOption = Annotated[int, typer.Option(help="Use only the first N workers of the topology; 0: all.")]
 EmulateOption = Annotated[
     bool,
@@ -47,6 +45,9 @@ EmulateOption = Annotated[
         help="Workers sleep for as long as their devices would compute, and send random bytes. Slows links"
         " and devices so that this machine can carry the traffic; --scale F sets by how much.",
     ),
+]
+EfficiencyOption = Annotated[
+    float, typer.Option(help="Fraction of rated TFLOP/s that emulated devices sustain.")
 ]
 NameOption = Annotated[
     str | None, typer.Option("--name", help="Name of the lab, for lab cut, set and stats. [default: random]")
@@ -66,15 +67,11 @@ def run(
     sum_codec: SumCodecOption = None,
     emulate_devices: EmulateOption = False,
     name: NameOption = None,
-    efficiency: Annotated[
-        float, typer.Option(help="Fraction of rated TFLOP/s that emulated devices sustain.")
-    ] = DATA_SHEET_EFFICIENCY,
+    efficiency: EfficiencyOption = DATA_SHEET_EFFICIENCY,
     scheduler: SchedulerOption = AUTO,
     replicas: ReplicasOption = None,
     inner_steps: InnerStepsOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as a JSON document at the end.")
-    ] = False,
+    as_json: SummaryJsonOption = False,
 ) -> None:
     """Train a job on an emulated network, with broker, workers and submitter in one namespace each."""
     from farflung.client.output.run_folder import RunFolder

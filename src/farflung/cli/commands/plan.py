@@ -95,13 +95,7 @@ def plan(
     from farflung.planner.assignment import Options
     from farflung.planner.registry import scheduler as scheduler_called
 
-    if workers < 0:
-        raise PlanError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
-    if fleet == (topology is not None):
-        raise PlanError(
-            "nothing to plan for: give either --topology FILE (or a testbed's name, such as four-homes),"
-            " or --fleet for the workers of a broker"
-        )
+    _require_one_fleet(topology, fleet, workers)
     if picture is not None:
         check_picture(picture)
     codecs = parse_codecs(codec, sum_codec)
@@ -127,6 +121,16 @@ def plan(
     if save is not None:
         _save(found, save)
     _print_forecast(found, list(forecast_lines(found, workers)), target, picture, as_json)
+
+
+def _require_one_fleet(topology: str | None, fleet: bool, workers: int) -> None:
+    if workers < 0:
+        raise PlanError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
+    if fleet == (topology is not None):
+        raise PlanError(
+            "nothing to plan for: give either --topology FILE (or a testbed's name, such as four-homes),"
+            " or --fleet for the workers of a broker"
+        )
 
 
 class _PlannedFleet(NamedTuple):

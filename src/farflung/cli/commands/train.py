@@ -39,6 +39,7 @@ from farflung.cli.options.waiting import DetachOption, LogOption, PatienceOption
 from farflung.cli.process.background import Background, ReportToOption, go_on_in_background, require_broker
 from farflung.cli.process.identity import TokenText
 from farflung.cli.process.training import CommandLine, follow
+from farflung.cli.render.output import SummaryJsonOption
 from farflung.cli.render.run_report import report_run
 from farflung.errors import JobError
 from farflung.transport.security.identity_folder import folder_of
@@ -46,6 +47,10 @@ from farflung.transport.security.identity_folder import folder_of
 if TYPE_CHECKING:
     from farflung.client.api.fleet import Fleet
     from farflung.client.options.asked import Asked
+
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/submitter]")
+]
 
 
 def train(
@@ -81,14 +86,10 @@ def train(
     web: WebOption = None,
     text: TextOption = None,
     precision: PrecisionOption = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of the identity. [default: ~/.farflung/submitter]")
-    ] = None,
+    folder: FolderOption = None,
     emulated: Annotated[Path | None, typer.Option(hidden=True)] = None,
     report_to: ReportToOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as a JSON document at the end.")
-    ] = False,
+    as_json: SummaryJsonOption = False,
 ) -> None:
     """Train a job on a broker's workers or on local ones; Ctrl-C stops it and keeps the weights."""
     from farflung.client.api.load import require_job_file

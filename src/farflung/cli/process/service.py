@@ -16,6 +16,7 @@ import typer
 
 from farflung.heap import collect_as_usual
 
+LogJsonOption = Annotated[bool, typer.Option("--json", help="Log JSON lines to standard output.")]
 ExitWithParent = Annotated[
     Path | None,
     typer.Option(

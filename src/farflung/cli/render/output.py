@@ -13,6 +13,9 @@ import typer
 from farflung.text import printable
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SummaryJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the summary as a JSON document at the end.")
+]
 
 
 def print_json(document: Any) -> None:

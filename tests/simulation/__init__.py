@@ -11,7 +11,7 @@ What is real and what is modelled
 - `broker`, `store`, `planner`: the dispatcher's groups (decide, store, act), a crash between any of these and
   between any two commands, the real journal with log snapshots and a replay from bytes, and random plans.
   Facts of one group are stored all or none, as SQLite does.
-- `worker`, `compute`: `worker.service`, its data links, and a compute thread whose calls take random times.
+- `worker`, `compute`: `worker.driver`, its data links, and a compute thread whose calls take random times.
 - `submitter`, `runs`: `client.run`, with users who stop runs, ask for copies, and go on from what is on disk.
 - `stranger`: a holder of valid certificates that says things about the jobs of others.
 - `parcels`, `model`: what travels between members, and what is computed. A state is the list of units that

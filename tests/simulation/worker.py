@@ -1,7 +1,7 @@
 """A worker's process: the real state machine, with a modelled compute thread and data links.
 
-It does what `worker.service` and `worker.peers` do: carry out the machine's commands, and turn what happens
-to links and to the compute thread into its events.
+It does what `worker.driver` and `worker.linking.peers` do: carry out the machine's commands, and turn what
+happens to links and to the compute thread into its events.
 """
 
 from __future__ import annotations

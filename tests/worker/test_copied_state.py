@@ -28,8 +28,8 @@ from farflung.runtime.training import Training
 from farflung.worker.computing.compute import ComputeThread
 from farflung.worker.computing.outcomes import OutgoingState, StateCopied, StateGiven
 from farflung.worker.computing.state_receiver import StateReceiver
+from farflung.worker.driver import Driver
 from farflung.worker.events import CopyState, UnitFinished, Verified
-from farflung.worker.service import WorkerService
 from farflung.worker.state import State
 
 torch.set_num_threads(1)
@@ -143,15 +143,15 @@ def test_no_second_copy_is_made_while_the_first_takes_memory() -> None:
 
 def test_a_worker_waits_for_its_disk_before_it_copies_its_state() -> None:
     asked: list[str] = []
-    service = WorkerService.__new__(WorkerService)
-    service._state = State("worker-0", load=load())
-    service._copying = cast(Any, SimpleNamespace(lacks_base=False, wait_until_written=asked.clear))
-    service._compute = cast(
+    driver = Driver.__new__(Driver)
+    driver.state = State("worker-0", load=load())
+    driver.copying = cast(Any, SimpleNamespace(lacks_base=False, wait_until_written=asked.clear))
+    driver.compute = cast(
         Any,
         SimpleNamespace(
             wait=lambda attempt, what, until: asked.append(f"wait for {until.__name__}"),
             copy_state=lambda *arguments: asked.append("copy"),
         ),
     )
-    service._carry_out(CopyState(0, keep=True))
+    driver._carry_out(CopyState(0, keep=True))
     assert asked == ["wait for clear", "copy"]

@@ -138,7 +138,7 @@ def test_a_broker_plans_with_the_best_rates_of_a_worker(
                 await asyncio.sleep(0.02)
             assert shown[0].tflops == 1.0 and shown[0].measured_seconds >= 0
             while backend.rates:
-                await service.device_watch.measure()
+                await service.driver.device_watch.measure()
             while (shown := (await ask_status(worker)).workers)[0].tflops == 1.0:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             assert shown[0].tflops == 4.0

@@ -25,29 +25,31 @@ def test_a_state_that_is_whole_twice_is_checked_once(tmp_path: Path, monkeypatch
     checked: list[object] = []
 
     def prepare(service: WorkerService, attempt: int) -> None:
-        service._state = replace(service._state, load=load(attempt))
-        service._prepare(events.Prepare(load(attempt), ()))
+        service.driver.state = replace(service.driver.state, load=load(attempt))
+        service.driver._prepare(events.Prepare(load(attempt), ()))
 
     def receive(service: WorkerService, attempt: int) -> None:
-        receiver = service._state_receiver
+        receiver = service.driver._state_receiver
         assert receiver is not None
         receiver.reserve("desk", 1, "weight", bytes(32))
         receiver.fill(1, "weight")
         header = SliceHeader("job-1", attempt, 1, "bias", 0, 4, 4, hashlib.sha256(BIAS).digest())
-        intake = service._peers._intake
+        intake = service.driver.peers._intake
         memory = intake.opening("desk", header)
         assert memory is not None
         memory[:] = BIAS
         intake.complete("desk", header, memory)
-        service._base_filled()
+        service.driver._base_filled()
 
     async def scene() -> None:
         async with broker(tmp_path) as running:
             worker = await identity(running, tmp_path, "b", "worker")
             service = WorkerService(WorkerOptions(worker, "127.0.0.1:0", 2**20, EmulatedBackend(1.0)))
             await service.start()
-            monkeypatch.setattr(service._compute, "prepare", lambda *arguments: None)
-            monkeypatch.setattr(service._compute, "check_state", lambda attempt, _: checked.append(attempt))
+            monkeypatch.setattr(service.driver.compute, "prepare", lambda *arguments: None)
+            monkeypatch.setattr(
+                service.driver.compute, "check_state", lambda attempt, _: checked.append(attempt)
+            )
             for attempt in (1, 2):
                 prepare(service, attempt)
                 receive(service, attempt)

@@ -1,9 +1,11 @@
 """The worker: a process that offers one device to a broker and runs segments on it.
 
 service
-    The event loop: session with the broker, links to peers, and the threads.
+    A worker from its start to its end: its port, and its session with the broker.
+driver
+    Links to peers, the threads and the disk, and what of them carries out which command.
 state
-    The pure state machine that decides what the service does.
+    The pure state machine that decides what the driver does.
 options
     What the owner offers and allows.
 measuring, device_watch

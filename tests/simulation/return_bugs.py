@@ -13,7 +13,7 @@ from farflung.broker.core.recovering import returns
 from farflung.broker.core.training import submitters
 from farflung.protocol.messages import Registered
 from farflung.worker import events
-from farflung.worker import state as worker
+from farflung.worker.records import State
 
 
 def loses_its_workers_at_a_restart(patch: Patch) -> None:
@@ -116,7 +116,7 @@ def does_not_say_it_again(patch: Patch) -> None:
 
 def says_that_it_holds_nothing(patch: Patch) -> None:
     """A worker that returns does not say what it holds."""
-    patch.setattr(worker.State, "standing", None)
+    patch.setattr(State, "standing", None)
 
 
 RETURN_BUGS = [

@@ -30,7 +30,7 @@ from farflung.worker.computing.outcomes import OutgoingState, StateCopied, State
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.driver import Driver
 from farflung.worker.events import CopyState, UnitFinished, Verified
-from farflung.worker.state import State
+from farflung.worker.records import State
 
 torch.set_num_threads(1)
 NAME, SAMPLES, MICROBATCHES = "gpt-dropout", 2, 2

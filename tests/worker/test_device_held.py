@@ -18,7 +18,7 @@ from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.computing.task_deadlines import Doing, of_state
 from farflung.worker.device_watch import DeviceWatch
 from farflung.worker.events import Attempt, ComputeFailed
-from farflung.worker.state import State
+from farflung.worker.records import State
 
 LENT_FOR_EVER = Doing("the forward pass", float("inf"))
 

@@ -15,7 +15,7 @@ from farflung.worker import events
 from farflung.worker import state as machine
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import Filled, FromBroker, GiveTo, Note, PeerLinked, PeerLost, Tell, Verified
-from farflung.worker.state import State
+from farflung.worker.records import State
 
 
 def replicas(first: str, second: str) -> Plan:

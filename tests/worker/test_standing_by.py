@@ -22,7 +22,7 @@ from farflung.worker.events import (
     Prepare,
     Verified,
 )
-from farflung.worker.state import State
+from farflung.worker.records import State
 
 PLAN, TRAINING = load().plan, load().training
 ORDER = StandBy(

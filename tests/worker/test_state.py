@@ -55,7 +55,7 @@ from farflung.worker.events import (
     UnitFinished,
     Verified,
 )
-from farflung.worker.state import State
+from farflung.worker.records import State
 
 JOB, ATTEMPT = "job-1", 5
 KEY = (JOB, ATTEMPT)

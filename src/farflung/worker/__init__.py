@@ -4,8 +4,8 @@ service
     A worker from its start to its end: its port, and its session with the broker.
 driver
     Links to peers, the threads and the disk, and what of them carries out which command.
-state
-    The pure state machine that decides what the driver does.
+state, records, registering
+    The pure state machine that decides what the driver does; its state; what it does about its broker.
 options
     What the owner offers and allows.
 measuring, device_watch

@@ -10,10 +10,10 @@ from farflung.protocol.messages import Measured, Message
 from farflung.protocol.registration import Device
 from farflung.runtime.backend import AnyBackend
 from farflung.transport.timeouts import Timeouts
-from farflung.worker import state as machine
 from farflung.worker.computing.compute import ComputeThread
 from farflung.worker.computing.task_deadlines import Watch, most_seconds
 from farflung.worker.measuring import describe_device, improved, measure_again
+from farflung.worker.records import State
 
 
 class DeviceWatch:
@@ -22,7 +22,7 @@ class DeviceWatch:
     def __init__(
         self,
         compute: ComputeThread,
-        state: Callable[[], machine.State],
+        state: Callable[[], State],
         send: Callable[[Message], None],
         timeouts: Callable[[], Timeouts],
     ) -> None:

@@ -32,6 +32,7 @@ from farflung.worker.linking.peers import Peers
 from farflung.worker.linking.routes import Routes
 from farflung.worker.linking.traffic_meter import TrafficMeter
 from farflung.worker.options import WorkerOptions
+from farflung.worker.records import State
 from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.copying import Copying
 from farflung.worker.weights.cache import WeightCache
@@ -53,7 +54,7 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         own = options.identity
         self.timeouts = options.timeouts
-        self.state = machine.State(own.id, away=True)
+        self.state = State(own.id, away=True)
         self.peers = Peers(self, options.backend.allocate)
         self.compute = ComputeThread(
             own.id, options.memory_bytes, options.backend, self._post_outcome, self.peers.send_from_thread
@@ -198,7 +199,7 @@ class Driver:
         if not is_read or self.state.load is not load:
             return
         if problem:
-            self.step(machine.Verified((load.job, load.attempt), problem, lacks=True))
+            self.step(events.Verified((load.job, load.attempt), problem, lacks=True))
         else:
             self.state_arrived()
 

@@ -11,14 +11,13 @@ restarted cannot know.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 import msgspec
 
 from farflung.plans import Plan
 from farflung.protocol import messages
-from farflung.protocol.membership import Leaving, Released
+from farflung.protocol.membership import Released
 from farflung.protocol.messages import (
     Begin,
     Broken,
@@ -37,14 +36,13 @@ from farflung.protocol.messages import (
     Stop,
     UnitReady,
 )
-from farflung.protocol.registration import Standing
 from farflung.protocol.traffic import LinkBytes
-from farflung.text import count_of, duration_words
+from farflung.text import count_of
+from farflung.worker import registering
 from farflung.worker.events import (
     AdvanceReplay,
     Apply,
     Assist,
-    Attempt,
     BrokerBack,
     BrokerLost,
     ChangeStandbys,
@@ -58,7 +56,6 @@ from farflung.worker.events import (
     FromBroker,
     GiveState,
     GiveTo,
-    HangUp,
     Leave,
     LeftBehind,
     Note,
@@ -74,98 +71,7 @@ from farflung.worker.events import (
     UnitReplayed,
     Verified,
 )
-
-Phase = Literal["idle", "loading", "running", "collecting", "broken", "standby"]
-
-
-@dataclass(frozen=True)
-class State:
-    """The worker's job, if any, and what it still needs before it can begin.
-
-    `ready` is what was reported about unit `unit`; it is kept until the broker has decided that unit.
-    `broken` is what was reported when the attempt ended here. `failure` says why a segment failed, which
-    costs the state, and `failed_on` who sent what it failed on, if known. `standbys` maps members to idle
-    workers that hold their copies, before the load's holders. A worker in the phase "standby" is
-    such an idle one: it has a load, but no part in its plan. Without a broker the worker is `away`.
-    It has `given` its state to these members of other pipelines, which lacked it.
-    `generation` and `seal` are those of the newest broker that admitted it. A worker that is
-    `leaving` ends once the broker has released it.
-    """
-
-    worker: str
-    phase: Phase = "idle"
-    load: Load | None = None
-    verified: bool = False
-    filled: bool = False
-    linked: frozenset[str] = field(default_factory=frozenset)
-    announced: bool = False
-    unit: int = 0
-    ready: UnitReady | None = None
-    warned: bool = False
-    failure: str = ""
-    failed_on: str | None = None
-    unprotected: str = ""
-    needs_bytes: int = 0
-    broken: Broken | None = None
-    standbys: Mapping[str, str] = field(default_factory=dict)
-    away: bool = False
-    generation: int = 0
-    seal: bytes = b""
-    leaving: bool = False
-    given: frozenset[str] = field(default_factory=frozenset)
-
-    @property
-    def idle(self) -> State:
-        """The same worker without a job."""
-        return State(
-            self.worker, away=self.away, generation=self.generation, seal=self.seal, leaving=self.leaving
-        )
-
-    @property
-    def standing(self) -> Standing | None:
-        """What to say of the job to a broker that may not know of it."""
-        if self.load is None or self.phase == "idle" or self.phase == "standby":
-            return None
-        phase = "loaded" if self.phase == "loading" and self.announced else self.phase
-        return Standing(self.load.job, self.load.attempt, self.unit, phase)
-
-    @property
-    def attempt(self) -> Attempt | None:
-        """The current job and attempt, if any."""
-        return (self.load.job, self.load.attempt) if self.load else None
-
-    @property
-    def neighbours(self) -> frozenset[str]:
-        """The workers with which this one exchanges values in the plan."""
-        return frozenset(self.load.plan.neighbours(self.worker)) if self.load else frozenset()
-
-    @property
-    def partners(self) -> frozenset[str]:
-        """The workers with which this one exchanges copies: its holder, and those that it holds or gives."""
-        if self.load is None:
-            return frozenset()
-        gifts = [(donor, taker) for donor, taker, _ in self.load.gifts]
-        pairs = (*self.load.holders.items(), *self.standbys.items(), *gifts, *self.load.state_gifts)
-        return frozenset(one for pair in pairs if self.worker in pair for one in pair) - {self.worker}
-
-    @property
-    def needed(self) -> frozenset[str]:
-        """Ids without whose links the attempt cannot go on: the neighbours, the submitter, and the donors."""
-        if self.load is None or self.phase == "standby":
-            return frozenset()
-        gifts = [] if self.filled else self.load.gifts
-        donors = {donor for donor, taker, _ in gifts if taker == self.worker}
-        if not self.filled:
-            donors |= {donor for donor, taker in self.load.state_gifts if taker == self.worker}
-        return self.neighbours | {self.load.submitter} | donors
-
-    @property
-    def admitted(self) -> frozenset[str]:
-        """Ids whose data links are accepted now: the neighbours, the partners and the submitter.
-
-        A standby accepts only partners.
-        """
-        return self.neighbours | self.partners | self.needed
+from farflung.worker.records import State
 
 
 def step(state: State, event: Event) -> tuple[State, list[Command]]:
@@ -184,11 +90,11 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
     if isinstance(event, FromBroker):
         return _from_broker(state, event.message)
     if isinstance(event, BrokerLost):
-        return _broker_lost(state, event.reason)
+        return registering.broker_lost(state, event.reason)
     if isinstance(event, Orphaned):
-        return _orphaned(state, event.seconds)
+        return registering.orphaned(state, event.seconds)
     if isinstance(event, Leave):
-        return _leave(state, event.within_seconds)
+        return registering.leave(state, event.within_seconds)
     if isinstance(event, LeftBehind):
         return state, [Exit("the broker did not release it in time: it leaves with what it has", False)]
     if isinstance(event, BrokerBack):
@@ -215,7 +121,7 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
 
 def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     if isinstance(message, Registered):
-        return _registered(state, message)
+        return registering.registered(state, message)
     if isinstance(message, Denied):
         return state, [Note(f"the broker refused: {message.reason}")]
     if isinstance(message, Load):
@@ -463,62 +369,3 @@ def _break(state: State, reason: str, peer: str | None = None) -> tuple[State, l
     broken = Broken(state.load.job, state.load.attempt, reason, peer, None if peer else state.failed_on)
     note = Note(f"job {state.load.job}: {reason}; waiting for the broker's decision")
     return replace(state, phase="broken", broken=broken), [Tell(broken), note]
-
-
-def _registered(state: State, message: Registered) -> tuple[State, list[Command]]:
-    if message.generation < state.generation:
-        why = (
-            f"this broker is of generation {message.generation}, but one of generation {state.generation} "
-            "has taken over the fleet: stop this one"
-        )
-        return state, [HangUp(why)]
-    state = replace(state, away=False, generation=message.generation, seal=message.seal)
-    if state.load is None:
-        return state, [Note(f"registered as {message.worker}; idle in the backup pool")]
-    if state.phase == "standby":
-        drop = Drop("the broker counts this worker as a new one")
-        return state.idle, [drop, Note(f"registered as {message.worker}; idle in the backup pool")]
-    commands: list[Command] = [Note(f"registered as {message.worker}; job {state.load.job} goes on")]
-    if state.phase == "loading" and state.announced:
-        commands.append(Tell(Loaded(state.load.job, state.load.attempt)))
-    elif state.phase == "running" and state.ready:
-        commands.append(Tell(state.ready))
-    elif state.broken:
-        commands.append(Tell(state.broken))
-    return state, commands
-
-
-def _broker_lost(state: State, reason: str) -> tuple[State, list[Command]]:
-    state = replace(state, away=True)
-    if state.load is None or state.phase == "standby":
-        return state, _exit_if_leaving(state)
-    note = Note(f"job {state.load.job} is kept, and waits for the broker: {reason}")
-    return state, [note]
-
-
-def _leave(state: State, within_seconds: int) -> tuple[State, list[Command]]:
-    """Ask the broker to hand the worker's share over; without share and broker, end at once."""
-    if state.leaving:
-        return state, []
-    after, again = replace(state, leaving=True), "a second signal ends it at once"
-    if state.load is None:
-        if state.away:
-            return after, _exit_if_leaving(after)
-        return after, [Tell(Leaving(within_seconds)), Note(f"leaving; {again}")]
-    within = duration_words(within_seconds)
-    what = f"its share of {state.load.job} goes to another worker, within {within}"
-    lack = ", once the broker is back" if state.away else ""
-    return after, [Tell(Leaving(within_seconds)), Note(f"leaving: {what}{lack}; {again}")]
-
-
-def _orphaned(state: State, seconds: float) -> tuple[State, list[Command]]:
-    if state.load is None or not state.away:
-        return state, []
-    why = f"the broker has been away for {seconds:g} s"
-    dropped: list[Command] = [Drop(why), Note(f"job {state.load.job} is dropped: {why}")]
-    return state.idle, dropped + _exit_if_leaving(state)
-
-
-def _exit_if_leaving(state: State) -> list[Command]:
-    """Without share and broker a worker that leaves has no release to wait for."""
-    return [Exit("it held no share of a job")] if state.leaving else []

@@ -11,9 +11,9 @@ from farflung.protocol.messages import Load
 from farflung.transport.endpoint import Link
 from farflung.transport.net.redial import redial
 from farflung.transport.timeouts import Timeouts
-from farflung.worker import state as machine
 from farflung.worker.linking.peers import Peers
 from farflung.worker.linking.routes import Routes
+from farflung.worker.records import State
 
 log = logging.getLogger("farflung.worker")
 
@@ -29,7 +29,7 @@ class Dialling:
         worker: str,
         routes: Routes,
         peers: Peers,
-        state: Callable[[], machine.State],
+        state: Callable[[], State],
         on_lost: Callable[[str, str], None],
         timeouts: Callable[[], Timeouts],
     ) -> None:

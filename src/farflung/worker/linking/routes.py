@@ -27,9 +27,9 @@ from farflung.transport.relay.relay import Relay
 from farflung.transport.security.identity import Identity
 from farflung.transport.timeouts import Timeouts
 from farflung.worker import events
-from farflung.worker import state as machine
 from farflung.worker.linking.peers import Peers
 from farflung.worker.linking.probing import Probing
+from farflung.worker.records import State
 
 PathMessage = DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe
 
@@ -60,7 +60,7 @@ class Routes:
         advertise: Sequence[str],
         relay_mbps: float,
         peers: Peers,
-        state: Callable[[], machine.State],
+        state: Callable[[], State],
         tell: Callable[[Message], None],
         timeouts: Timeouts,
     ) -> None:

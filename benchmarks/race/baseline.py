@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from benchmarks.race.counting.boundary import leaves
 from benchmarks.race.course import Batches, Course
 from benchmarks.race.schedules import PIPELINES, made, parts_of
-from benchmarks.race.sleeping import BACKWARD_FACTOR, SleepingStage
+from benchmarks.race.sleeping import BACKWARD_FACTOR, SleepingStage, share_buffers
 from benchmarks.race.stage import Stage
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -127,6 +127,7 @@ def _clip(parameters: list[nn.Parameter], most: float) -> None:
 
 def sleeping_step(told: Rank, sleep: Sleep) -> Step:
     """A step of a pipeline on emulated devices: the same tensors on their way, and no loss."""
+    share_buffers()
     course, count = told.course, told.world * parts_of(told.system)[0].stages
     sent = leaves(torch.zeros(1, course.width), parts_of(told.system)[1])
     shape = (course.microbatch_size, course.sequence, sent.shape[-1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import threading
 import time
@@ -26,7 +25,8 @@ class Row(msgspec.Struct, frozen=True):
 class Leg(msgspec.Struct, frozen=True):
     """What was measured of one system between the end of its warm-up and its last step.
 
-    `losses` are of all steps, warm-up included. `late_p99_ms` and `void` are the switch's.
+    `losses` are of all steps, warm-up included; emulated devices have none. `late_p99_ms` and `void` are the
+    switch's.
     """
 
     system: str
@@ -90,7 +90,7 @@ class Follower(threading.Thread):
         count = self._steps - self._warmup
         return Leg(
             system=system,
-            losses=[math.nan if row.loss is None else row.loss for row in rows],
+            losses=[row.loss for row in rows if row.loss is not None],
             seconds=[row.seconds for row in rows[self._warmup :]],
             bytes_per_step=(last.wire_bytes - first.wire_bytes) / count,
             cpu_seconds_per_step=(last.cpu_seconds - first.cpu_seconds) / count,

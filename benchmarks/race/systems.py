@@ -39,13 +39,13 @@ ROWS = "metrics.jsonl"
 class Emulated:
     """Devices that take their time and compute nothing; a node's sustains so many of `tflops`.
 
-    `flops` are the forward operations of one microbatch through the whole model: each stage of a baseline
-    takes an equal part. Farflung runs `job` on the workers of its topology.
+    `flops` are the forward operations of one sample through the whole model: each stage of a baseline takes
+    an equal part. Farflung runs `job`, None for a baseline, on the workers of its topology.
     """
 
     tflops: dict[str, float]
     flops: float
-    job: EmulatedJob
+    job: EmulatedJob | None = None
 
 
 def race(
@@ -191,7 +191,7 @@ def _run_baseline(
         rows = stack.enter_context((folder / ROWS).open("wb"))
         for rank, node in enumerate(nodes):
             address = f"{ground.address(nodes[0])}:{port}"
-            told = Rank(base, rank, world, address, course, _sleep(nodes, rank, emulated))
+            told = Rank(base, rank, world, address, course, _sleep(nodes, rank, course, emulated))
             argv = [sys.executable, "-m", "benchmarks.race.baseline", msgspec.json.encode(told).decode()]
             output = rows if rank == reporter(base, world) else log
             command = ground.command(node, argv)
@@ -203,18 +203,19 @@ def _run_baseline(
                 raise RuntimeError(f"{system} failed: {_last_words(folder / 'ranks.log')}")
 
 
-def _sleep(nodes: Sequence[str], rank: int, emulated: Emulated | None) -> Sleep | None:
+def _sleep(nodes: Sequence[str], rank: int, course: Course, emulated: Emulated | None) -> Sleep | None:
     if emulated is None:
         return None
-    return Sleep(emulated.tflops[nodes[rank]], emulated.flops / len(nodes))
+    flops = emulated.flops * course.microbatch_size
+    return Sleep(emulated.tflops[nodes[rank]], flops / len(nodes))
 
 
 async def _run_in_lab(
     ground: LabGround, course: Course, run: Path, limit: float, emulated: Emulated | None
 ) -> None:
     """The real thing: broker, workers and submitter, each in a namespace of its own."""
-    job = job_file(course, run, "cpu" if emulated is None else "meta")
     shapes = emulated.job if emulated else None
+    job = job_file(course, run, "cpu" if shapes is None else "meta")
     topology = shapes.topology if shapes else ground.topology
     request = Request(
         job,

@@ -35,16 +35,6 @@ class Reference(msgspec.Struct, frozen=True):
     validation: list[tuple[int, float]]
     seconds_per_step: float
 
-    @property
-    def target_loss(self) -> float:
-        """The best validation loss of the first four fifths of the run."""
-        until = 0.8 * len(self.losses)
-        return min(loss for step, loss in self.validation if step <= until)
-
-    def steps_to(self, target_loss: float) -> int | None:
-        """The first evaluated step at which a validation loss is reached; None if it never is."""
-        return next((step for step, loss in self.validation if loss <= target_loss), None)
-
 
 def agrees(losses: list[float], known: list[float], tolerance: float = TOLERANCE) -> bool:
     """Whether a system's first losses are those that are known, relative to each."""
@@ -52,13 +42,8 @@ def agrees(losses: list[float], known: list[float], tolerance: float = TOLERANCE
     return bool(pairs) and all(abs(a - b) <= tolerance * abs(b) for a, b in pairs)
 
 
-def reference(course: Course, folder: Path, tell: Callable[[str], None]) -> Reference:
-    """Train `course` here, or read what an earlier race of the same course and code left in `folder`."""
-    return _known(entrant(EAGER, course, built_in()), course, folder, tell)
-
-
 def coded_reference(course: Course, plan: Plan, folder: Path, tell: Callable[[str], None]) -> Reference:
-    """As `reference`, cut and coded as `plan` says."""
+    """Train `course` here, cut and coded as `plan` says, or read what an earlier run left in `folder`."""
     return _known(of_plan(plan, course, built_in()), course, folder, tell)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, Topology
 from farflung.plans.codec_pair import DENSE
+from farflung.simulator import Conditions
 from farflung.workload import Workload
 from farflung.workload.coding import sum_memory
 from farflung.workload.footprint import NOTHING, Footprint
@@ -71,6 +72,25 @@ def ignore_progress(plans: float, step_seconds: float) -> None:
 
 
 @dataclass(frozen=True)
+class Coding:
+    """How a search rates plans whose links get codecs, if it is given other lines than there are.
+
+    Parameters
+    ----------
+    codecs
+        Gives roughly the codec pairs of a plan's links on `topology`; called for each plan that is rated.
+    topology
+        The workers and lines as they are.
+    conditions
+        Those of the simulation, with the speed of codecs.
+    """
+
+    codecs: Callable[[Plan, Topology], tuple[LinkCodec, ...]]
+    topology: Topology
+    conditions: Conditions
+
+
+@dataclass(frozen=True)
 class Options:
     """What a scheduler may use and how long it may search.
 
@@ -106,6 +126,8 @@ class Options:
         The progress callback of a long search.
     home
         Which workers may run segments that read data that stays at home; None: any. Only `auto` obeys it.
+    coding
+        Rate plans by their steps with these codecs; None: by dense ones. Only `auto` does so.
     """
 
     workers: int | None = None
@@ -123,6 +145,7 @@ class Options:
     proven: float | None = None
     watch: Watch = field(default=ignore_progress, compare=False)
     home: HomeRule | None = None
+    coding: Coding | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +154,8 @@ class Schedule:
 
     `step_seconds` is the simulated time of a step. No plan for the same inputs can take less than
     `lower_bound_seconds` (0 if the scheduler proves nothing). `evaluated` counts the plans that were
-    evaluated; `capped` says that a cap on seconds ended the search. `notes` are for the user.
+    evaluated; `capped` says that a cap on seconds ended the search. `notes` are for the user. `others` are
+    further good assignments, each with its workload, the best one first.
     """
 
     scheduler: str
@@ -143,6 +167,7 @@ class Schedule:
     evaluated: int = 1
     capped: bool = False
     notes: tuple[str, ...] = field(default=())
+    others: tuple[tuple[Workload, Assignment], ...] = field(default=(), repr=False)
 
     @property
     def gap(self) -> float | None:

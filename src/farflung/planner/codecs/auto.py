@@ -91,6 +91,18 @@ def choose(
     )
 
 
+def sketch(context: CodecContext, rungs: Sequence[CostedRung], limits: Limits) -> Levels:
+    """The best of few choices of rungs: what `choose` begins with, and improves in most of its time.
+
+    Raises
+    ------
+    CodecError
+        The limits name a rung that is not on the ladder.
+    """
+    search = _Search(context, rungs, limits, None, ())
+    return search.best_of(search.fitting())
+
+
 def seconds_to_loss(step_seconds: float, loss_gap: float) -> float:
     """A step's seconds, scaled by the extra steps that make up for a loss gap."""
     return step_seconds * (1 + loss_gap) ** (1 / LOSS_EXPONENT)

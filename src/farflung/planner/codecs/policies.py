@@ -4,9 +4,10 @@ Only activations and their gradients are compressed: floats that have a gradient
 for trained ones. Integers, masks, targets and model inputs are not, so a link's ratio is that of all its
 bytes together, as its codecs declare them.
 
-Schedulers do not know of codecs, and the codecs of a plan depend on the plan. So the scheduler runs several
-times, each time with all links faster by a factor that codecs might achieve. Each plan then gets the codecs
-that the policy chooses on the true topology, and the plan with the shortest simulated step wins.
+Most schedulers do not know of codecs, and the codecs of a plan depend on the plan. So the scheduler runs
+several times, each time with all links faster by a factor that codecs might achieve. `auto` cuts for these
+lines, but rates plans by their coded steps on the true ones. The best plans then get the codecs that the
+policy chooses on the true topology, and the plan with the shortest simulated step wins.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import msgspec
 
 from farflung.codec import catalogue
 from farflung.errors import PlanError
-from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler, plan_of
-from farflung.planner.codecs.auto import choose
-from farflung.planner.codecs.codec_context import Carried
+from farflung.planner.assignment import Assignment, Coding, Options, Schedule, Scheduler, plan_of
+from farflung.planner.codecs.auto import Levels, choose, sketch
+from farflung.planner.codecs.codec_context import Carried, CodecContext
 from farflung.planner.codecs.ladder import ladder
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.plan_context import codec_context
@@ -132,17 +133,32 @@ def auto(limits: Limits, conditions: Conditions) -> Policy:
     """A policy of the gentlest rungs that hide each link's messages, within `limits`: see `codecs.auto`."""
 
     def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
-        context, rungs = codec_context(plan, topology, conditions), ladder()
-        choice = choose(context, rungs, limits)
-        links = (
-            LinkCodec(link.source, link.target, rung.name, context.ratio_of_all(number, rung))
-            for number, link in enumerate(context.links)
-            if (rung := rungs[choice.levels[number]]).name != DENSE
-            and context.wire_bytes(number, rung) < context.wire_bytes(number, rungs[0])
-        )
-        return tuple(sorted(links, key=lambda one: (one.source, one.target)))
+        context = codec_context(plan, topology, conditions)
+        return _named_levels(context, choose(context, ladder(), limits).levels)
 
     return policy
+
+
+def auto_sketch(limits: Limits, conditions: Conditions) -> Policy:
+    """A quick policy with about the step times of `auto`: see `codecs.auto.sketch`."""
+
+    def policy(plan: Plan, topology: Topology) -> tuple[LinkCodec, ...]:
+        context = codec_context(plan, topology, conditions)
+        return _named_levels(context, sketch(context, ladder(), limits))
+
+    return policy
+
+
+def _named_levels(context: CodecContext, levels: Levels) -> tuple[LinkCodec, ...]:
+    """The codec of each link of a context, in order, without links that are dense."""
+    rungs = ladder()
+    links = (
+        LinkCodec(link.source, link.target, rung.name, context.ratio_of_all(number, rung))
+        for number, link in enumerate(context.links)
+        if (rung := rungs[levels[number]]).name != DENSE
+        and context.wire_bytes(number, rung) < context.wire_bytes(number, rungs[0])
+    )
+    return tuple(sorted(links, key=lambda one: (one.source, one.target)))
 
 
 def named(chosen: Mapping[Pair, CodecPair], plan: Plan) -> tuple[LinkCodec, ...]:
@@ -180,6 +196,7 @@ def compressed(
     conditions: Conditions,
     speedups: Sequence[float] = (1.0,),
     *,
+    sketch: Policy | None = None,
     may_be_dense: bool = False,
 ) -> Schedule:
     """The scheduler's best answer with the codecs of `policy`; never slower than the incumbent.
@@ -190,6 +207,9 @@ def compressed(
         The conditions of the simulation, with the speed of codecs.
     speedups
         Factors by which all links are assumed to be faster; the scheduler runs once for each.
+    sketch
+        A quick policy whose codecs give about the same step times, for the search to rate plans by; None:
+        `policy` itself is quick.
     may_be_dense
         Whether a plan may do without codecs: then each has them only if its simulated step is shorter.
 
@@ -200,38 +220,56 @@ def compressed(
     """
     found: list[Schedule] = []
     refusal: PlanError | None = None
+    coding = Coding(sketch or policy, topology, conditions)
     for speedup in speedups:
         try:
-            found.append(scheduler(_faster(topology, speedup), workload, options))
+            found.append(scheduler(_faster(topology, speedup), workload, replace(options, coding=coding)))
         except PlanError as error:
             refusal = error
     if refusal and not found:
         raise refusal
     judged = [
-        _with_codecs(schedule, assignment, chosen, topology, conditions)
-        for schedule, assignment in _assignments(found, options)
+        _with_codecs(schedule, one, assignment, chosen, topology, conditions)
+        for schedule, one, assignment in _assignments(found, options)
         for chosen in ((policy, dense) if may_be_dense else (policy,))
     ]
     best = min(judged, key=lambda schedule: schedule.step_seconds)
     return replace(best, evaluated=sum(schedule.evaluated for schedule in found))
 
 
-def _assignments(found: Sequence[Schedule], options: Options) -> Iterator[tuple[Schedule, Assignment]]:
-    for schedule in found:
-        yield schedule, schedule.assignment
+def _assignments(
+    found: Sequence[Schedule], options: Options
+) -> Iterator[tuple[Schedule, Workload, Assignment]]:
+    """The assignments to judge, each once, with the answer that one is from and its workload."""
+    seen: set[tuple[int, Assignment]] = set()
+    named = [
+        (schedule, *one)
+        for schedule in found
+        for one in ((schedule.workload, schedule.assignment), *schedule.others)
+    ]
     if options.incumbent is not None:
-        yield found[0], options.incumbent
+        named.append((found[0], found[0].workload, options.incumbent))
+    for schedule, workload, assignment in named:
+        if (key := (id(workload), assignment)) not in seen:
+            seen.add(key)
+            yield schedule, workload, assignment
 
 
 def _with_codecs(
-    schedule: Schedule, assignment: Assignment, policy: Policy, topology: Topology, conditions: Conditions
+    schedule: Schedule,
+    workload: Workload,
+    assignment: Assignment,
+    policy: Policy,
+    topology: Topology,
+    conditions: Conditions,
 ) -> Schedule:
     """The schedule of an assignment with its plan's codecs; the lower bound holds for dense links only."""
-    plan = plan_of(schedule.workload, replace(assignment, codecs=()))
+    plan = plan_of(workload, replace(assignment, codecs=()))
     assignment = replace(assignment, codecs=policy(plan, topology))
-    plan = plan_of(schedule.workload, assignment)
+    plan = plan_of(workload, assignment)
     return replace(
         schedule,
+        workload=workload,
         assignment=assignment,
         plan=plan,
         step_seconds=simulate(plan, topology, conditions).step_seconds,

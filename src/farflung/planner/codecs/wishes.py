@@ -19,6 +19,7 @@ from farflung.planner.codecs.policies import (
     Policy,
     adatopk,
     auto,
+    auto_sketch,
     compressed,
     ratio_of,
     traffic,
@@ -123,6 +124,7 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
             coded_options,
             conditions,
             speedups,
+            sketch=auto_sketch(limits_of(wishes), conditions) if may_be_dense else None,
             may_be_dense=may_be_dense,
         )
         notes = _notes(wishes, schedule.plan, connected, conditions)

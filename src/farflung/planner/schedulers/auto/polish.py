@@ -7,11 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from farflung.planner.assignment import Assignment, Options, Watch, ignore_progress, memory_by_worker, plan_of
+from farflung.planner.assignment import (
+    Assignment,
+    Coding,
+    Options,
+    Watch,
+    ignore_progress,
+    memory_by_worker,
+    plan_of,
+)
 from farflung.planner.home import HomeRule
 from farflung.planner.objective.closed_form import step_seconds
 from farflung.planner.schedulers.auto.tables import Tables
-from farflung.plans import Topology
+from farflung.plans import Plan, Topology
 from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 
@@ -63,27 +71,35 @@ class Budget:
 
 @dataclass
 class Judge:
-    """Rates assignments of workloads on one topology, each once."""
+    """Rates assignments of workloads on one topology, each once; with `coding` by their coded steps."""
 
     topology: Topology
     conditions: Conditions
     budget: Budget
     home: HomeRule | None = None
+    coding: Coding | None = None
     _known: dict[tuple[int, Assignment], float] = field(default_factory=dict)
 
     def lower_bound(self, workload: Workload, assignment: Assignment) -> float:
         """A lower bound on the step time."""
         self.budget.spend(1 / Budget.BOUNDED)
-        return step_seconds(plan_of(workload, assignment), self.topology, self.conditions)
+        return step_seconds(*self._setting(workload, assignment))
 
     def simulate_plan(self, workload: Workload, assignment: Assignment) -> float:
         """The step time."""
         key = (id(workload), assignment)
         if key not in self._known:
-            plan = plan_of(workload, assignment)
-            self._known[key] = simulate(plan, self.topology, self.conditions).step_seconds
+            self._known[key] = simulate(*self._setting(workload, assignment)).step_seconds
             self.budget.spend(1, self._known[key])
         return self._known[key]
+
+    def _setting(self, workload: Workload, assignment: Assignment) -> tuple[Plan, Topology, Conditions]:
+        """What is to be simulated."""
+        plan, coding = plan_of(workload, assignment), self.coding
+        if coding is None:
+            return plan, self.topology, self.conditions
+        coded = plan_of(workload, replace(assignment, codecs=coding.codecs(plan, coding.topology)))
+        return coded, coding.topology, coding.conditions
 
     def fits(self, workload: Workload, assignment: Assignment) -> bool:
         """Whether every worker has the memory for its segments, and may run them."""

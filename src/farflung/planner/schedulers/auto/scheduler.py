@@ -26,6 +26,8 @@ MOST_RIVALLED = 200  # workers; with more, each other scheduler would take longe
 MOST_ALONE = 32
 ALIKE = 1.05  # if workers share cores, plans that are slower by this factor count as equal
 PROVEN = 1.001  # times the lower bound: a search can gain at most a thousandth
+OTHERS = 3
+"""How many plans it names beside the best one, where codecs are to be chosen: rated by rough ones."""
 TINY_WORKERS, TINY_POSITIONS = 5, 64
 """The largest case for which `exact` runs too; it takes less than a CPU second."""
 
@@ -53,7 +55,8 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     """
     fleet = usable_fleet(topology, workload, options)
     budget = Budget(options.budget, options.seconds, options.watch)
-    judge = Judge(fleet.topology, Conditions(efficiency=options.efficiency), budget, options.home)
+    conditions = Conditions(efficiency=options.efficiency)
+    judge = Judge(fleet.topology, conditions, budget, options.home, options.coding)
     workloads = (workload, *options.alternatives)
     bound = _bound(fleet, workloads, options)
     shares_cores = bool(fleet.topology.machines())
@@ -88,7 +91,16 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
         evaluated=round(budget.evaluated),
         capped=budget.capped,
         notes=fleet.notes,
+        others=_others(rated_plans, best) if options.coding else (),
     )
+
+
+def _others(rated_plans: Sequence[RatedPlan], best: RatedPlan) -> tuple[tuple[Workload, Assignment], ...]:
+    """The best plans but for the one that is best of all."""
+    ranked = sorted(rated_plans, key=lambda rated: rated.seconds)
+    found = {(id(rated.workload), rated.assignment): rated.workload for rated in ranked}
+    found.pop((id(best.workload), best.assignment))
+    return tuple((workload, assignment) for (_, assignment), workload in found.items())[:OTHERS]
 
 
 def _choose(rated_plans: Sequence[RatedPlan], incumbent: Assignment | None, shares_cores: bool) -> RatedPlan:
@@ -122,6 +134,8 @@ def _load(rated: RatedPlan) -> tuple[int, int]:
 
 
 def _bound(fleet: Fleet, workloads: Sequence[Workload], options: Options) -> float:
+    if options.coding is not None:
+        return 0.0  # nothing is proven of coded steps
     if options.proven is not None:
         return options.proven
     return min(
@@ -185,7 +199,10 @@ def _known(fleet: Fleet, workload: Workload, options: Options, judge: Judge) -> 
             refusal = error
             continue
         some = True
-        yield RatedPlan(schedule.step_seconds, workload, schedule.assignment)
+        seconds = schedule.step_seconds
+        if options.coding is not None:
+            seconds = judge.simulate_plan(workload, schedule.assignment)
+        yield RatedPlan(seconds, workload, schedule.assignment)
     if not some and refusal is not None:
         raise refusal
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from farflung.plans import Topology, WorkerSpec, connected_part, why_left_out
 
 
-def fleet(tflops: list[float], parted: set[tuple[int, int]]) -> Topology:
+def fleet(tflops: list[float], parted: set[tuple[int, int]], submitter: str | None = None) -> Topology:
     count = len(tflops)
     rates = tuple(
         tuple(0.0 if (a, b) in parted else 10.0 * a + b + 1 for b in range(count)) for a in range(count)
     )
     workers = tuple(WorkerSpec(f"w{n}", "", speed, 1) for n, speed in enumerate(tflops))
-    return Topology(workers, rates, rates, loss=tuple((0.0,) * count for _ in tflops), submitter="w0")
+    return Topology(workers, rates, rates, loss=tuple((0.0,) * count for _ in tflops), submitter=submitter)
 
 
 def test_a_fully_connected_topology_is_unchanged() -> None:
@@ -28,9 +28,17 @@ def test_the_stronger_of_two_halves_stays() -> None:
     assert part.ids == ["w0", "w1"] and left_out == ("w2", "w3", "w4")
     part, left_out = connected_part(fleet([1, 1, 1, 1, 1], parted))
     assert part.ids == ["w2", "w3", "w4"] and left_out == ("w0", "w1")
-    assert part.submitter is None and part.home.id == "w2"
+    assert part.home.id == "w2"
     assert part.bandwidth_mbps == ((23, 24, 25), (33, 34, 35), (43, 44, 45))
     assert part.loss == ((0, 0, 0),) * 3
+
+
+def test_workers_that_the_submitter_cannot_reach_are_left_out_however_strong() -> None:
+    parted = {(a, b) for a in range(2) for b in range(2, 5)}
+    part, left_out = connected_part(fleet([1, 1, 9, 9, 9], parted, "w1"))
+    assert part.ids == ["w0", "w1"] and left_out == ("w2", "w3", "w4") and part.home.id == "w1"
+    part, left_out = connected_part(fleet([1, 9, 1, 1], {(0, 1), (2, 3)}, "w0"))
+    assert part.ids == ["w0", "w2"] and left_out == ("w1", "w3") and part.home.id == "w0"
 
 
 def test_messages_name_the_missing_link() -> None:
@@ -45,14 +53,15 @@ def test_messages_name_the_missing_link() -> None:
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(
     st.lists(st.floats(0.1, 100), min_size=n, max_size=n),
     st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))),
+    st.sampled_from([None, *(f"w{number}" for number in range(n))]),
 )))  # fmt: skip
 def test_the_connected_part_is_fully_connected_and_cannot_be_enlarged(
-    drawn: tuple[list[float], set[tuple[int, int]]],
+    drawn: tuple[list[float], set[tuple[int, int]], str | None],
 ) -> None:
     topology = fleet(*drawn)
     part, left_out = connected_part(topology)
     assert sorted([*part.ids, *left_out]) == topology.ids
-    assert part.workers
+    assert part.workers and part.submitter == topology.submitter
     for id in left_out:
         a = topology.ids.index(id)
         inside = [topology.ids.index(other) for other in part.ids]

@@ -12,10 +12,14 @@ def connected_part(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
 
     Two workers are disconnected if the bandwidth is 0 in either direction. The worker that is disconnected
     from the most compute, relative to its own, is left out first; if a fleet falls into two halves, the
-    stronger half stays. Schedulers only see such connected topologies.
+    stronger half stays. If the topology says where the submitter is, workers that it cannot reach are left
+    out before any others, because it could not feed them. Schedulers only see such connected topologies.
     """
     parted = _disconnected(topology)
     out: list[int] = []
+    if topology.submitter is not None:
+        out = sorted(parted[topology.ids.index(topology.submitter)])
+        parted = {a: others.difference(out) for a, others in parted.items() if a not in out}
     while any(parted.values()):
         worst = max(parted, key=lambda a: (_weight(topology, parted[a]) / topology.workers[a].tflops, a))
         out.append(worst)

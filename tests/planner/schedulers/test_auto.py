@@ -13,6 +13,7 @@ from tests.planner.workloads import chain_workload, random_topology, random_work
 
 from farflung.errors import PlanError
 from farflung.planner.assignment import Assignment, Options, Schedule, memory_of, plan_of
+from farflung.planner.codecs.policies import adatopk, compressed
 from farflung.planner.schedulers.auto import auto
 from farflung.planner.schedulers.auto.scheduler import TINY_WORKERS
 from farflung.planner.schedulers.baselines import equal_compute, equal_count
@@ -20,7 +21,7 @@ from farflung.planner.schedulers.evolutionary import evolutionary
 from farflung.planner.schedulers.exact import exact
 from farflung.planner.schedulers.opfence import opfence, opfence_plus
 from farflung.plans import Topology, WorkerSpec
-from farflung.simulator import simulate
+from farflung.simulator import Conditions, simulate
 from farflung.workload import Workload
 
 pytestmark = pytest.mark.slow
@@ -202,6 +203,26 @@ def test_no_worker_alone_is_faster(seed: int) -> None:
         alone = Assignment((), ((name,),), workload.microbatches, workload.microbatches)
         step = simulate(plan_of(workload, alone), topology).step_seconds
         assert schedule.step_seconds <= step * (1 + 1e-9)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6), ratio=st.sampled_from([None, 30.0, 300.0]))
+def test_more_budget_never_makes_it_worse(seed: int, ratio: float | None) -> None:
+    """With codecs, too: a larger budget once chose a plan whose coded step took three times as long."""
+    topology, workload = case(seed)
+    seconds = []
+    for budget in (25, 60, 100, 250, 400):
+        options = replace(FEW, budget=budget)
+        try:
+            if ratio is None:
+                found = auto(topology, workload, options)
+            else:
+                policy, speedups = adatopk(ratio), (1.0, ratio)
+                found = compressed(auto, policy, topology, workload, options, Conditions(), speedups)
+        except PlanError:
+            return
+        seconds.append(found.step_seconds)
+    assert seconds == sorted(seconds, reverse=True)
 
 
 def test_nothing_is_searched_where_a_known_plan_is_proven_best() -> None:

@@ -25,8 +25,8 @@ LOSS_EXPONENT = 0.21
 (`make train`: 1.974 in the mean of steps 201-250, 1.722 of 401-450). So one percent of loss is worth 4.9 %
 more steps there, and more for models that train longer."""
 
-MOST_TIMES = 48
-"""How many times T are tried."""
+MOST_TIMES, MOST_SKETCHED = 48, 16
+"""How many times T are tried: by `choose`, and by `sketch`."""
 MOST_TRIALS = 4000
 """How many changes of single links are tried in all, so that the largest plan takes a second."""
 _GAIN = 0.998
@@ -100,7 +100,7 @@ def sketch(context: CodecContext, rungs: Sequence[CostedRung], limits: Limits) -
         The limits name a rung that is not on the ladder.
     """
     search = _Search(context, rungs, limits, None, ())
-    return search.best_of(search.fitting())
+    return search.best_of(search.fitting(MOST_SKETCHED))
 
 
 def seconds_to_loss(step_seconds: float, loss_gap: float) -> float:
@@ -141,11 +141,11 @@ class _Search:
         """Time to the same loss; lower is better."""
         return seconds_to_loss(self.pace(chosen).step_seconds, self.loss_gap(chosen))
 
-    def fitting(self) -> Iterable[Levels]:
-        """Candidates: dense, and for some times T the gentlest choice that T allows."""
+    def fitting(self, most: int = MOST_TIMES) -> Iterable[Levels]:
+        """Candidates: dense, and for about `most` times T the gentlest choice that T allows."""
         yield (0,) * len(self._levels)
         times = sorted({seconds for link in self._seconds for seconds in link.values()})
-        step = max(1, -(-len(times) // MOST_TIMES))
+        step = max(1, -(-len(times) // most))
         for seconds in {*times[::step], *times[-1:], *times[:1]}:
             yield self._within(seconds)
 

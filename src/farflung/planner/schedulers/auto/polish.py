@@ -60,7 +60,11 @@ class Budget:
 
     def part(self, share: float) -> Budget:
         """A budget of `share` of what is left, with the same time limit; `settle` it afterwards."""
-        found = Budget(self.left * share, watch=self._watch)
+        return self.sized(self.left * share)
+
+    def sized(self, plans: float) -> Budget:
+        """A budget of so many plans, with the same time limit; `settle` it afterwards."""
+        found = Budget(plans, watch=self._watch)
         found._until, found.capped = self._until, self.capped
         return found
 
@@ -79,11 +83,15 @@ class Judge:
     home: HomeRule | None = None
     coding: Coding | None = None
     _known: dict[tuple[int, Assignment], float] = field(default_factory=dict)
+    _bounds: dict[tuple[int, Assignment], float] = field(default_factory=dict)
 
     def lower_bound(self, workload: Workload, assignment: Assignment) -> float:
         """A lower bound on the step time."""
-        self.budget.spend(1 / Budget.BOUNDED)
-        return step_seconds(*self._setting(workload, assignment))
+        key = (id(workload), assignment)
+        if key not in self._bounds:
+            self._bounds[key] = step_seconds(*self._setting(workload, assignment))
+            self.budget.spend(1 / Budget.BOUNDED)
+        return self._bounds[key]
 
     def simulate_plan(self, workload: Workload, assignment: Assignment) -> float:
         """The step time."""

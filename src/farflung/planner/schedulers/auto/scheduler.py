@@ -13,7 +13,7 @@ from farflung.planner.checks import Fleet, advice, usable_fleet
 from farflung.planner.cutting.balanced import balanced_cut
 from farflung.planner.cutting.ties import positions_within_ties
 from farflung.planner.schedulers.auto.polish import Budget, Judge, RatedPlan
-from farflung.planner.schedulers.auto.search import Search
+from farflung.planner.schedulers.auto.rounds import Known, searched, shortest
 from farflung.planner.schedulers.baselines import equal_compute, equal_count, nearly_equal_count
 from farflung.planner.schedulers.evolutionary import evolutionary
 from farflung.planner.schedulers.exact import exact
@@ -26,8 +26,6 @@ MOST_RIVALLED = 200  # workers; with more, each other scheduler would take longe
 MOST_ALONE = 32
 ALIKE = 1.05  # if workers share cores, plans that are slower by this factor count as equal
 PROVEN = 1.001  # times the lower bound: a search can gain at most a thousandth
-OTHERS = 3
-"""How many plans it names beside the best one, where codecs are to be chosen: rated by rough ones."""
 TINY_WORKERS, TINY_POSITIONS = 5, 64
 """The largest case for which `exact` runs too; it takes less than a CPU second."""
 
@@ -47,6 +45,8 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     With `options.home`, which only this scheduler obeys, none of the others runs.
     `options.budget` counts plans as `polish.Budget` does, without the other schedulers' own work. They do not
     run for more than `MOST_RIVALLED` workers. If one of their plans is proven best, there is no search.
+    The search has rounds, each of which begins with what the earlier ones found (`auto.rounds`). So more
+    budget (of `FIRST_ROUND` and more) adds rounds, and its answer is never worse, unless workers share cores.
 
     Raises
     ------
@@ -60,47 +60,51 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
     workloads = (workload, *options.alternatives)
     bound = _bound(fleet, workloads, options)
     shares_cores = bool(fleet.topology.machines())
-    rated_plans: list[RatedPlan] = []
-    refusal: PlanError | None = None
-    for left, one in zip(range(len(workloads), 0, -1), workloads, strict=True):
-        try:
-            known = list(_known(fleet, one, options, judge))
-        except PlanError as error:
-            known, refusal = [], error
-        if not shares_cores and any(rated.seconds <= PROVEN * bound for rated in known):
-            rated_plans += known
-            break
-        search = Search(fleet, one, options, replace(judge, budget=budget.part(1 / left)))
-        rated_plans += [*known, *search.run(known)]
-        budget.settle(search.judge.budget)
-    if not rated_plans:
+    enough = 0.0 if shares_cores else PROVEN * bound
+    known, refusal = _known_of_all(fleet, workloads, options, judge, enough)
+    best = [
+        _choose(rated_plans, options.incumbent, shares_cores)
+        for rated_plans in searched(fleet, options, judge, known, enough)
+    ]
+    if not best:
         if options.home is not None:
             raise options.home.refusal(fleet.topology, workload)
         raise refusal or PlanError(
             "no cut of the model fits these workers: "
             + advice(workload, float(fleet.devices.memory_bytes.sum()))
         )
-    best = _choose(rated_plans, options.incumbent, shares_cores)
+    found = best[-1]
     return Schedule(
         scheduler="auto",
-        workload=best.workload,
-        assignment=best.assignment,
-        plan=plan_of(best.workload, best.assignment),
-        step_seconds=best.seconds,
-        lower_bound_seconds=min(best.seconds, bound),
+        workload=found.workload,
+        assignment=found.assignment,
+        plan=plan_of(found.workload, found.assignment),
+        step_seconds=found.seconds,
+        lower_bound_seconds=min(found.seconds, bound),
         evaluated=round(budget.evaluated),
         capped=budget.capped,
         notes=fleet.notes,
-        others=_others(rated_plans, best) if options.coding else (),
+        others=tuple((one.workload, one.assignment) for one in best[:-1]) if options.coding else (),
     )
 
 
-def _others(rated_plans: Sequence[RatedPlan], best: RatedPlan) -> tuple[tuple[Workload, Assignment], ...]:
-    """The best plans but for the one that is best of all."""
-    ranked = sorted(rated_plans, key=lambda rated: rated.seconds)
-    found = {(id(rated.workload), rated.assignment): rated.workload for rated in ranked}
-    found.pop((id(best.workload), best.assignment))
-    return tuple((workload, assignment) for (_, assignment), workload in found.items())[:OTHERS]
+def _known_of_all(
+    fleet: Fleet, workloads: Sequence[Workload], options: Options, judge: Judge, enough: float
+) -> tuple[list[Known], PlanError | None]:
+    """What is known before the search, and a refusal if another scheduler has no plan for a workload.
+
+    No more is looked at once a step takes at most `enough` seconds.
+    """
+    known = [Known(one, []) for one in workloads]
+    refusal: PlanError | None = None
+    for one in known:
+        try:
+            one.plans.extend(_known(fleet, one.workload, options, judge))
+        except PlanError as error:
+            refusal = error
+        if shortest(known) <= enough:
+            break
+    return known, refusal
 
 
 def _choose(rated_plans: Sequence[RatedPlan], incumbent: Assignment | None, shares_cores: bool) -> RatedPlan:

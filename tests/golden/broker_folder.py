@@ -126,6 +126,7 @@ def _history() -> Iterator[Any]:
         yield fact(facts.JobLoading, job=job, sources={}, **loading)
         yield fact(facts.JobRunning, job=job)
         yield fact(facts.UnitDecided, job=job, attempt=6, unit=2, keep=False, stops=False)
+        yield fact(facts.ShareChecked, job=job, version=StateVersion(6, 2))
         yield fact(facts.VersionFailed, job=job, version=StateVersion(6, 2))
         yield fact(facts.JobRegrouped, job=job, attempt=7)
         yield fact(facts.JobMended, job=job, attempt=8)

@@ -216,7 +216,8 @@ class BrokerProcess(Process):
             self.on_end(end, reason)
 
     def _send_load(self, end: Any, command: SendLoad) -> None:
-        if is_loading(self.state.jobs[command.load.job], command.load.attempt):
+        is_checked = command.load.checks and command.worker in self.state.checking()
+        if is_checked or is_loading(self.state.jobs[command.load.job], command.load.attempt):
             end.send(command.message(self.store.stored))
 
     def _plan(self, command: RunPlanner) -> None:

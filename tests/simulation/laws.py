@@ -92,7 +92,8 @@ class Laws:
                 (job.state == QUEUED) != bool(job.members), f"{job.job} is {job.state}: {job.members}"
             )
             self._require(
-                job.state != RUNNING or job.unit is not None, f"{job.job} runs, but no unit is left"
+                job.state != RUNNING or job.unit is not None or job.versions.under_way is not None,
+                f"{job.job} runs, but no unit is left",
             )
             if not self.broker.just_began:
                 self._require(not (words := standby_laws.trouble_with(state, job)), words)

@@ -247,7 +247,9 @@ class LogLaws:
             f"the copy of unit {fact.unit}: expected keep={copied}",
         )
         if fact.copy:
-            self._require(ledger.copying is None and unit.train and not is_last, f"{fact} copies too much")
+            is_checked = is_last and ledger.submitted.training.verify > 0
+            is_due = is_checked or (unit.train and not is_last)
+            self._require(ledger.copying is None and is_due, f"{fact} copies too much")
             ledger.copying = StateVersion(fact.attempt, fact.unit)
         if fact.keep:
             ledger.under_way, ledger.wish = fact.unit, False

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from tests.simulation.ends import End
 from tests.simulation.parcels import Chain, Input, State, Taken
 from tests.simulation.planner import GRAPHS
@@ -23,6 +24,7 @@ from tests.simulation.world import LEASE_SECONDS, Process, World
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
+    CheckSaid,
     Claim,
     CodecsChosen,
     Collected,
@@ -30,6 +32,7 @@ from farflung.protocol.messages import (
     Considered,
     Denied,
     Ended,
+    FeedCheck,
     Keep,
     Kept,
     Planned,
@@ -40,6 +43,7 @@ from farflung.protocol.messages import (
     UnitDone,
     Welcome,
 )
+from farflung.runtime.training import Training
 
 DIAL_SECONDS = 2 * LEASE_SECONDS
 LINK_SECONDS = 6 * LEASE_SECONDS
@@ -131,6 +135,7 @@ class SubmitterProcess(Process):
         draw, self.control = self.random, end
         if self.project is None or self.project.over or draw.random() < 0.3:
             self.project = Project(some_training(draw), draw.choice(sorted(GRAPHS)))
+            self.project.training = self._sometimes_checked(self.project.training)
         project, workers = self.project, sorted(self.world.workers)
         asked = draw.choice([0, GRAPHS[project.graph], GRAPHS[project.graph] + draw.randint(0, 1)])
         on = draw.sample(workers, min(max(1, asked), len(workers))) if draw.random() < 0.2 else []
@@ -151,6 +156,10 @@ class SubmitterProcess(Process):
         start = project.checkpoints.get(project.unit, ())
         self.run = Run(project, submit, start, start, recorded=project.unit)
         self._tell(submit)
+
+    def _sometimes_checked(self, training: Training) -> Training:
+        draw = self.world.random(f"checks {self.name} {self._rounds}")
+        return msgspec.structs.replace(training, verify=draw.choice([0.0, 0.0, 0.5]))
 
     # Returns
 
@@ -273,7 +282,7 @@ class SubmitterProcess(Process):
                 self.after(3.0, lambda: self._return_again(run))
             case Denied(reason):
                 self.world.fail(f"{self.name} is denied: {reason}")
-            case CodecsChosen() | Considered():
+            case CodecsChosen() | Considered() | FeedCheck() | CheckSaid():
                 pass
 
     def _current(self, run: Run, message: Any) -> Attempt:

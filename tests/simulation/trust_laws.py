@@ -28,6 +28,10 @@ class TrustLaws:
             case facts.WorkerBlamed(job=job, worker=worker, unit=unit):
                 self._blamed[job, worker] = unit
                 return ""
+            case facts.WorkerSuspected(proven=True):
+                return f"{fact}, and all are honest"
+            case facts.ShareChecked(checker=checker, agrees=False) if checker:
+                return f"{fact}, and all are honest"
             case facts.WorkerSuspected(job=job, worker=worker):
                 self.suspected[worker] += 1
                 unit = self._blamed.pop((job, worker))

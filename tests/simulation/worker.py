@@ -15,14 +15,17 @@ from tests.broker.scenario import DEVICE
 from tests.simulation.compute import Compute
 from tests.simulation.disk import BASE_BYTES, Disk, base_of, digest_of
 from tests.simulation.ends import End
+from tests.simulation.model import share_of
 from tests.simulation.parcels import Chain, Copy, Parcel, State
 from tests.simulation.world import LEASE_SECONDS, Process, World
 
+from farflung.protocol.checks import CheckedUnit
 from farflung.protocol.copies import Copied, CopyLost, Retain, StateVersion
 from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import (
     AskReverse,
     Begin,
+    Checked,
     Claim,
     Decide,
     Denied,
@@ -197,7 +200,8 @@ class WorkerProcess(Process):
 
     def _step(self, event: events.Event) -> None:
         self.note("hears", event)
-        self._stood_by = self.state.phase == "standby"
+        load = self.state.load
+        self._stood_by = self.state.phase == "standby" or (load is not None and load.checks)
         self.state, commands = machine.step(self.state, event)
         for command in commands:
             if not isinstance(command, events.Note):
@@ -214,6 +218,8 @@ class WorkerProcess(Process):
                 self.world.fail(f"{self.name} refuses its broker: {reason}")
             case events.Exit(reason):
                 self._exit(reason)
+            case events.Prepare(load) if load.checks:
+                self._check(load)
             case events.Prepare(load):
                 self.world.laws.on_prepare(self, load)
                 self._prepare(command)
@@ -301,6 +307,30 @@ class WorkerProcess(Process):
         self._awaited = {share for _, taker, share in load.gifts if taker == self.name}
         if load.version is not None and not self._awaited:
             self.after(self.random.expovariate(1), lambda: self._restore(load))
+
+    def _check(self, load: Load) -> None:
+        """Run another member's share again, without links: what it is given is what was sent."""
+        self.world.laws.counts["a share is checked"] += 1
+        attempt, share = (load.job, load.attempt), min(load.plan.segments_of(self.name))
+
+        def end() -> None:
+            if self.state.load is load:
+                self._step(events.CheckEnded(attempt, found))
+
+        chain, units = self.world.laws.expected_chain(load), list[CheckedUnit]()
+        begun = b"" if load.version is None else digest_of(chain)
+        for number, past in enumerate(load.history, load.unit):
+            unit = load.training.units().at(number)
+            assert unit is not None
+            parts = load.plan.segments_of(self.name) if unit.train else []
+            graph = load.programs[0].program
+            digests = {one: share_of(graph, chain, unit, one, load.plan, True).digest for one in parts}
+            units += [CheckedUnit(number, digests, {one: {} for one in parts})] if parts else []
+            chain = (*chain, (number, past.scale))
+        found = Checked(*attempt, share, units, begun, digest_of(chain))
+        if self.random.random() < 0.1:
+            found = Checked(*attempt, share, trouble="a neighbour did not dial")
+        self.after(self.random.expovariate(0.3), end)
 
     # Copies
 

@@ -30,7 +30,14 @@ from farflung.runtime.torch_backend.backend import TorchBackend
 from farflung.runtime.torch_backend.segment import TorchSegment
 from farflung.runtime.training import Training
 from farflung.worker.computing.compute import ComputeThread
-from farflung.worker.computing.outcomes import Outgoing, OutgoingState, Restored, StateCopied, StateGiven
+from farflung.worker.computing.outcomes import (
+    Outgoing,
+    OutgoingState,
+    Restored,
+    ShareReplayed,
+    StateCopied,
+    StateGiven,
+)
 from farflung.worker.computing.replay import BoundaryLog, Replay
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.events import Filled, UnitFinished, UnitReplayed, Verified
@@ -126,14 +133,28 @@ class Fleet:
     """Some workers that train one model in a pipeline."""
 
     def __init__(
-        self, name: str, optimizer: Optimizer, codec: str = "", validates: bool = False, size: int = 3
+        self,
+        name: str,
+        optimizer: Optimizer,
+        codec: str = "",
+        validates: bool = False,
+        size: int = 3,
+        verify: float = 0.0,
     ) -> None:
         self.lock = threading.RLock()
         module, self._graph = captured(case(name), SAMPLES)
         self._case = case(name)
         self._codec = codec
         validation = {"validate_every": 2, "validation_microbatches": 1} if validates else {}
-        training = Training(STEPS, MICROBATCHES, SAMPLES, optimizer, clip=0.5, **validation)  # type: ignore[arg-type]
+        training = Training(
+            STEPS,
+            MICROBATCHES,
+            SAMPLES,
+            optimizer,
+            clip=0.5,
+            verify=verify,
+            **validation,  # type: ignore[arg-type]
+        )
         if codec:
             training = training.with_codecs(tuple(dict.fromkeys(codec.split("/"))))
         self.units = list(training.units())
@@ -198,7 +219,10 @@ class Fleet:
         shares.sort(key=lambda share: share.segment)
         norm = gradient_norm(share.squares for share in shares)
         scale = clip_scale(0.5, norm) if self.units[unit].train else 1.0
-        self.history.append(PastUnit(scale, None, {share.segment: share.digest for share in shares}))
+        digests = {share.segment: share.digest for share in shares}
+        received = {share.segment: share.received for share in shares}
+        self.history.append(PastUnit(scale, None, digests, received))
+        self.shares = shares
         self.losses.append(sum(share.loss for share in shares))
         for member in self.members.values():
             member.thread.decide(member.attempt, unit, scale)
@@ -263,6 +287,36 @@ class Fleet:
             spare.all_of(Restored, 1)
             with self.lock:
                 spare.pull()
+
+    def check(self, copied: StateCopied | None, owner: str, over: int) -> ShareReplayed:
+        """What a worker without a part finds that runs a share again, from a copy or from the beginning."""
+        first = 0 if copied is None else copied.unit + 1
+        untold = [msgspec.structs.replace(one, digests={}, received={}) for one in self.history[first:over]]
+        load = msgspec.structs.replace(
+            self.load,
+            plan=renamed(self.load.plan, {owner: "checker"}),
+            unit=first,
+            replayers=["checker"],
+            history=untold,
+            checks=True,
+        )
+        member = Member(self, "checker", load, self.owned(load))
+        if copied is None:
+            member.receiver.trust()
+            member.thread.check_state(member.attempt, member.receiver)
+            member.all_of(Restored, 1)
+            with self.lock:
+                member.pull()
+        else:
+            self._restore(member, copied)
+
+        def is_over() -> bool:
+            member.replayed()
+            return any(isinstance(one, ShareReplayed) for one in list(member.said))
+
+        eventually(is_over)
+        member.close()
+        return member.all_of(ShareReplayed, 1)[0]
 
     def finish_replay(self) -> None:
         """Run past units again where that is due, until all hold the state of the unit that was in flight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from farflung.protocol.messages import (
     AskReverse,
     Broken,
     Cancel,
+    CheckBegun,
+    Checked,
     Collected,
     Copied,
     CopyLost,
@@ -106,14 +109,15 @@ def events_of(
         case AskReverse() | AskCircuit() if session.peer.role == "submitter":
             yield _submitter_event(session, content, sessions, timeouts, now)
         case (
-            Loaded() | Refused() | UnitReady() | Broken() | Copied() | CopyLost()
+            Loaded() | Refused() | UnitReady() | Broken() | Copied() | CopyLost() | CheckBegun() | Checked()
             | AskReverse() | AskCircuit() | NotReached()
         ):  # fmt: skip
             yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
         case Leaving(within):
             yield events.LeaveAsked(now, _require_registered(session, sessions).peer.id, within)
         case Submit() | Return() | Keep() | Kept() | Collected() | Cancel():
-            yield replace(_submitter_event(session, content, sessions, timeouts, now), alarm=alarm)
+            said = _submitter_event(session, content, sessions, timeouts, now)
+            yield replace(said, alarm=alarm, draws=secrets.randbits(63))
 
 
 def _submitter_event(

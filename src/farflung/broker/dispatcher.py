@@ -250,8 +250,11 @@ class Dispatcher:
                 yield command
 
     def _is_due(self, command: SendLoad) -> bool:
-        """Whether the attempt has not ended since the command was given: then its programs are deleted."""
-        return is_loading(self.state.jobs[command.load.job], command.load.attempt)
+        """Whether what the load is for has not ended since the command was given: programs may be deleted."""
+        job, attempt = self.state.jobs[command.load.job], command.load.attempt
+        if command.load.checks:
+            return job.attempt == attempt and command.worker in self.state.checking()
+        return is_loading(job, attempt)
 
     def _send_load(self, session: HolderSession, command: SendLoad, group: _Group) -> None:
         if self._is_due(command):

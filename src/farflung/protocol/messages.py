@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from farflung.errors import ProtocolError
+from farflung.protocol.checks import CheckBegun, Checked, ServeCheck
 from farflung.protocol.copies import AskBase, Copied, CopyLost, Retain
 from farflung.protocol.fields import Message
 from farflung.protocol.members import (
@@ -41,11 +42,13 @@ from farflung.protocol.sessions import Attach, Attached, BaseLacking, BaseList, 
 from farflung.protocol.submitter import (
     Accepted,
     Cancel,
+    CheckSaid,
     CodecsChosen,
     Collected,
     Collecting,
     Considered,
     Ended,
+    FeedCheck,
     Keep,
     Kept,
     Planned,
@@ -84,6 +87,8 @@ FromWorker = (
     | Broken
     | Copied
     | CopyLost
+    | CheckBegun
+    | Checked
     | Leaving
     | AskReverse
     | AskCircuit
@@ -119,8 +124,8 @@ FromOperator = (
 )
 ToWorker = (
     Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | StandBy
-    | Standbys | ShowStep | PeerMoved | DialBack | Circuit | NotReached | HoldCircuit | Probe | EndProbe
-    | Denied | Released | MemberRemoved | MemberAllowed | Status | FleetTopology | Renewed
+    | Standbys | ServeCheck | ShowStep | PeerMoved | DialBack | Circuit | NotReached | HoldCircuit | Probe
+    | EndProbe | Denied | Released | MemberRemoved | MemberAllowed | Status | FleetTopology | Renewed
 )  # fmt: skip
 ToSubmitter = (
     Attached
@@ -130,6 +135,8 @@ ToSubmitter = (
     | Running
     | UnitDone
     | CodecsChosen
+    | FeedCheck
+    | CheckSaid
     | RolledBack
     | Collecting
     | Considered

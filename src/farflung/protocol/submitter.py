@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from farflung.plans import NO_WISHES, Plan, Prediction, Wishes
 from farflung.plans.codec_pair import CodecPairName
+from farflung.protocol.checks import MOST_CHECKED, PieceDigest
 from farflung.protocol.fields import Addresses, Count, Id, Message, Opset, Text
 from farflung.protocol.traffic import LinkTraffic
 from farflung.protocol.worker import MetricSums
@@ -157,6 +158,40 @@ class Planned(Message, frozen=True):
     newcomers: list[Id] = msgspec.field(default_factory=list)
 
 
+class FeedCheck(Message, frozen=True):
+    """An idle worker, `checker`, runs a member's share again to check it, beside the attempt.
+
+    Dial it at `addresses`, and give it the inputs of the units from `first` to before `over` when it asks
+    (`Pull`). In `plan` it has the member's place. If it begins with the `start` of the attempt, send it that.
+    Without a checker the check is over: close the link.
+    """
+
+    job: Id
+    attempt: Count
+    checker: Id | None = None
+    plan: Plan | None = None
+    addresses: Addresses = msgspec.field(default_factory=list)
+    first: Count = 0
+    over: Count = 0
+    start: bool = False
+
+
+class CheckSaid(Message, frozen=True):
+    """What came of a check of `worker`, in `words`: its units from `first` to before `over` were run again.
+
+    Without a `checker` it was not checked. If `agrees` is false although there is one, others differ.
+    """
+
+    job: Id
+    attempt: Count
+    words: Text
+    worker: Id | None = None
+    checker: Id | None = None
+    first: Count = 0
+    over: Count = 0
+    agrees: bool = False
+
+
 class Running(Message, frozen=True):
     """Every worker has loaded; the first unit that is not decided has begun."""
 
@@ -273,7 +308,7 @@ class Cancel(Message, frozen=True):
 class Collecting(Message, frozen=True):
     """Workers now send their state (of step `step`); `state` and `reason` say how the job ends.
 
-    `monitored` is what its monitors have found.
+    `monitored` is what its monitors have found. What is to come was `checked` to have these digests.
     """
 
     job: Id
@@ -282,6 +317,7 @@ class Collecting(Message, frozen=True):
     state: Text
     reason: Text
     monitored: Findings = msgspec.field(default_factory=list)
+    checked: Annotated[list[PieceDigest], Meta(max_length=MOST_CHECKED)] = msgspec.field(default_factory=list)
 
 
 class Collected(Message, frozen=True):

@@ -39,16 +39,21 @@ class SegmentProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ShareDigest = Annotated[bytes, Meta(max_length=8)]
 """The first bytes of the SHA-256 of a segment's share of a unit."""
 
+Payloads = Annotated[dict[Count, ShareDigest], Meta(max_length=100_000)]
+"""Digests of what a segment exchanged in a unit with segments of other workers, by segment."""
+
 
 class PastUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A decided unit that one worker runs again: `scale` and `codecs` are those of its `Decide`.
 
-    `digests` are those of the shares that the segments of the worker had, by segment: they must come again.
+    `digests` are those of the shares that the segments of the worker had, by segment: they must come again,
+    and `received` has those of what they received then. A checker is told neither.
     """
 
     scale: float
     codecs: Annotated[tuple[LinkCodec, ...], Meta(max_length=100_000)] | None = None
     digests: dict[Count, ShareDigest] = {}
+    received: dict[Count, Payloads] = {}
 
 
 class Load(Message, frozen=True):
@@ -66,7 +71,9 @@ class Load(Message, frozen=True):
 
     With a `history` the worker runs so many units again from `unit` on: it asks neighbours and submitter for
     what they sent then (`Pull`), and sends nothing but to neighbours among the `replayers`, which run the
-    same units again, when these ask. Then it has the state that the other members hold.
+    same units again, when these ask. Then it has the state that the other members hold. If it only `checks`
+    these units it has no part in the attempt: it says what it found (`Checked`), and drops all. With `pieces`
+    it also says what each parameter and buffer is then.
 
     Segments in `state_donors` get their state from the segment that is named there, which another pipeline
     has and which holds the same after each unit: its worker sends it over a link. Coders begin anew.
@@ -87,6 +94,8 @@ class Load(Message, frozen=True):
     replayers: list[Id] = msgspec.field(default_factory=list)
     sources: dict[Id, dict[Count, Id]] = msgspec.field(default_factory=dict)
     state_donors: dict[Count, Count] = msgspec.field(default_factory=dict)
+    checks: bool = False
+    pieces: bool = False
 
     def shares_for(self, worker: str) -> dict[int, str]:
         """The shares of the version that a member reads, each with the one on whose disk it is."""
@@ -212,8 +221,9 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameter, and is empty after an evaluation. `finite` says whether all of them, and the loss, are finite.
     `loss` is its float64 sum of w_m * loss_m (0.0 without the loss). `metrics` has the float64 sums of the
     metrics' values over an evaluation's microbatches, by value id. `bits` has the bit sum of each gradient
-    that replicas have added up (`runtime.sums`), if its device lets it be read. Older versions sent one
-    `square_sum`.
+    that replicas have added up (`runtime.sums`), if its device lets it be read. In a step of a job that is
+    checked, `sent` and `received` are digests of the payloads that the segment exchanged. Older versions sent
+    one `square_sum`.
     """
 
     segment: Count
@@ -223,11 +233,13 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     square_sum: float = 0.0
     metrics: MetricSums = {}
     bits: Annotated[dict[ValueId, BitSum], Meta(max_length=100_000)] = {}
+    sent: Payloads = {}
+    received: Payloads = {}
 
     @property
     def digest(self) -> bytes:
-        """A short digest of the numbers, equal for equal bits."""
-        others = [sorted(one.items()) for one in (self.metrics, self.bits) if one]
+        """A short digest of the numbers and of what was sent, equal for equal bits."""
+        others = [sorted(one.items()) for one in (self.metrics, self.bits, self.sent) if one]
         numbers = (self.segment, self.finite, self.loss, sorted(self.squares.items()), *others)
         return hashlib.sha256(msgspec.msgpack.encode(numbers)).digest()[:8]
 

@@ -35,7 +35,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copies of their state beside the current one, which checkpoints take while training goes on. A
     `deterministic` job has repeatable bits on GPUs, too, which takes longer there; on CPUs all jobs have.
     A `compiled` one runs kernels on GPUs that torch's compiler makes, which changes numbers there.
-    `monitors` say what evaluations decide.
+    `monitors` say what evaluations decide. Other workers run the share `verify` of all past work again and
+    compare it.
     """
 
     steps: Whole
@@ -56,6 +57,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: bool = False
     compiled: bool = False
     monitors: Annotated[tuple[Monitor, ...], Meta(max_length=2)] = ()
+    verify: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):

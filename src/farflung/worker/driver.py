@@ -22,7 +22,14 @@ from farflung.worker import events
 from farflung.worker import state as machine
 from farflung.worker.broker_line import BrokerLine
 from farflung.worker.computing.compute import ComputeThread
-from farflung.worker.computing.outcomes import Outcome, OutgoingState, Restored, StateCopied, StateGiven
+from farflung.worker.computing.outcomes import (
+    Outcome,
+    OutgoingState,
+    Restored,
+    ShareReplayed,
+    StateCopied,
+    StateGiven,
+)
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.computing.task_deadlines import Limits
 from farflung.worker.departure import Departure
@@ -121,6 +128,10 @@ class Driver:
             self._assist(command)
         elif isinstance(command, events.ChangeStandbys):
             self._change_standbys(command)
+        elif isinstance(command, events.AssistCheck):
+            self._assist_check(command.check)
+        elif isinstance(command, events.EndCheck):
+            self._end_check(command.checker)
         elif isinstance(command, events.Drop):
             self._drop(command)
         elif isinstance(command, events.Retain):
@@ -188,6 +199,8 @@ class Driver:
         elif self._state_receiver.full:
             self.state_arrived()
         self.dialling.begin(load)
+        if load.checks:
+            self.dialling.expect(self.state.needed, load)
         for peer in command.dial:
             self.spawn(self.dialling.dial(peer, load))
 
@@ -222,6 +235,29 @@ class Driver:
         self.peers.admit_also(self.state.admitted)
         for peer in command.dial:
             self.spawn(self.dialling.dial(peer, load))
+
+    def _assist_check(self, check: messages.ServeCheck) -> None:
+        """Dial a worker that checks a neighbour's share, to give it what was sent there."""
+        load, checker = self.state.load, check.checker
+        assert load is not None and checker is not None
+        self.peers.part(checker, "it checks a share now")
+        self.copying.lost(checker)
+        self.peers.replays.serve_check(checker, check)
+        self.dialling.also({checker: check.addresses})
+        self.peers.admit_also(self.state.admitted)
+        if check.donor == self._options.identity.id and check.version is not None:
+            self.copying.give(check.version, checker, check.share)
+        self.spawn(self.dialling.dial(checker, load, check))
+
+    def _end_check(self, checker: str) -> None:
+        self.peers.replays.serve_check(checker, None)
+        self.peers.part(checker, "the check is over")
+        self.copying.lost(checker)
+        self.peers.admit_also(self.state.admitted)
+
+    async def _tell_checked(self, load: Load, found: ShareReplayed) -> None:
+        told = await self.copying.checked(load, found)
+        self.step(events.CheckEnded((load.job, load.attempt), told))
 
     def _regroup(self, command: events.Regroup) -> None:
         load = command.load
@@ -276,6 +312,8 @@ class Driver:
             )
         elif isinstance(outcome, StateCopied):
             self.copying.made(outcome)
+        elif isinstance(outcome, ShareReplayed):
+            self.spawn(self._tell_checked(load, outcome))
         elif isinstance(outcome, Restored):
             self.peers.begin_replay()
         elif isinstance(outcome, StateGiven):
@@ -332,10 +370,16 @@ class Driver:
 
     def peer_lost(self, peer: str, reason: str) -> None:
         self.peers.give_up(peer)
-        self.copying.lost(peer)
+        load = self.state.load
+        if load is not None and load.checks and peer in self.state.linked:
+            # It may have been dialled for this worker as a standby, and another one comes.
+            self.peers.replays.ask_again(peer)
+            self.dialling.expect([peer], load)
+        else:
+            self.copying.lost(peer)
         self.step(events.PeerLost(peer, reason))
         load = self.state.load
-        if load is not None and peer in self.state.partners - self.state.needed:
+        if load is not None and peer in self.state.partners - self.state.needed - {self.state.checker}:
             log.warning("no link to %s, with which copies are exchanged: %s", peer, reason)
             if peer > self._options.identity.id:
                 self.spawn(self.dialling.dial_later(peer, load))

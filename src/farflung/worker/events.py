@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from farflung.plans import LinkCodec
 from farflung.protocol import messages
-from farflung.protocol.messages import Load, Message
+from farflung.protocol.messages import Checked, Load, Message, ServeCheck
 from farflung.protocol.timeline import StepSpan
 from farflung.protocol.traffic import LinkRate
 from farflung.protocol.worker import Share
@@ -131,6 +131,14 @@ class UnitReplayed:
 
 
 @dataclass(frozen=True)
+class CheckEnded:
+    """The share that this worker checks has run again."""
+
+    attempt: Attempt
+    found: Checked
+
+
+@dataclass(frozen=True)
 class ComputeFailed:
     """A segment raised an error, on what `sender` sent if that is given: the submitter, or another worker."""
 
@@ -152,6 +160,7 @@ Event = (
     | PeerLost
     | UnitFinished
     | UnitReplayed
+    | CheckEnded
     | ComputeFailed
 )
 
@@ -201,6 +210,20 @@ class ChangeStandbys:
     standbys: Mapping[str, str]
     addresses: Mapping[str, list[str]]
     dial: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AssistCheck:
+    """Dial a worker that checks another member's share, and give it what was sent there."""
+
+    check: ServeCheck
+
+
+@dataclass(frozen=True)
+class EndCheck:
+    """Close the link with a worker that checked another member's share."""
+
+    checker: str
 
 
 @dataclass(frozen=True)
@@ -297,6 +320,8 @@ Command = (
     | Regroup
     | Assist
     | ChangeStandbys
+    | AssistCheck
+    | EndCheck
     | Start
     | Apply
     | AdvanceReplay

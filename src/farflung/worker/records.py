@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from farflung.protocol.messages import Broken, Load, UnitReady
+from farflung.protocol.messages import Broken, Load, ServeCheck, UnitReady
 from farflung.protocol.registration import Standing
 from farflung.worker.events import Attempt
 
@@ -24,7 +24,8 @@ class State:
     such an idle one: it has a load, but no part in its plan. Without a broker the worker is `away`.
     It has `given` its state to these members of other pipelines, which lacked it.
     `generation` and `seal` are those of the newest broker that admitted it. A worker that is
-    `leaving` ends once the broker has released it.
+    `leaving` ends once the broker has released it. With a `check`, a worker without a part pulls what
+    this one sent to a neighbour.
     """
 
     worker: str
@@ -48,6 +49,12 @@ class State:
     seal: bytes = b""
     leaving: bool = False
     given: frozenset[str] = field(default_factory=frozenset)
+    check: ServeCheck | None = None
+
+    @property
+    def checker(self) -> str | None:
+        """The worker without a part in the attempt that checks a neighbour's share now."""
+        return None if self.check is None else self.check.checker
 
     @property
     def idle(self) -> State:
@@ -59,7 +66,7 @@ class State:
     @property
     def standing(self) -> Standing | None:
         """What to say of the job to a broker that may not know of it."""
-        if self.load is None or self.phase == "idle" or self.phase == "standby":
+        if self.load is None or self.phase == "idle" or self.phase == "standby" or self.load.checks:
             return None
         phase = "loaded" if self.phase == "loading" and self.announced else self.phase
         return Standing(self.load.job, self.load.attempt, self.unit, phase)
@@ -81,7 +88,8 @@ class State:
             return frozenset()
         gifts = [(donor, taker) for donor, taker, _ in self.load.gifts]
         pairs = (*self.load.holders.items(), *self.standbys.items(), *gifts, *self.load.state_gifts)
-        return frozenset(one for pair in pairs if self.worker in pair for one in pair) - {self.worker}
+        found = frozenset(one for pair in pairs if self.worker in pair for one in pair)
+        return (found if self.checker is None else found | {self.checker}) - {self.worker}
 
     @property
     def needed(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ def registered(state: State, message: Registered) -> tuple[State, list[Command]]
     state = replace(state, away=False, generation=message.generation, seal=message.seal)
     if state.load is None:
         return state, [Note(f"registered as {message.worker}; idle in the backup pool")]
-    if state.phase == "standby":
+    if state.phase == "standby" or state.load.checks:
         drop = Drop("the broker counts this worker as a new one")
         return state.idle, [drop, Note(f"registered as {message.worker}; idle in the backup pool")]
     commands: list[Command] = [Note(f"registered as {message.worker}; job {state.load.job} goes on")]

@@ -31,6 +31,7 @@ from farflung.protocol.messages import (
     Refused,
     Registered,
     SendState,
+    ServeCheck,
     StandBy,
     Standbys,
     Stop,
@@ -38,7 +39,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.traffic import LinkBytes
 from farflung.text import count_of
-from farflung.worker import registering
+from farflung.worker import checking, registering
 from farflung.worker.events import (
     AdvanceReplay,
     Apply,
@@ -46,6 +47,7 @@ from farflung.worker.events import (
     BrokerBack,
     BrokerLost,
     ChangeStandbys,
+    CheckEnded,
     Command,
     CopyState,
     Drop,
@@ -116,6 +118,8 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
         return replace(state, unit=event.unit + 1), [AdvanceReplay()]
     if isinstance(event, UnitFinished):
         return _unit_finished(state, event)
+    if isinstance(event, CheckEnded):
+        return checking.end(state, event.found, "done")
     return _break(replace(state, failure=event.reason, failed_on=event.sender), event.reason)
 
 
@@ -134,6 +138,8 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
         return state, [Exit(message.reason, message.in_order)]
     if isinstance(message, StandBy):
         return _stand_by(state, message)
+    if isinstance(message, ServeCheck):
+        return checking.serve(state, message)
     if isinstance(message, Standbys):
         return _change_standbys(state, message)
     if state.load is None or not isinstance(message, Begin | Decide | SendState | Stop):
@@ -186,6 +192,8 @@ def _start_loading(state: State, load: Load) -> tuple[State, list[Command]]:
     if state.worker not in load.plan.workers():
         refused = Refused(load.job, load.attempt, f"the plan has no segment for {state.worker}")
         return state.idle, [*commands, Tell(refused)]
+    if load.checks:
+        return fresh, [*commands, *checking.begin(fresh, load)]
     dial = _dialled(fresh)
     count = len(load.plan.segments_of(state.worker))
     note = Note(f"job {load.job}: loading {count_of(count, 'segment')}")
@@ -302,10 +310,12 @@ def _give(state: State) -> tuple[State, list[Command]]:
 
 
 def _peer_lost(state: State, event: PeerLost) -> tuple[State, list[Command]]:
-    was_needed = event.peer in state.needed
+    was_needed, was_linked = event.peer in state.needed, event.peer in state.linked
     state = replace(state, linked=state.linked - {event.peer})
     if not was_needed or state.load is None or state.phase not in ("loading", "running", "collecting"):
         return state, []
+    if state.load.checks and was_linked:
+        return state, []  # a link from before, as a standby: another one may come
     is_submitter = event.peer == state.load.submitter
     if is_submitter and state.phase != "loading":
         reason = f"job {state.load.job}: lost the link to the submitter ({event.reason}); waiting for it"
@@ -356,6 +366,8 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
 
 def _refuse(state: State, problem: str, lacks: bool = False) -> tuple[State, list[Command]]:
     assert state.load is not None
+    if state.load.checks:
+        return checking.give_up(state, problem)
     refused = Refused(state.load.job, state.load.attempt, problem, lacks)
     note = Note(f"job {state.load.job} refused: {problem}")
     return state.idle, [Tell(refused), Drop(problem), note]
@@ -366,6 +378,8 @@ def _break(state: State, reason: str, peer: str | None = None) -> tuple[State, l
     assert state.load is not None
     if state.phase not in ("loading", "running", "collecting"):
         return state, []
+    if state.load.checks:
+        return checking.give_up(state, reason)
     broken = Broken(state.load.job, state.load.attempt, reason, peer, None if peer else state.failed_on)
     note = Note(f"job {state.load.job}: {reason}; waiting for the broker's decision")
     return replace(state, phase="broken", broken=broken), [Tell(broken), note]

@@ -225,9 +225,11 @@ def test_numbers_of_diloco_out_of_range_are_refused(make_sync: Callable[[], obje
 
 
 @pytest.mark.parametrize("gap", [-0.1, 1.5, math.nan, "1", True])
-def test_a_loss_gap_that_is_no_share_is_refused(gap: object) -> None:
+def test_a_loss_gap_or_a_share_of_checks_that_is_none_is_refused(gap: object) -> None:
     with pytest.raises(JobError, match="max_loss_gap must be between 0 and 1"):
         make(max_loss_gap=gap)
+    with pytest.raises(JobError, match="verify must be between 0"):
+        make(verify=gap)
 
 
 class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):

@@ -21,6 +21,8 @@ from farflung.protocol.messages import (
     AskReverse,
     Broken,
     Cancel,
+    CheckBegun,
+    Checked,
     Collected,
     Copied,
     CopyLost,
@@ -142,7 +144,10 @@ class WorkerMessage(Event):
     """A message from a registered worker."""
 
     worker: str
-    message: Loaded | Refused | UnitReady | Broken | Copied | CopyLost | AskReverse | AskCircuit | NotReached
+    message: (
+        Loaded | Refused | UnitReady | Broken | Copied | CopyLost | CheckBegun | Checked
+        | AskReverse | AskCircuit | NotReached
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ class SubmitterMessage(Event):
 
     `elsewhere` are the jobs that other open sessions of this submitter hold, with the seconds since their
     last bytes. A session is suspect after `suspect_seconds` of silence. While the broker takes no new jobs,
-    `alarm` says why.
+    `alarm` says why. From `draws`, a random number, follows which shares of a new job are checked.
     """
 
     submitter: str
@@ -160,6 +165,7 @@ class SubmitterMessage(Event):
     elsewhere: Mapping[str, float] = field(default_factory=dict)
     suspect_seconds: float = 0.0
     alarm: str = ""
+    draws: int = 0
 
 
 @dataclass(frozen=True)

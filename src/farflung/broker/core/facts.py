@@ -20,8 +20,10 @@ from farflung.broker.core.fleet.facts import WorkerMeasured as WorkerMeasured
 from farflung.broker.core.fleet.facts import WorkerMoved as WorkerMoved
 from farflung.broker.core.fleet.facts import WorkerReleased as WorkerReleased
 from farflung.broker.core.fleet.facts import WorkerVerified as WorkerVerified
+from farflung.broker.core.protecting.facts import ChecksChanged as ChecksChanged
 from farflung.broker.core.protecting.facts import CopyAsked as CopyAsked
 from farflung.broker.core.protecting.facts import CopyStored as CopyStored
+from farflung.broker.core.protecting.facts import ShareChecked as ShareChecked
 from farflung.broker.core.protecting.facts import StandbysChanged as StandbysChanged
 from farflung.broker.core.protecting.facts import VersionFailed as VersionFailed
 from farflung.broker.core.protecting.facts import VersionStable as VersionStable
@@ -78,6 +80,7 @@ AnyDecision = (
     | JobRunning
     | UnitDecided
     | VersionStable
+    | ShareChecked
     | VersionFailed
     | CopyAsked
     | CopyStored
@@ -104,6 +107,7 @@ Observation = (
     | WaitExplained
     | CodecTuningChanged
     | ReplanningChanged
+    | ChecksChanged
     | StandbysChanged
 )
 Fact = AnyDecision | Observation

@@ -59,6 +59,8 @@ def _describe_worker_blamed(fact: facts.WorkerBlamed) -> str:
 
 @log_line.register
 def _describe_worker_suspected(fact: facts.WorkerSuspected) -> str:
+    if fact.proven:
+        return f"worker {fact.worker} is suspended: {fact.reason}"
     return f"worker {fact.worker} is suspected, as {fact.job} got on without it: {fact.reason}"
 
 
@@ -188,6 +190,11 @@ def _describe_job_loading(fact: facts.JobLoading) -> str:
 @log_line.register
 def _describe_job_running(fact: facts.JobRunning) -> str:
     return f"{fact.job} runs"
+
+
+@log_line.register
+def _describe_share_checked(fact: facts.ShareChecked) -> str:
+    return f"{fact.job}: {fact.words}"
 
 
 @log_line.register

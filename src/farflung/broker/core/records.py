@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from farflung.broker.core.blobs import Digest, JobBlobs
 from farflung.broker.core.fleet.replanning import Replanning
+from farflung.broker.core.protecting.checks import Checks
 from farflung.broker.core.protecting.history import History
 from farflung.broker.core.protecting.unfit import Unfit
 from farflung.broker.core.protecting.versions import Versions
@@ -188,13 +189,13 @@ class Job:
 
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
     and it last moved to a better plan at `moved_at` (0: never). `monitoring` is what its monitors have found.
-    `blamed` are the workers that made an attempt fail at a unit that the job has not got past: it uses them
-    no more. Its graph has `graph_bytes`.
+    From `draws`, a secret, follows which shares are checked. `blamed` are the workers that made an attempt
+    fail at a unit that the job has not got past: it uses them no more. Its graph has `graph_bytes`.
 
     `standbys` maps members to idle workers that hold their copies; these come before `holders`. Those that
     may not do so until the attempt ends are `unfit_standbys`.
 
-    `loaded`, `group`, `replanning` (whether another plan pays), `traffic` (per link, since the job
+    `loaded`, `group`, `checks`, `replanning` (whether another plan pays), `traffic` (per link, since the job
     began), `words` (why it waits), `tuning` (codec tuning), `unprotected` (why a member can make no
     copies), `needs` (bytes of memory that each member's part takes), `logged` (the first unit of which
     each member has all that it sent), `standbys` and `unfit_standbys` are observed, and empty after a replay.
@@ -263,6 +264,8 @@ class Job:
     monitoring: Monitoring = field(default_factory=Monitoring)
     blamed: Mapping[str, Blame] = field(default_factory=dict)
     graph_bytes: int = 0
+    checks: Checks = field(default_factory=Checks)
+    draws: int = 0
 
     @property
     def over(self) -> bool:
@@ -315,6 +318,7 @@ class Job:
         if self.plan is not None:
             seats = self.plan.seats()
             given += [(seats[taker], seats[donor]) for taker, donor in self.state_donors.items()]
+        given += self.checks.pairs()
         for pair in (*self.holders.items(), *self.standbys.items(), *self.donors.items(), *given):
             if worker in pair:
                 near |= {*pair} - {worker}
@@ -368,7 +372,7 @@ class State:
     def is_suspended(self, worker: str) -> bool:
         """Whether the worker gets no jobs, because of what is held against it."""
         suspicion = self.suspicions.get(worker)
-        return suspicion is not None and suspicion.count >= self.most_suspicions
+        return suspicion is not None and (suspicion.proven or suspicion.count >= self.most_suspicions)
 
     def away_for(self, job: Job) -> list[str]:
         """The workers that the job waits for until they return; of a queued job those that it could take."""
@@ -392,6 +396,11 @@ class State:
     def standing_by(self) -> dict[str, str]:
         """The job that each standby stands by for."""
         return {one: job.job for job in self.jobs.values() for one in job.standbys.values()}
+
+    def checking(self) -> set[str]:
+        """The idle workers that check a share of some job."""
+        found = (job.checks.running for job in self.jobs.values())
+        return {one.checker for one in found if one is not None}
 
     def addresses_for(self, worker: str, reader: str, job: str = "") -> list[str]:
         """Addresses of a worker that `reader`, another worker or the submitter of `job`, may dial."""
@@ -436,6 +445,7 @@ def durable_job(job: Job) -> Job:
         needs={},
         logged={},
         replanning=Replanning(),
+        checks=Checks(),
         standbys={},
         unfit_standbys=Unfit(),
     )

@@ -32,6 +32,7 @@ _OBSERVED = (
     "standbys",
     "unfit_standbys",
     "replanning",
+    "checks",
 )
 """The fields of a job that `durable` empties: a snapshot holds none of them, nor what a worker holds.
 How long a job waits for lost workers comes with each tick.

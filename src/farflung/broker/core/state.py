@@ -35,7 +35,7 @@ from farflung.broker.core.reducing.reducer import reduce_fact
 from farflung.broker.core.training import cancelling, job_queue, jobs, loads, submitters, units
 from farflung.broker.core.training.overdue import overdue
 from farflung.broker.core.transition import Transition
-from farflung.broker.core.trusting import blaming, removing
+from farflung.broker.core.trusting import blaming, checking, removing
 from farflung.broker.core.trusting.events import AllowAsked, CancelAsked, RemovalAsked
 from farflung.broker.network import reachability
 from farflung.errors import ProtocolError
@@ -45,6 +45,8 @@ from farflung.protocol.messages import (
     AskReverse,
     Broken,
     Cancel,
+    CheckBegun,
+    Checked,
     Collected,
     Copied,
     CopyLost,
@@ -67,6 +69,9 @@ LEAST_MEASURING_SECONDS = 20.0
 
 _OF_STANDBYS = (Copied, CopyLost, AskReverse, AskCircuit, NotReached)
 """What a worker may say of a job that it stands by for."""
+
+_OF_CHECKERS = (CheckBegun, Checked, CopyLost, AskReverse, AskCircuit, NotReached)
+"""What a worker may say of a job of which it checks a share."""
 
 __all__ = ["Outcome", "State", "decide", "durable", "reduce_fact", "replay"]
 
@@ -105,7 +110,9 @@ def decide(state: State, event: events.Event) -> Outcome:
     recovery.grow(turn)
     moving.settle(turn)
     awaiting.resume(turn)
+    checking.settle(turn)
     units.settle(turn)
+    checking.settle(turn)  # the last unit may have waited for a check
     blaming.settle(turn)
     job_queue.start_queued(turn)
     standbys.arrange(turn)
@@ -145,7 +152,7 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
     moving.on_tick(turn)
     late_versions.on_tick(turn)
     for job in list(turn.state.jobs.values()):
-        if job.held or turn.state.away_for(job):
+        if job.held or turn.state.away_for(job) or checking.is_waited_for(job):
             continue  # it waits for them, with deadlines of its own
         if job.state == QUEUED and job.plan is not None:
             recovery.wait_no_longer(turn, job, event.replace_seconds)
@@ -188,6 +195,7 @@ def _on_worker_registers(event: events.WorkerRegisters, turn: Transition) -> Non
         return
     returns_to_job = known is not None and _settle_earlier_session(event, turn, known)
     turn.emit(_admission(event, turn.now, returns_to_job))
+    checking.lost(turn, event.worker)
     turn.do(Admit(event.worker, "this worker connected again over a newer link"))
     returns.stop_foreign(turn, event.worker, standing)
     removed = removing.told_on_registration(turn.state, turn.now)
@@ -314,6 +322,10 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         if isinstance(message, Copied):
             protection.on_stale_copy(turn, event.worker, message)
         return
+    if job.checks.running is not None and event.worker == job.checks.running.checker:
+        checking.on_message(turn, job, message)
+        if isinstance(message, CheckBegun | Checked | CopyLost):
+            return
     match message:
         case Loaded():
             jobs.worker_loaded(turn, job, event.worker, message.unprotected, message.needs_bytes)
@@ -370,7 +382,7 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
         elif event.alarm:
             turn.do(Reply(Denied(event.alarm)))
         else:
-            jobs.submit(turn, event.submitter, message, parse_address(event.remote)[0])
+            jobs.submit(turn, event.submitter, message, parse_address(event.remote)[0], event.draws)
         return
     job = turn.state.jobs.get(message.job)
     if job is None or job.submitter != event.submitter:
@@ -457,6 +469,11 @@ def _job_of(turn: Transition, event: events.WorkerMessage) -> Job | None:
         return None
     if event.worker in job.standbys.values() and isinstance(message, _OF_STANDBYS):
         return job
+    checks = job.checks.running
+    if checks is not None and event.worker == checks.checker and isinstance(message, _OF_CHECKERS):
+        return job
+    if isinstance(message, CheckBegun | Checked):
+        return None  # of a check that is over
     if event.worker not in job.members and job.holders and isinstance(message, _OF_STANDBYS):
         return None  # it may have stood by until now
     if event.worker not in job.members or job.state == PLANNING:

@@ -42,6 +42,7 @@ OF_ROLE: dict[Role, RoleLimits] = {
 OF_KIND: dict[type[Message], int] = {
     messages.Submit: MAXIMUM_CONTROL_BYTES,
     messages.UnitReady: 16 * MB,
+    messages.Checked: 16 * MB,
     messages.Register: 4 * MB,
     messages.Links: 4 * MB,
     messages.StepShown: 4 * MB,

@@ -166,7 +166,9 @@ def _is_pair(job: Job, plan: Plan, a: str, b: str) -> bool:
         It has none, and never had: both are members, or the job has no standbys.
     """
     workers = set(plan.workers())
-    fed = (a in workers and b == job.submitter) or (b in workers and a == job.submitter)
+    running = job.checks.running
+    linked = workers if running is None else {*workers, running.checker}
+    fed = (a in linked and b == job.submitter) or (b in linked and a == job.submitter)
     if fed or b in job.partners(a):
         return True
     if not job.holders or (a in workers and b in workers):

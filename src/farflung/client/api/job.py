@@ -159,6 +159,9 @@ class Job:
         loss and metrics read), or both. Only workers that `train --home`, or `Fleet.train(home=)`, names run
         the segments that read it, or hold copies of these; others see activations and gradients alone, which
         can still tell of the data (docs/explanation/security.md). Local fleets keep all at home anyway.
+    verify
+        The share of all work, from 0 to 1, that an idle worker with the same kernels does again to check it.
+        At 1 no result is handed out that was not checked (docs/how-to/check-results.md).
 
     Raises
     ------
@@ -198,6 +201,7 @@ class Job:
     sample: Callable[[Any], str] | None = None
     name: str | None = None
     keep_home: Sequence[DataKind] = ()
+    verify: float = 0.0
 
     def __post_init__(self) -> None:
         require_fields(self)
@@ -319,6 +323,7 @@ class Job:
             precision=self.precision,
             deterministic=self.deterministic,
             compiled=self.compiled,
+            verify=float(self.verify),
         )
 
     def _require_even_batch(self) -> None:

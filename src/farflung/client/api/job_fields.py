@@ -62,6 +62,7 @@ def require_fields(job: Job) -> None:
     _require_whole("num_workers", job.num_workers, 1, MAXIMUM_READERS)
     _require_names(job.names)
     _require_kinds(job.keep_home)
+    _require_verify(job.verify)
     _require_metrics(job.metrics, job.validation is not None)
     require_monitors(job)
 
@@ -208,6 +209,11 @@ def _require_kinds(kinds: object) -> None:
     parts = [None] if isinstance(kinds, str) or not isinstance(kinds, Sequence) else list(kinds)
     if any(part not in DATA_KINDS for part in parts) or len({*parts}) < len(parts):
         raise JobError(f'keep_home must be ["inputs"], ["targets"] or ["inputs", "targets"], found {kinds!r}')
+
+
+def _require_verify(share: object) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise JobError(f"verify must be between 0 (check nothing) and 1 (check all), found {share!r}")
 
 
 def _require_metrics(metrics: object, is_evaluated: bool) -> None:

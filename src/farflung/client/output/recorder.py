@@ -18,6 +18,7 @@ from farflung.client.output.run_record import SubmittedJob
 from farflung.errors import RunFailed
 from farflung.protocol.messages import (
     Accepted,
+    CheckSaid,
     CodecsChosen,
     Collecting,
     Considered,
@@ -184,6 +185,23 @@ class Recorder:
         self._slow = {*slow}
         await self._record(
             "replanning", step=message.step, moves=message.moves, words=message.words, slow=message.slow
+        )
+
+    async def check_said(self, message: CheckSaid) -> None:
+        """A share was run again to check it, or was not."""
+        if message.checker is not None and not message.agrees:
+            self.observer.warned(message.words)
+        elif not message.agrees:
+            self.observer.noted(message.words)
+        await self._record(
+            "check",
+            step=self.metrics.steps,
+            worker=message.worker,
+            checker=message.checker,
+            first=message.first,
+            over=message.over,
+            agrees=message.agrees,
+            words=message.words,
         )
 
     async def rolled_back(self, message: RolledBack) -> None:

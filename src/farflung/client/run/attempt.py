@@ -10,6 +10,7 @@ from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
 from farflung.client.output.records import BaseBytes
 from farflung.client.run.broker_client import Lost
+from farflung.client.run.check_feed import CheckFeed
 from farflung.client.run.feeder import Feeder
 from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
 from farflung.client.run.start import Start, first_segments
@@ -19,7 +20,7 @@ from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError, RunFailed
 from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
-from farflung.protocol.messages import Planned, Welcome
+from farflung.protocol.messages import FeedCheck, Planned, Welcome
 from farflung.runtime.state import StateKey
 
 
@@ -48,6 +49,7 @@ class Attempt:
         self._connected: set[str] = set()
         self._loading_again: set[asyncio.Task[None]] = set()
         self._linked = asyncio.Event()
+        self._check: CheckFeed | None = None
         self._sender = StateSender(prepared, planned, start, observer)
         self.is_fed = False
         self._feeder = Feeder(
@@ -134,6 +136,16 @@ class Attempt:
         if session := self._sessions.get(worker):
             session.moved(addresses)
 
+    async def check(self, message: FeedCheck, routes: WorkerRoutes) -> None:
+        """Link to a worker that checks a share of another, beside the attempt; or end that."""
+        before, self._check = self._check, None
+        if before is not None:
+            await before.close()
+        if message.checker is not None:
+            self._check = CheckFeed(
+                self._prepared, self.planned, message, self._start, self._collectors, routes
+            )
+
     async def trained_state(self, updated: bool) -> ReceivedState:
         """Wait for the state at the end; returns it as `_completed`. See `StateCollector.state`."""
         return self._completed(await self._collectors.end.state(updated))
@@ -152,6 +164,8 @@ class Attempt:
         """Close every link."""
         for task in self._loading_again:
             task.cancel()
+        if self._check is not None:
+            await self._check.close()
         await asyncio.gather(*(session.close(reason) for session in self._sessions.values()))
 
     async def _load_worker(self, worker: str, routes: WorkerRoutes) -> None:

@@ -19,7 +19,7 @@ from farflung.client.run.state_saver import StateSaver
 from farflung.errors import ConnectionFailed, RunFailed
 from farflung.plans import Plan
 from farflung.plans.wishes import NOTHING_AT_HOME, KeepHome
-from farflung.protocol.messages import Collecting, Planned, RolledBack
+from farflung.protocol.messages import Collecting, FeedCheck, Planned, RolledBack
 
 
 class Attempts:
@@ -133,6 +133,11 @@ class Attempts:
         self._tasks.begin(partial(self._feed, attempt), collect=True)
         self._checkpoints.ask_later(attempt.planned)
 
+    async def check(self, message: FeedCheck) -> None:
+        """Take part in the check of a share, or end that."""
+        if self.current is not None and self.is_current(message.attempt):
+            await self.current.check(message, self._connection.routes)
+
     def unit_done(self) -> None:
         """The recorder has learned of another unit that is decided."""
         self._decided.set()
@@ -150,7 +155,10 @@ class Attempts:
         self._checkpoints.stop_asking()
         await self._recorder.collecting(message)
         self._tasks.stop()
-        self._tasks.begin(partial(self._saver().collect, message.step, self.start.step), collect=False)
+        checked = {one.name: one.sha256 for one in message.checked}
+        self._tasks.begin(
+            partial(self._saver().collect, message.step, self.start.step, checked), collect=False
+        )
 
     async def roll_back(self, message: RolledBack) -> None:
         """End the attempt, and wait for the plan of the next one, which begins at an earlier unit.

@@ -6,6 +6,7 @@ who has the data, evaluates the weights once more and compares the loss with the
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -61,6 +62,27 @@ def require_finite(prepared: Prepared, planned: Planned, state: ReceivedState) -
             f"the state that came home has numbers that are not finite, in {and_more(_places(planned, bad))}:"
             " training diverged in the last step, or the worker sent false ones; go on from an earlier"
             " checkpoint with a smaller learning rate, or train on other workers (--on)"
+        )
+
+
+def require_checked(
+    prepared: Prepared, planned: Planned, state: ReceivedState, checked: Mapping[str, bytes]
+) -> None:
+    """Check that what came home is what other workers found when they ran the last units again.
+
+    Raises
+    ------
+    RunFailed
+        It is not; it names the segments and their workers.
+    """
+    from farflung.runtime.torch_backend.tensors import memory
+
+    known = [key for key in state.tensors if not key.slot and key.name in checked.keys() & prepared.changed]
+    bad = [key for key in known if hashlib.sha256(memory(state.tensors[key])).digest() != checked[key.name]]
+    if bad:
+        raise RunFailed(
+            f"other weights came home than were checked, in {and_more(_places(planned, bad))}: train on"
+            " workers that you trust (--on), or let an operator remove this one"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from farflung.client.capture.prepared import Prepared
@@ -13,7 +13,7 @@ from farflung.client.output.result import save_result, step_of_best
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpoints import RunCheckpoints, Version
 from farflung.client.run.events import WeightsSaved
-from farflung.client.run.result_check import compared_loss, require_finite
+from farflung.client.run.result_check import compared_loss, require_checked, require_finite
 from farflung.client.run.state_collector import ReceivedState
 from farflung.runtime.optimizers.slots import EMA
 from farflung.schedule import Unit
@@ -47,13 +47,16 @@ class StateSaver:
         best = metrics.best
         self._is_best = best is not None and best.step == metrics.steps
 
-    async def collect(self, step: int, began_at: int) -> None:
+    async def collect(self, step: int, began_at: int, checked: Mapping[str, bytes] = {}) -> None:
         """Receive the state at the end, after `step` steps, and save weights and checkpoint.
+
+        Parameters and buffers were `checked` to have these SHA-256.
 
         An attempt that began at this step leaves the checkpoint as it is.
         """
         state = await self._attempt.trained_state(updated=step > 0)
         if not self._prepared.emulated:
+            await asyncio.to_thread(require_checked, self._prepared, self._attempt.planned, state, checked)
             await self._check(state, step)
             await self._save_last(state, step)
         if self._checkpoints.policy.end and step > began_at:

@@ -41,6 +41,7 @@ from farflung.plans import NO_WISHES, Wishes
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
+    CheckSaid,
     Circuit,
     CodecsChosen,
     Collected,
@@ -48,6 +49,7 @@ from farflung.protocol.messages import (
     Considered,
     Denied,
     Ended,
+    FeedCheck,
     NotReached,
     PeerMoved,
     Planned,
@@ -254,6 +256,10 @@ class Submitter:
                 await self.recorder.codecs_chosen(event)
             case Considered():
                 await self.recorder.considered(event)
+            case FeedCheck():
+                await self._attempts.check(event)
+            case CheckSaid():
+                await self.recorder.check_said(event)
             case RolledBack():
                 if not self._has_weights:
                     await self._attempts.roll_back(event)

@@ -297,7 +297,7 @@ class ComputeThread(threading.Thread):
         self._current.restore(receiver)
         self._current.compile(self.stopwatch)
         if self._current.replay():
-            self._emit(Filled(attempt))
+            self._current.end_replay()
         else:
             self._began = True
             self._emit(Restored(attempt))

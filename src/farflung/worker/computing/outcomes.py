@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from farflung.protocol.checks import CheckedUnit
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.runtime.state import StateKey
 from farflung.worker.events import Attempt, ComputeFailed, Filled, UnitFinished, UnitReplayed, Verified
@@ -53,6 +54,19 @@ class StateCopied:
 
 
 @dataclass(frozen=True)
+class ShareReplayed:
+    """A checker has run the units of its load's history again, and found this.
+
+    `pieces` are what training changes of the share after them, `base` is the rest; their bytes do not change.
+    """
+
+    attempt: Attempt
+    units: tuple[CheckedUnit, ...]
+    pieces: dict[Piece, memoryview]
+    base: dict[Piece, memoryview]
+
+
+@dataclass(frozen=True)
 class Restored:
     """The state is that of the load's unit: what was sent in the units of its history may come now."""
 
@@ -67,8 +81,8 @@ class StateGiven:
 
 
 Outcome = (
-    OutgoingState | StateCopied | StateGiven | Restored | Verified | Filled | UnitFinished | UnitReplayed
-    | ComputeFailed
+    OutgoingState | StateCopied | ShareReplayed | StateGiven | Restored | Verified | Filled | UnitFinished
+    | UnitReplayed | ComputeFailed
 )  # fmt: skip
 
 

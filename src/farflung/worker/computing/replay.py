@@ -83,6 +83,10 @@ class Replay:
         self._asked[peer] = max(first, last + 1)
         return [unit for unit in range(first, last + 1) if (found := self._units.at(unit)) and found.train]
 
+    def forget(self, peer: str) -> None:
+        """`peer` was asked for nothing yet."""
+        self._asked.pop(peer, None)
+
     def asked_by(self, peer: str, unit: int) -> list[Parcel[Coded]]:
         """What waits for a replayer that asks for a unit; the rest of it may be sent as it comes."""
         self._open.add((peer, unit))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from farflung.errors import ProtocolError
 from farflung.plans import FEEDER
-from farflung.protocol.messages import Load, Pull
+from farflung.protocol.messages import Load, Pull, ServeCheck
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.worker.computing.replay import BoundaryLog, Replay
 
@@ -24,6 +24,7 @@ class ReplaySides:
         self._replay: Replay | None = None
         self._may_pull = False
         self._replay_from: int | None = None
+        self._checks: dict[str, ServeCheck] = {}
 
     def begin(self, load: Load, keeps: bool) -> None:
         """Begin an attempt, in which this worker goes on with the state that it has if it `keeps` it."""
@@ -31,6 +32,7 @@ class ReplaySides:
         self._replay = Replay(load) if load.history else None
         self._may_pull = False
         self._replay_from = None
+        self._checks = {}
         if keeps:
             self._log.drop_from(load.unit)
         else:
@@ -69,6 +71,16 @@ class ReplaySides:
         self._replay_from = first
         return self.logged_from is not None and self.logged_from <= first
 
+    def serve_check(self, checker: str, check: ServeCheck | None) -> None:
+        """Let a worker without a part in the attempt pull what was sent to a share's owner, or no more."""
+        self._checks.pop(checker, None)
+        if check is not None:
+            self._checks[checker] = check
+
+    def is_checker(self, peer: str) -> bool:
+        """Whether a peer has no part in the attempt, and only pulls."""
+        return peer in self._checks
+
     def served(self, peer: str, pull: Pull) -> list[Parcel[Coded]]:
         """What `peer` asks for again; nothing if its attempt is over.
 
@@ -80,6 +92,8 @@ class ReplaySides:
         load = self._load
         if load is None or (pull.job, pull.attempt) != (load.job, load.attempt):
             return []
+        if (check := self._checks.get(peer)) is not None:
+            return self._served_to(peer, check, pull.unit)
         replay, first, over = self._replay, self._replay_from, load.unit
         if replay is not None:
             first, over = load.unit, replay.over
@@ -89,9 +103,20 @@ class ReplaySides:
             return replay.asked_by(peer, pull.unit)
         return self._log.of(pull.unit, load.plan.segments_of(peer))
 
+    def _served_to(self, checker: str, check: ServeCheck, unit: int) -> list[Parcel[Coded]]:
+        assert self._load is not None
+        if not max(check.first, self._log.since) <= unit < check.over or not self._log.most_bytes:
+            raise ProtocolError(f"{checker} asks for unit {unit}, of which nothing is logged for its check")
+        return self._log.of(unit, self._load.plan.segments_of(check.owner))
+
     def restored(self) -> None:
         """The state is that of the load's unit: what was sent in the units of its history may come now."""
         self._may_pull = True
+
+    def ask_again(self, peer: str) -> None:
+        """Ask a neighbour for everything once more over its next link."""
+        if self._replay is not None:
+            self._replay.forget(peer)
 
     def advance(self) -> None:
         """Go on to the next unit of the load's history."""

@@ -12,6 +12,7 @@ from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
 from farflung.opdag.quantized import QUANTIZED_LINEAR
 from farflung.plans import FEEDER, LinkCodec
+from farflung.protocol.checks import CheckedUnit
 from farflung.protocol.messages import Load
 from farflung.protocol.timeline import StepSpan
 from farflung.protocol.worker import Share
@@ -34,13 +35,17 @@ from farflung.worker.computing.outcomes import (
     Outgoing,
     OutgoingState,
     Send,
+    ShareReplayed,
     StateCopied,
     StateGiven,
 )
+from farflung.worker.computing.payload_digests import PayloadDigests
 from farflung.worker.computing.state_receiver import EMPTY, StateReceiver
 from farflung.worker.computing.task_deadlines import Limits, Passes, Stopwatch
 from farflung.worker.events import Attempt, Filled, UnitFinished, UnitReplayed, Verified
 from farflung.worker.storing.copy_format import Piece
+
+_Pieces = dict[Piece, memoryview]
 
 
 class RunningJob(Generic[Array]):
@@ -81,6 +86,9 @@ class RunningJob(Generic[Array]):
             for value, kind in segment.values.items()
         }
         self._summed = load.plan.summed()
+        self._post_codec = codecs.post
+        self._digests = self._no_digests()
+        self._checked: list[CheckedUnit] = []
         self._has_codecs = bool(load.training.codecs)
         self.uses_codec_thread = self._has_codecs or backend.overlaps
         self._links: PlainLinks | CodedLinks
@@ -102,6 +110,9 @@ class RunningJob(Generic[Array]):
         self._ran: list[Task] = []
         self._watched: int | None = None
         self._updated = (0.0, 0.0)
+
+    def _no_digests(self) -> PayloadDigests | None:
+        return PayloadDigests(self.segments) if self._load.training.verify else None
 
     @property
     def submitter(self) -> str:
@@ -143,6 +154,10 @@ class RunningJob(Generic[Array]):
 
     def receive(self, parcel: Parcel[Coded]) -> None:
         """Take a parcel that was received; on any thread if the job `uses_codec_thread`."""
+        if (digests := self._digests) is not None and self.uses_codec_thread:
+            self._post_codec(lambda: digests.note(parcel))
+        elif digests is not None:
+            digests.note(parcel)
         self._links.read(parcel)
 
     def send(self, parcel: Parcel[Array]) -> None:
@@ -164,6 +179,8 @@ class RunningJob(Generic[Array]):
         self.executor.receive(Parcel(*parcel[:-1], array))
 
     def _written(self, parcel: Parcel[Coded]) -> None:
+        if self._digests is not None:
+            self._digests.note(parcel)
         self._send(Outgoing(self._attempt, self._peers[parcel.target], parcel))
 
     def _fail(self, error: Exception) -> None:
@@ -181,13 +198,18 @@ class RunningJob(Generic[Array]):
         )
         seconds, ran = self._timer.take(), self._when(unit.number)
         if unit.number < self.live_from:
-            self._links.finish(lambda sent: self._post_replayed(unit.number, reported))
+            self._links.finish(lambda sent: self._post_replayed(unit.number, self._told(unit, reported)))
             return
 
         def report(sent: tuple[Sent, ...]) -> None:
-            self._emit(UnitFinished(self._attempt, unit.number, reported, sent, seconds, ran=ran))
+            told = self._told(unit, reported)
+            self._emit(UnitFinished(self._attempt, unit.number, told, sent, seconds, ran=ran))
 
         self._links.finish(report)
+
+    def _told(self, unit: Unit, shares: tuple[Share, ...]) -> tuple[Share, ...]:
+        """The shares of a step with the digests of its payloads, if the job is checked."""
+        return self._digests.told(unit.number, shares) if self._digests and unit.train else shares
 
     def _when(self, unit: int) -> tuple[StepSpan, ...]:
         """When the tasks of a unit ran that was watched, and the update before them."""
@@ -219,14 +241,18 @@ class RunningJob(Generic[Array]):
 
     def _replayed(self, unit: int, shares: tuple[Share, ...]) -> None:
         """Decide a unit that ran again as it was decided, if it had the bits that it had then."""
+        if self._load.checks:
+            digests = {share.segment: share.digest for share in shares}
+            received = {share.segment: share.received for share in shares}
+            self._checked.append(CheckedUnit(unit, digests, received))
         expected = self._load.history[unit - self._load.unit].digests
-        if any(expected.get(share.segment) != share.digest for share in shares):
+        if not self._load.checks and any(expected.get(share.segment) != share.digest for share in shares):
             problem = f"unit {unit} has other numbers than it had before its worker was lost"
             self._emit(Verified(self._attempt, problem))
             return
         self._end_replayed(unit)
         if self.replay():
-            self._emit(Filled(self._attempt))
+            self.end_replay()
 
     def _end_replayed(self, unit: int) -> None:
         past = self._load.history[unit - self._load.unit]
@@ -260,6 +286,7 @@ class RunningJob(Generic[Array]):
         self._load, self._attempt = load, (load.job, load.attempt)
         self._timer.reset()
         self._ran, self._watched = [], None
+        self._digests = self._no_digests()
         self._peers = self._peers_of(load)
         self.live_from = load.unit
         return ""
@@ -307,14 +334,33 @@ class RunningJob(Generic[Array]):
             for key, buffer in state.items():
                 self._emit_piece(wanted, key, buffer, taker)
 
+    def end_replay(self) -> None:
+        """All units of the load's history, if any, are applied: a checker emits what it found and holds."""
+        if not self._load.checks:
+            self._emit(Filled(self._attempt))
+            return
+        self._with_pieces(
+            True, lambda pieces, base: ShareReplayed(self._attempt, tuple(self._checked), pieces, base or {})
+        )
+
     def copy_state(self, unit: int, keep: bool, copy: bool, with_base: bool) -> None:
         """Emit a copy of the state right after `unit`, which has just been decided.
 
         What training does not change, of which the submitter needs no copy, takes no more memory on a CPU. It
         is part of what is emitted only `with_base`.
         """
-        attempt, changing = self._attempt, dict[Piece, memoryview]()
-        base: dict[Piece, memoryview] | None = {} if copy and with_base else None
+        attempt = self._attempt
+        self._with_pieces(
+            copy and with_base,
+            lambda pieces, base: StateCopied(attempt, unit, pieces, keep, copy, base),
+        )
+
+    def _with_pieces(
+        self, with_base: bool, outcome: Callable[[_Pieces, _Pieces | None], StateCopied | ShareReplayed]
+    ) -> None:
+        """Emit what `outcome` makes of the state now: what training changes, and the rest if `with_base`."""
+        changing = dict[Piece, memoryview]()
+        base: dict[Piece, memoryview] | None = {} if with_base else None
         for number, runner in self.segments.items():
             changed = changed_by_training(runner.segment)
             for key, buffer in runner.snapshot(changed, slots=True).items():
@@ -325,7 +371,7 @@ class RunningJob(Generic[Array]):
                     base[Piece(number, key)] = buffer
 
         def emit() -> None:
-            self._emit(StateCopied(attempt, unit, changing, keep, copy, base))
+            self._emit(outcome(changing, base))
 
         def with_coders(coders: bytes) -> None:
             changing[Piece(min(self.segments), CODERS)] = memoryview(coders)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from farflung.errors import ConnectionFailed, FarflungError
-from farflung.protocol.messages import Load
+from farflung.protocol.messages import Load, ServeCheck
 from farflung.transport.endpoint import Link
 from farflung.transport.net.redial import redial
 from farflung.transport.timeouts import Timeouts
@@ -51,8 +51,11 @@ class Dialling:
         if peer in self._addresses:
             self._addresses[peer] = addresses
 
-    async def dial(self, peer: str, load: Load) -> None:
-        """Connect to a neighbour, which must welcome the link within the time limit for loading."""
+    async def dial(self, peer: str, load: Load, check: ServeCheck | None = None) -> None:
+        """Connect to a neighbour, which must welcome the link within the time limit for loading.
+
+        Or to the checker of a neighbour's share, while that `check` lasts.
+        """
         try:
             link = await self._connect(peer, load)
         except FarflungError as error:
@@ -62,9 +65,15 @@ class Dialling:
         if self._is_current(load):
             self._peers.dialled(link)
             loop = asyncio.get_running_loop()
-            loop.call_later(self._timeouts().link_seconds, self._require_link, peer, load)
+            loop.call_later(self._timeouts().link_seconds, self._require_link, peer, load, check)
         else:
             await link.close("the job it was made for is over")
+
+    def expect(self, peers: Collection[str], load: Load) -> None:
+        """Report each of these peers as lost that does not dial within the time limit."""
+        for peer in peers:
+            limit = self._timeouts().link_seconds
+            asyncio.get_running_loop().call_later(limit, self._require_link, peer, load)
 
     async def dial_later(self, peer: str, load: Load) -> None:
         """Dial a worker again that is not needed for the attempt, only for copies."""
@@ -76,6 +85,8 @@ class Dialling:
         """Replace a lost link: dial again if we dialled it, else wait. On failure report the peer as lost."""
         state = self._state()
         is_dialler = peer in state.neighbours | state.partners and peer > self._worker
+        if load.checks or peer == state.checker:
+            is_dialler = not load.checks
 
         async def attempt() -> None:
             if not is_dialler:
@@ -95,8 +106,9 @@ class Dialling:
     async def _connect(self, peer: str, load: Load) -> Link:
         return await self._routes.connect(peer, load, self._addresses.get(peer, []))
 
-    def _require_link(self, peer: str, load: Load) -> None:
-        if self._is_current(load) and peer not in self._state().linked:
+    def _require_link(self, peer: str, load: Load, check: ServeCheck | None = None) -> None:
+        is_over = check is not None and self._state().check is not check
+        if self._is_current(load) and not is_over and peer not in self._state().linked:
             limit = self._timeouts().link_seconds
             self._on_lost(peer, f"it did not welcome the link within {limit:.0f} s")
 

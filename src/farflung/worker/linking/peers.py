@@ -190,7 +190,7 @@ class Peers:
 
     def _on_pull(self, peer: str, pull: Pull) -> None:
         for parcel in self.replays.served(peer, pull):
-            self._post(parcel, peer)
+            self._post(parcel, peer, is_answered=not self.replays.is_checker(peer))
 
     @property
     def bytes_sent(self) -> int:
@@ -281,7 +281,14 @@ class Peers:
         if self._load is not None and self.replays.sends(parcel, peer):
             self._post(parcel, peer)
 
-    def _post(self, parcel: Parcel[Coded], peer: str) -> None:
+    def part(self, peer: str, reason: str) -> None:
+        """Close the link with a peer that is not needed for the attempt, and forget their session."""
+        if current := self._links.get(peer):
+            self._detach(current)
+            self._close(current, reason)
+        self.give_up(peer)
+
+    def _post(self, parcel: Parcel[Coded], peer: str, is_answered: bool = True) -> None:
         if (load := self._load) is None or (session := self._sessions.get(peer)) is None:
             return
         codec, buffer = parcel.payload if parcel.payload is not None else NOTHING
@@ -289,7 +296,7 @@ class Peers:
             load.job, load.attempt, parcel.unit, parcel.microbatch, parcel.source, parcel.target,
             parcel.value, parcel.gradient, codec, len(buffer),
         )  # fmt: skip
-        if self._intake.admission is not None:
+        if self._intake.admission is not None and is_answered:
             self._intake.admission.on_sent(header)
         session.post(header, buffer)
 

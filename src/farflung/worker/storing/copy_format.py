@@ -96,6 +96,23 @@ def base_header(pieces: Pieces) -> bytes:
     return _header({}, pieces)
 
 
+def copy_digest(job: str, version: StateVersion, share: int, pieces: Pieces, base: Pieces) -> bytes:
+    """The SHA-256 of the file that a version of one share would have; `base` are the pieces of its base."""
+    named = None
+    if base:
+        header = base_header(base)
+        size = len(header) + sum(map(len, base.values()))
+        named = Base(_sha256(header, base), size)
+    return _sha256(copy_header(job, version, share, pieces, named), pieces)
+
+
+def _sha256(header: bytes, pieces: Pieces) -> bytes:
+    digest = hashlib.sha256(header)
+    for buffer in pieces.values():
+        digest.update(buffer)
+    return digest.digest()
+
+
 def _header(header: dict[str, object], pieces: Pieces) -> bytes:
     """The header of a safetensors file: its length, then JSON that pads the data to 8 bytes."""
     at = 0

@@ -19,18 +19,21 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from farflung.errors import ConnectionFailed, CopyError, FarflungError
+from farflung.protocol.checks import PieceDigest
 from farflung.protocol.copies import AskBase, Copied, CopyLost, HeldCopy, Retain, StateVersion
 from farflung.protocol.fields import one_line
-from farflung.protocol.messages import Load, Message
+from farflung.protocol.messages import Checked, Load, Message
 from farflung.runtime.state import CODERS, StateKey
 from farflung.transport.link.governor import ANY_PACE, Pace
 from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.headers import SliceHeader, slices
-from farflung.worker.computing.outcomes import StateCopied
+from farflung.worker.computing.outcomes import ShareReplayed, StateCopied
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.storing.arrivals import BASE, COPY, Arrivals, share_of
-from farflung.worker.storing.copy_format import Base
+from farflung.worker.storing.copy_format import Base, Piece, copy_digest
 from farflung.worker.storing.copy_store import CopyStore
 from farflung.worker.storing.file_thread import FileThread
 
@@ -85,6 +88,7 @@ class Copying:
         self._standbys: Mapping[str, str] = {}
         self._linked: dict[str, asyncio.Event] = {}
         self._sent: dict[tuple[str, StateVersion, int], tuple[HeldCopy, Pace]] = {}
+        self._begun = b""
         self._base: Base | None = None
         self._knows_base = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -113,10 +117,31 @@ class Copying:
         """Another share is loaded: it has another base."""
         self._knows_base = False
 
+    async def checked(self, load: Load, found: ShareReplayed) -> Checked:
+        """What a checker says of the share that it ran again."""
+        share, version = share_of(load, self._worker), StateVersion(load.attempt, _last(load))
+        pieces = [(piece, data) for piece, data in (found.pieces | found.base).items() if not piece.key.slot]
+        told = [one for one in pieces if load.pieces and one[0].key != CODERS]
+        return Checked(
+            load.job,
+            load.attempt,
+            share,
+            list(found.units),
+            self._begun,
+            await self._files.run(partial(copy_digest, load.job, version, share, found.pieces, found.base)),
+            await self._files.run(lambda: [_piece_digest(*one) for one in told]),
+        )
+
+    def give(self, version: StateVersion, taker: str, share: int) -> None:
+        """Send a worker that has no part in the attempt a share of a version."""
+        if self._load is not None:
+            load = msgspec.structs.replace(self._load, version=version)
+            self._spawn(self._give(load, taker, share))
+
     def begin(self, load: Load) -> None:
         """An attempt begins: copies are made, held and given for it from now on."""
         self.end()
-        self._load = load
+        self._load, self._begun = load, b""
         self.arrivals.begin(load)
         for donor, taker, share in load.gifts:
             if donor == self._worker:
@@ -268,6 +293,7 @@ class Copying:
             try:
                 await self.arrivals.given(share)
                 copy = await self._files.run(partial(self._files.disk().find, load.job, load.version, share))
+                self._begun = copy.sha256
                 misfit = await self._files.run(partial(self._files.disk().read_fitting, copy, receiver.place))
             except CopyError as error:
                 self._lose(load, share, str(error))
@@ -336,6 +362,15 @@ def _copied(load: Load, copy: HeldCopy) -> Copied:
         base=copy.base,
         base_bytes=copy.base_bytes,
     )
+
+
+def _last(load: Load) -> int:
+    """The last unit of a load's history."""
+    return load.unit + len(load.history) - 1
+
+
+def _piece_digest(piece: Piece, data: memoryview) -> PieceDigest:
+    return PieceDigest(piece.segment, piece.key.name, _sha256(data))
 
 
 def _sha256(data: memoryview) -> bytes:

@@ -47,6 +47,8 @@ def may_move(state: State, job: Job) -> bool:
     is_protected = version is not None and not version.names and bool(job.holders) and not job.unprotected
     is_leaving = any(state.workers[name].leaving for name in job.members)
     has_pipelines = job.plan is not None and bool(job.plan.pipelines)  # such a plan is not simulated again
+    if job.training.verify:
+        return False  # copies of another plan can't be checked
     return is_protected and not (has_pipelines or is_leaving or job.held or job.ending or state.away_for(job))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from farflung.broker.core.decision import Decision
+from farflung.broker.core.protecting.checks import Checks
 from farflung.broker.core.protecting.unfit import Unfit
 from farflung.protocol import copies
 from farflung.protocol.copies import HeldCopy, StateVersion
@@ -15,8 +16,8 @@ class VersionStable(Decision, frozen=True):
 
     `digests` has the SHA-256 of each share's copy, `holders` the worker that has it beside its owner. The
     largest copy has `largest_bytes`, and `written_bytes` were written to the disk that got most. Of what
-    came to the disk that got most from others, `base_part` were bases, which do not come again. Older logs
-    lack the last three.
+    came to the disk that got most from others, `base_part` were bases, which do not come again. It waited
+    `checking_seconds` for checks once it was there. Older logs lack the last four.
     """
 
     job: str
@@ -26,6 +27,23 @@ class VersionStable(Decision, frozen=True):
     holders: dict[int, str] = {}
     written_bytes: int = 0
     base_part: float = 0.0
+    checking_seconds: float = 0.0
+
+
+class ShareChecked(Decision, frozen=True):
+    """What came of the check of a member's share of this version, from unit `first` on, in `words`.
+
+    Without a `checker` it was not checked. Else both have found the same if it `agrees`.
+    """
+
+    job: str
+    version: StateVersion
+    share: int
+    worker: str
+    first: int
+    words: str
+    checker: str = ""
+    agrees: bool = False
 
 
 class VersionFailed(Decision, frozen=True):
@@ -60,6 +78,13 @@ class WorkerHolds(msgspec.Struct, frozen=True):
 
     worker: str
     held: list[HeldCopy]
+
+
+class ChecksChanged(msgspec.Struct, frozen=True):
+    """Observed: how far the checks of a job are."""
+
+    job: str
+    checks: Checks
 
 
 class StandbysChanged(msgspec.Struct, frozen=True):

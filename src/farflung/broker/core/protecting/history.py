@@ -44,6 +44,7 @@ class History:
             msgspec.structs.replace(
                 past,
                 digests={segment: digest for segment, digest in past.digests.items() if segment in segments},
+                received={},
             )
             for past in self.units
         ]

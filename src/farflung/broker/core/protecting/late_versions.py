@@ -42,6 +42,8 @@ def on_tick(turn: Transition) -> None:
         version = job.versions.under_way
         if version is None or job.plan is None or turn.state.away_for(job):
             continue
+        if job.checks.version == version.name:  # its copies are there
+            continue
         age, pairs = turn.now - version.at, _missing(turn.state, job, version)
         if pairs and age > _standbys_seconds(turn.state, job, version, pairs):
             silent = {by for by in pairs.values() if not _has_any(turn.state, job, version, by)}
@@ -104,10 +106,16 @@ def _lacking_bytes(state: State, job: Job, version: Version, pairs: Mapping[str,
 
 
 def _awaited_for(turn: Transition, job: Job) -> float:
-    """For how many seconds a unit has waited for the memory of the version, to copy the best weights."""
+    """For how many seconds the job has stood still for a version.
+
+    A unit waits for its memory, to copy the best weights, or the last one for copies that are to be checked.
+    """
+    if job.state == RUNNING and job.unit is None:
+        return turn.now - job.pace.moved_at
     if job.state != RUNNING or job.group is None or not job.group.complete:
         return 0.0
     is_awaited = job.training.keeps_best and not memory_is_free(turn.state, job)
+    is_awaited |= job.training.verify > 0
     return turn.now - job.group.at if is_awaited else 0.0
 
 

@@ -172,12 +172,14 @@ def on_copied(turn: Transition, job: Job, worker: str, message: Copied) -> None:
     )
     others = [one for one in turn.state.workers[worker].held if not _is_same(one, copy)]
     _holds(turn, worker, [*others, copy])
-    _settle(turn, job, version, plan)
+    settle(turn, job, version, plan)
 
 
-def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
-    """The version is stable once all of its copies are there."""
-    if copies := _complete(turn.state, job, version, plan):
+def settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
+    """The version is stable once all of its copies are there, and those to be checked are."""
+    if job.training.verify and not job.checks.passes(version.name):
+        return  # see `trusting.checking`
+    if copies := complete(turn.state, job, version, plan):
         digests = {share: copy.sha256 for share, copy in copies.items()}
         owners = shares_of(plan)
         found = {share: _second(turn.state, job, owners[share], copy) for share, copy in copies.items()}
@@ -187,7 +189,10 @@ def _settle(turn: Transition, job: Job, version: Version, plan: Plan) -> None:
             written.update(dict.fromkeys({owners[share], holders.get(share, owners[share])}, copy.bytes))
         largest, most = max(copy.bytes for copy in copies.values()), max(written.values())
         part = _base_part(turn.state, holders, copies)
-        stable = facts.VersionStable(turn.now, job.job, version.name, digests, largest, holders, most, part)
+        waited = max(0.0, turn.now - job.checks.since) if job.training.verify else 0.0
+        stable = facts.VersionStable(
+            turn.now, job.job, version.name, digests, largest, holders, most, part, waited
+        )
         turn.emit(stable)
         retain(turn, job, [version.name], version.name)
 
@@ -238,7 +243,7 @@ def on_registered(turn: Transition, worker: str, held: list[HeldCopy]) -> None:
         turn.do(Send(worker, Retain(name, _used(turn.state, name), _newest(turn.state.jobs.get(name)))))
     for job in list(turn.state.jobs.values()):  # what it has may complete a version
         if job.versions.under_way is not None and job.plan is not None and worker in job.members:
-            _settle(turn, job, job.versions.under_way, job.plan)
+            settle(turn, job, job.versions.under_way, job.plan)
 
 
 def on_restart(turn: Transition, job: Job) -> None:
@@ -311,7 +316,7 @@ def _is_same(one: HeldCopy, other: HeldCopy) -> bool:
     return (one.job, one.version, one.share) == (other.job, other.version, other.share)
 
 
-def _complete(state: State, job: Job, version: Version, plan: Plan) -> dict[int, HeldCopy]:
+def complete(state: State, job: Job, version: Version, plan: Plan) -> dict[int, HeldCopy]:
     """The copies of all shares, once each is on the disks of its owner and of another worker, if one may."""
     copies: dict[int, HeldCopy] = {}
     for share, owner in shares_of(plan).items():

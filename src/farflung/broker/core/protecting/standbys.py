@@ -94,6 +94,12 @@ def lost(turn: Transition, worker: str) -> None:
             _change(turn, job, left, why, job.unfit_standbys.after_loss(worker))
 
 
+def release(turn: Transition, job: Job, worker: str) -> None:
+    """Let a worker stand by no longer, for now: it checks a share."""
+    if worker in job.standbys.values():
+        _change(turn, job, {one: by for one, by in job.standbys.items() if by != worker})
+
+
 def standbys_of(state: State, job: Job, worker: str) -> Standbys:
     """What a member or a standby has to know: its standby, or for whom it stands by, and where they are."""
     pairs = [pair for pair in job.standbys.items() if worker in pair]
@@ -151,7 +157,7 @@ def _may_get_more(state: State, job: Job) -> bool:
 
 def _able_workers(state: State, job: Job) -> frozenset[str]:
     """The idle workers that may hold any copies of a job."""
-    able = frozenset(state.idle_for(job)) - job.unfit_standbys.workers
+    able = frozenset(state.idle_for(job)) - job.unfit_standbys.workers - state.checking()
     return able & frozenset(job.on) if job.on else able
 
 
@@ -318,6 +324,7 @@ def _release(turn: Transition) -> None:
         stay = set(job.standbys.values()) if job.attempt == before.attempt else set()
         for worker in sorted(set(before.standbys.values()) - stay):
             has_part = worker in job.members and job.state != PLANNING
+            has_part |= worker in turn.state.checking()
             if turn.state.workers[worker].connected and not has_part:
                 reason = job.reason or "another worker holds the copies"
                 turn.do(Send(worker, Stop(job.job, before.attempt, one_line(reason), job.over)))

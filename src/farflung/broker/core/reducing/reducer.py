@@ -7,6 +7,7 @@ from functools import singledispatch
 
 from farflung.broker.core import facts
 from farflung.broker.core.blobs import JobBlobs, digest_of
+from farflung.broker.core.protecting.checks import Checks
 from farflung.broker.core.protecting.unfit import Unfit
 from farflung.broker.core.records import (
     COLLECTING,
@@ -57,6 +58,8 @@ for _function in (
     unit_reducer.unit_decided,
     unit_reducer.version_stable,
     unit_reducer.replanning_changed,
+    unit_reducer.checks_changed,
+    unit_reducer.share_checked,
     unit_reducer.version_failed,
     unit_reducer.standbys_changed,
     unit_reducer.copy_asked,
@@ -108,6 +111,7 @@ def _apply_job_submitted(fact: facts.JobSubmitted, state: State) -> State:
         monitoring=Monitoring.of(fact.training, fact.unit, fact.monitored),
         since=fact.at,
         graph_bytes=fact.graph_bytes,
+        draws=fact.draws,
     )
     return replace(state, submitted=fact.number or state.submitted + 1).with_job(job)
 
@@ -146,11 +150,13 @@ def _apply_job_ending(fact: facts.JobEnding, state: State) -> State:
 @_evolve.register
 def _apply_job_collecting(fact: facts.JobCollecting, state: State) -> State:
     job = replace(state.jobs[fact.job], reason=fact.reason, ending=fact.state)
+    is_checked = job.unit is None and bool(job.training.verify)  # then it was made for that alone
     collecting = replace(
         job,
         state=COLLECTING,
         group=None,
         pace=replace(job.pace, moved_at=fact.at),
+        versions=replace(job.versions, under_way=None) if is_checked else job.versions,
         monitoring=attempt_reducer.monitoring_without_copy(job),
     )
     return state.with_job(collecting)
@@ -180,6 +186,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         needs={},
         recovery=Recovery(),
         tuning=None,
+        checks=Checks(),
         results=(),
         held_since=None,
         waits_since=None,

@@ -35,7 +35,8 @@ def worker_blamed(fact: facts.WorkerBlamed, state: State) -> State:
 def worker_suspected(fact: facts.WorkerSuspected, state: State) -> State:
     before = state.suspicions.get(fact.worker)
     count = 1 if before is None else before.count + 1
-    suspicion = Suspicion(count, fact.at, fact.job, fact.reason)
+    proven = fact.proven or (before is not None and before.proven)
+    suspicion = Suspicion(count, fact.at, fact.job, fact.reason, proven)
     state = replace(state, suspicions={**state.suspicions, fact.worker: suspicion})
     return state.with_job(_without_blame(state.jobs[fact.job], fact.worker))
 

@@ -47,7 +47,7 @@ def unit_decided(fact: facts.UnitDecided, state: State) -> State:
         monitoring=job.monitoring.decided(fact.unit, _found(job, fact), _returns_to(job, fact.unit)),
     )
     if job.holders:
-        past = PastUnit(fact.scale, digests=fact.digests)
+        past = PastUnit(fact.scale, digests=fact.digests, received=fact.received)
         moved = replace(moved, history=job.history.decided(fact.unit, past))
     if fact.copy:
         name = StateVersion(fact.attempt, fact.unit)
@@ -86,10 +86,19 @@ def replanning_changed(fact: facts.ReplanningChanged, state: State) -> State:
     return state.with_job(replace(state.jobs[fact.job], replanning=fact.replanning))
 
 
+def checks_changed(fact: facts.ChecksChanged, state: State) -> State:
+    return state.with_job(replace(state.jobs[fact.job], checks=fact.checks))
+
+
+def share_checked(fact: facts.ShareChecked, state: State) -> State:
+    return state  # it is only to be known
+
+
 def version_stable(fact: facts.VersionStable, state: State) -> State:
     job = state.jobs[fact.job]
     written = fact.written_bytes or 2 * fact.largest_bytes
-    versions = job.versions.became_stable(fact.digests, written, fact.at, fact.holders, fact.base_part)
+    there = fact.at - fact.checking_seconds
+    versions = job.versions.became_stable(fact.digests, written, there, fact.holders, fact.base_part)
     assert versions.stable is not None
     history = job.history.since(versions.stable.next_unit)
     return state.with_job(replace(job, versions=versions, history=history))

@@ -46,6 +46,7 @@ class JobSubmitted(Decision, frozen=True):
     monitored: list[Monitored] = []
     saves: bool = False
     graph_bytes: int = 0
+    draws: int = 0
 
 
 class SubmitterAway(Decision, frozen=True):
@@ -124,7 +125,8 @@ class UnitDecided(Decision, frozen=True):
     If `keep`, a copy of the state after it is under way to the submitter from now on; if `copy`, a version is
     under way to the disks of workers.
     `digests` are those of the shares, by segment. `metrics` are the sums of an evaluation's metrics. If the
-    job `stops`, because its monitors say so, no unit follows.
+    job `stops`, because its monitors say so, no unit follows. If the job is checked, `received` are digests
+    of what segments received in the step, by the segments that sent it.
     """
 
     job: str
@@ -140,6 +142,7 @@ class UnitDecided(Decision, frozen=True):
     metrics: dict[int, float] = {}
     stops: bool = False
     scales: tuple[float, ...] = ()
+    received: dict[int, dict[int, ShareDigest]] = {}
 
 
 class JobEnding(Decision, frozen=True):

@@ -38,8 +38,10 @@ from farflung.runtime.training import Training
 from farflung.text import count_of
 
 
-def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None:
+def submit(turn: Transition, submitter: str, message: Submit, seen: str, draws: int = 0) -> None:
     """Add a job to the end of the queue; `seen` is the host that the submitter connects from.
+
+    `draws` are as in `Job`.
 
     A job that cannot begin at the unit that it names is denied.
     """
@@ -49,6 +51,10 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
         return
     if (message.checkpoint_every or training.keeps_best) and not training.copies:
         turn.do(Reply(Denied("the job asks for copies of its state, for which its workers have no memory")))
+        return
+    if training.verify == 1 and (message.checkpoint_every or training.keeps_best):
+        what = "keeps no best weights and makes no checkpoints while it trains, which would not be checked"
+        turn.do(Reply(Denied(f"a job of which all is checked (verify=1) {what}")))
         return
     if reason := quotas.denial(turn.state, submitter, len(message.graph)):
         turn.do(Reply(Denied(f"{reason}: wait for one to end, or end one with `farflung job cancel`")))
@@ -79,6 +85,7 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str) -> None
             monitored=list(message.monitored),
             saves=message.saves,
             graph_bytes=len(message.graph),
+            draws=draws,
         )
     )
 
@@ -95,7 +102,7 @@ def worker_loaded(
         protection.on_restored(turn, job, worker)
     if not job.loaded >= set(job.members):
         return
-    if job.ending or job.unit is None:
+    if job.ending or (job.unit is None and not job.training.verify):
         collect(
             turn,
             job,
@@ -119,7 +126,8 @@ def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
 def collecting_of(job: Job) -> Collecting:
     """What the submitter hears of a job that is collected."""
     found = list(job.monitoring.states)
-    return Collecting(job.job, job.attempt, job.step, job.ending, job.reason, found)
+    checked = list(job.checks.pieces) if job.ending == DONE else []
+    return Collecting(job.job, job.attempt, job.step, job.ending, job.reason, found, checked)
 
 
 def on_collected(turn: Transition, job: Job, message: Collected) -> None:
@@ -155,6 +163,8 @@ def on_keep(turn: Transition, job: Job, message: Keep) -> None:
         raise ProtocolError(
             f"the submitter asks for a copy in attempt {message.attempt} of {job.job}, which has not begun"
         )
+    if job.training.verify == 1:
+        return  # what is not checked is not handed out
     if job.state != COLLECTING and not job.copies.due and job.training.copies:
         turn.emit(facts.CopyAsked(turn.now, job.job))
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from farflung.broker.codecs import tuning
 from farflung.broker.core import facts
 from farflung.broker.core.events import Send
-from farflung.broker.core.protecting import homecoming, protection
+from farflung.broker.core.protecting import checks, homecoming, protection
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
 from farflung.broker.core.training import jobs, monitoring
 from farflung.broker.core.training.commit import CommitGroup
 from farflung.broker.core.transition import Transition
+from farflung.broker.core.trusting import checking, verdicts
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitDone, UnitReady
 
@@ -28,7 +29,7 @@ def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> N
     if decision := job.decision_of(message.unit):
         turn.do(Send(worker, decision))
         return
-    if job.state == COLLECTING:
+    if job.state == COLLECTING or (job.state == RUNNING and job.unit is None):
         return  # sent before the worker knew that the unit was dropped
     if job.state != RUNNING:
         raise ProtocolError(f"worker {worker} is ready for unit {message.unit} of a job that is {job.state}")
@@ -50,6 +51,9 @@ def decide_if_complete(turn: Transition, job: Job) -> None:
 def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
     """Decide a unit whose shares have all arrived."""
     assert job.unit is not None
+    if both := verdicts.contradiction(job, group):
+        checking.on_contradiction(turn, job, both)
+        return
     verdict = group.verdict(job.training.clip)
     if verdict.trouble:
         jobs.collect(turn, job, FAILED, _trouble(job, verdict.trouble))
@@ -62,9 +66,12 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
     is_free = protection.memory_is_free(turn.state, job)
     if job.training.keeps_best and (is_best or is_last) and not (is_free and job.copies.under_way is None):
         return  # an earlier copy must be through; see `settle`
+    if checks.holds(job, is_last):
+        return  # see `settle`
     # After the last one the state is sent anyway.
     keep = not is_last and job.copies.takes(job.training.units(), job.unit, is_best) and is_free
     copy = not is_last and (protection.takes_version(turn, job, job.unit) or _is_last_of_its_plan(job))
+    copy |= is_last and checks.takes_last(job)
     turn.emit(
         facts.UnitDecided(
             turn.now,
@@ -81,6 +88,7 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             dict(verdict.metrics),
             bool(stopped),
             verdict.scales,
+            _received(job, group),
         )
     )
     tuning.on_unit_decided(turn, job, group, verdict)
@@ -104,15 +112,24 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
         ),
     )
     job = turn.state.jobs[job.job]
-    if job.unit is None:
+    if job.unit is None and not job.training.verify:
         jobs.collect(turn, job, DONE, stopped)
 
 
 def settle(turn: Transition) -> None:
     """Decide units that waited because the best weights could not be copied."""
     for job in list(turn.state.jobs.values()):
-        if job.training.keeps_best and job.state == RUNNING:
+        if (job.training.keeps_best or job.training.verify) and job.state == RUNNING:
             decide_if_complete(turn, job)
+
+
+def _received(job: Job, group: CommitGroup) -> dict[int, dict[int, bytes]]:
+    """What segments received in a step of a job that is checked, as digests."""
+    if not job.training.verify or not job.holders:
+        return {}
+    return {
+        segment: dict(share.received) for segment, share in sorted(group.shares.items()) if share.received
+    }
 
 
 def _is_last_of_its_plan(job: Job) -> bool:

@@ -37,11 +37,15 @@ class WorkerBlamed(Decision, frozen=True):
 
 
 class WorkerSuspected(Decision, frozen=True):
-    """The job has got past the unit at which the worker made it fail, without that worker."""
+    """The job has got past the unit at which the worker made it fail, without that worker.
+
+    Or it is `proven` that the worker did other work than it said: two others have found that.
+    """
 
     job: str
     worker: str
     reason: str
+    proven: bool = False
 
 
 class SuspicionsLimited(msgspec.Struct, frozen=True):

@@ -51,17 +51,21 @@ class Blame:
 @dataclass(frozen=True)
 class Suspicion:
     """How many attempts of jobs a worker has made fail that others got through; the newest, `at` (seconds
-    since 1970), of `job` and for this `reason`.
+    since 1970), of `job` and for this `reason`. It is `proven` if two others found that it did other work
+    than it said.
     """
 
     count: int
     at: float
     job: str
     reason: str
+    proven: bool = False
 
     @property
     def words(self) -> str:
         """What is held against the worker, in words that follow on "it"."""
+        if self.proven:
+            return f"did other work than it said (in {self.job}: {self.reason})"
         times = "once" if self.count == 1 else f"{self.count} times"
         newest = f"of {self.job}: {self.reason}"
         return f"made an attempt of a job fail that others got through, {times} (the last one {newest})"

@@ -1,0 +1,346 @@
+"""Spot checks: idle workers run members' shares again, before a version of the state becomes stable. Pure.
+
+A *checker* begins with the share of the version before, and gets what its neighbours and the submitter
+sent since. It is not told what the owner said; the broker compares. A second checker decides who is right if
+they differ: who did other work than it said is suspended, and all go back to the version before. So a false
+step is never part of a stable version whose share was checked. Which ones are is drawn when their copies are
+complete, and nobody can foresee it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from farflung.broker.core import facts
+from farflung.broker.core.events import Send
+from farflung.broker.core.protecting import protection, standbys
+from farflung.broker.core.protecting.checks import Check, Checks, Dispute, drawn, first_unit
+from farflung.broker.core.protecting.protection import shares_of
+from farflung.broker.core.protecting.versions import FIRST_RETRY_SECONDS, Version
+from farflung.broker.core.records import DONE, FAILED, RUNNING, Job
+from farflung.broker.core.recovering import recovery
+from farflung.broker.core.training import job_queue, jobs
+from farflung.broker.core.training.monitoring import is_over
+from farflung.broker.core.transition import Transition
+from farflung.broker.core.trusting import blaming, checkers, verdicts
+from farflung.plans import Plan
+from farflung.protocol.fields import one_line
+from farflung.protocol.messages import CheckBegun, Checked, CopyLost, Message, Stop
+from farflung.protocol.submitter import CheckSaid
+from farflung.text import and_more
+
+LEAST_SECONDS, LATE = 120.0, 20.0
+"""A check may take so long, or so many times as long as its units took."""
+
+AGAIN_SECONDS = 10.0
+"""After so long a worker that could not check may try again, if the job waits for it."""
+
+
+def settle(turn: Transition) -> None:
+    """After an event, end checks that are over, and begin those that are due."""
+    _release(turn)
+    for job in list(turn.state.jobs.values()):
+        if job.training.verify and job.state == RUNNING and job.plan is not None:
+            _settle(turn, job)
+
+
+def is_waited_for(job: Job) -> bool:
+    """Whether a job may stand still because of checks, with deadlines of their own."""
+    is_ready = job.unit is None or (job.group is not None and job.group.complete)
+    return bool(job.training.verify) and job.state == RUNNING and is_ready
+
+
+def lost(turn: Transition, worker: str) -> None:
+    """A worker has begun a new session: what it checked is gone."""
+    for job in list(turn.state.jobs.values()):
+        if job.checks.running is not None and job.checks.running.checker == worker:
+            _failed(turn, job, "it was lost", stop=False)
+
+
+def on_message(turn: Transition, job: Job, message: Message) -> None:
+    """The job's checker says that it can be reached, or what it found."""
+    running = job.checks.running
+    assert running is not None
+    if isinstance(message, CheckBegun) and not running.served_by:
+        served_by = checkers.serve(turn, job, running)
+        _change(turn, job, replace(job.checks, running=replace(running, served_by=served_by)))
+    elif isinstance(message, CopyLost):
+        _failed(turn, job, message.reason)
+    elif isinstance(message, Checked):
+        if message.trouble:
+            _failed(turn, job, message.trouble, stop=False)
+        else:
+            _compare(turn, job, running, message)
+
+
+def _settle(turn: Transition, job: Job) -> None:
+    if job.checks.attempt != job.attempt:
+        _change(turn, job, Checks(attempt=job.attempt))
+        job = turn.state.jobs[job.job]
+        _warn(turn, job)
+    if (why := checkers.hindrance(turn.state, job)) and job.training.verify == 1:
+        jobs.end(turn, job, FAILED, f"its work can't be checked (verify=1): {why}")
+        return
+    if why:
+        _say(turn, job, f"nothing is checked, because {why}")
+    if job.versions.under_way is not None:
+        _settle_version(turn, turn.state.jobs[job.job], job.versions.under_way, bool(why))
+    _end(turn, turn.state.jobs[job.job])
+
+
+def _settle_version(turn: Transition, job: Job, version: Version, is_hindered: bool) -> None:
+    """Draw which shares of a version are checked once its copies are there, and go on with the checks."""
+    if copies := protection.complete(turn.state, job, version, _plan(job)):
+        if job.checks.version != version.name:
+            shares = (
+                () if is_hindered else drawn(job.draws, job.training.verify, version.name, sorted(copies))
+            )
+            _change(turn, job, replace(job.checks, version=version.name, since=turn.now, pending=shares))
+        _advance(turn, turn.state.jobs[job.job], version)
+    elif job.checks.version == version.name:
+        _stop(turn, job)
+        _change(turn, job, replace(job.checks, running=None, pending=()))
+        protection.fail(turn, job, version, "a copy was lost before it was checked", FIRST_RETRY_SECONDS)
+
+
+def _warn(turn: Transition, job: Job) -> None:
+    """Say at the start whose work nobody is there to check, if all is to be checked."""
+    if job.training.verify < 1:
+        return
+    alone = [name for name in _plan(job).workers() if not checkers.candidates(turn.state, job, name)]
+    if alone:
+        _say(
+            turn,
+            job,
+            f"verify=1 needs an idle worker with the same kernels as {and_more(alone)}, and none is there:"
+            " the job waits for one once its first copies are made",
+        )
+
+
+def _end(turn: Transition, job: Job) -> None:
+    """Collect the weights of a job whose units are all decided, once its last copies are checked.
+
+    These never become a stable version: no unit follows on them. If a worker is lost while weights are
+    collected, the job goes back to the version before.
+    """
+    if job.state != RUNNING or job.unit is not None:
+        return
+    version = job.versions.under_way
+    if version is None and job.training.verify == 1:
+        why = job.versions.trouble or "an attempt ended before its last units were checked"
+        recovery.give_up(turn, job, f"the weights can't be handed out: {why}")
+    elif version is None or job.checks.passes(version.name):
+        jobs.collect(turn, job, DONE, is_over(job.training, job.monitoring.states))
+
+
+def _advance(turn: Transition, job: Job, version: Version) -> None:
+    """Begin the next check, as far as that is possible now; without any, the version is stable."""
+    while (checks := job.checks).pending or checks.running:
+        if checks.running is not None:
+            if not (why := _trouble(turn, job, version)):
+                return
+            _failed(turn, job, why)
+        elif not _begin_next(turn, job, version):
+            return
+        job = turn.state.jobs[job.job]
+        if job.over or job.state != RUNNING:
+            return
+    if job.unit is not None:
+        protection.settle(turn, job, version, _plan(job))
+
+
+def _trouble(turn: Transition, job: Job, version: Version) -> str:
+    """Why the check that runs can't end well; empty if it may."""
+    running, stable = job.checks.running, job.versions.stable
+    assert running is not None
+    worker = turn.state.workers[running.checker]
+    began = job.pace.moved_at if stable is None else stable.at
+    allowed = max(LEAST_SECONDS, LATE * (version.at - began))
+    if not worker.idle:
+        return "it was lost, or another job took it"
+    return "it took too long" if turn.now - running.began > allowed else ""
+
+
+def _begin_next(turn: Transition, job: Job, version: Version) -> bool:
+    """Begin the check of the first pending share, or give it up; says whether anything has changed."""
+    share = job.checks.pending[0]
+    owner = shares_of(_plan(job))[share]
+    if job.held:
+        return False
+    why = checkers.obstacle(turn.state, job, owner)
+    if not why and (found := checkers.candidates(turn.state, job, owner)):
+        check = Check(share, owner, found[0], turn.now)
+        _change(turn, job, replace(job.checks, running=check))
+        standbys.release(turn, turn.state.jobs[job.job], check.checker)
+        turn.do(checkers.load_of(turn.state, turn.state.jobs[job.job], check))
+        return True
+    if job.checks.dispute is not None:
+        _undecided(turn, job, job.checks.dispute, why or checkers.why_none(turn.state, job, owner))
+        return True
+    if job.training.verify < 1:
+        why = why or checkers.why_none(turn.state, job, owner)
+        words = f"{_what(job, version, owner)} is not checked, because {why}"
+        _checked(turn, job, version, owner, words)
+        return True
+    if why:
+        jobs.end(turn, job, FAILED, f"{_what(job, version, owner)} can't be checked (verify=1): {why}")
+        return True
+    if job.checks.tried and turn.now > job.checks.tried_at + AGAIN_SECONDS:
+        _change(turn, job, replace(job.checks, tried=()))
+        return True
+    waits = f"{_what(job, version, owner)} waits for a check: {checkers.why_none(turn.state, job, owner)}"
+    _say(turn, job, waits)
+    return False
+
+
+def _compare(turn: Transition, job: Job, running: Check, found: Checked) -> None:
+    """Compare what a checker found with what its owner, or an earlier checker, said."""
+    version, stable = job.versions.under_way, job.versions.stable
+    copies = {} if version is None else protection.complete(turn.state, job, version, _plan(job))
+    if version is None or not copies or found.share != running.share:
+        _failed(turn, job, "the version was given up", stop=False)
+        return
+    if stable is not None and found.begun != stable.digests[running.share]:
+        _failed(turn, job, "it did not get the copy of the version before", stop=False)
+        return
+    checkers.end_serving(turn, job, running)
+    differs = verdicts.difference(job, running.owner, running.checker, found, copies[running.share].sha256)
+    before = job.checks.dispute
+    if differs is None:
+        if before is not None:
+            _suspend(
+                turn, job, before.checker, f"as a checker of {running.owner} it found what others did not"
+            )
+        _agreed(turn, turn.state.jobs[job.job], version, running, found)
+    elif before is None:
+        words = f"{running.checker} ran units of {running.owner} again: {differs.words}"
+        _tell(turn, job, version, running.owner, words, running.checker)
+        tried = (*job.checks.tried, running.checker)
+        _change(turn, job, replace(job.checks, running=None, dispute=differs, tried=tried, tried_at=turn.now))
+    elif before.is_confirmed(differs):
+        _suspend(
+            turn, job, before.accused, f"{before.words}, as {before.checker} and {running.checker} found"
+        )
+        why = f"worker {before.accused} did other work than it said: {before.words}"
+        recovery.go_on_without(turn, turn.state.jobs[job.job], one_line(why))
+    else:
+        _undecided(turn, job, before, f"{running.checker} agrees with neither")
+
+
+def _agreed(turn: Transition, job: Job, version: Version, check: Check, found: Checked) -> None:
+    words = f"{_what(job, version, check.owner)} is checked: {check.checker} found the same"
+    _change(turn, job, replace(job.checks, pieces=(*job.checks.pieces, *found.pieces)))
+    _checked(turn, turn.state.jobs[job.job], version, check.owner, words, check.checker)
+
+
+def _undecided(turn: Transition, job: Job, dispute: Dispute, why: str) -> None:
+    """One of two lies, and nobody can say which one: go on without both, or end the job."""
+    both = (dispute.accused, dispute.checker)
+    reason = one_line(f"{dispute.words}; it is not known which of {and_more(both)} is right: {why}")
+    _stop(turn, job)
+    go_on_without_both(turn, job, both, reason)
+
+
+def on_contradiction(turn: Transition, job: Job, both: tuple[str, str]) -> None:
+    """A member says that it sent something else than another one received: the step is not decided."""
+    source, target = both
+    reason = f"{source} says that it sent something else at step {job.step + 1} than {target} received"
+    go_on_without_both(turn, job, both, f"{reason}: one of them lies")
+
+
+def go_on_without_both(turn: Transition, job: Job, both: tuple[str, str], reason: str) -> None:
+    """Go back to the newest version, and on without two workers of which one lies; or end the job."""
+    left = job_queue.within_reach(turn.state, job) - set(both)
+    if len(left) < job_queue.needed(job):
+        recovery.fail(turn, job, reason)
+        return
+    for name in both:
+        blaming.blame(turn, turn.state.jobs[job.job], name, reason)
+    recovery.go_on_without(turn, turn.state.jobs[job.job], reason)
+
+
+def _suspend(turn: Transition, job: Job, worker: str, reason: str) -> None:
+    turn.emit(facts.WorkerSuspected(turn.now, job.job, worker, one_line(reason), proven=True))
+
+
+def _failed(turn: Transition, job: Job, why: str, stop: bool = True) -> None:
+    """The check that runs came to nothing; another worker may try."""
+    running, version = job.checks.running, job.versions.under_way
+    assert running is not None
+    checkers.end_serving(turn, job, running)
+    if stop:
+        _stop(turn, job)
+    words = one_line(f"{running.checker} could not check {running.owner}: {why}")
+    if version is not None:
+        _tell(turn, job, version, running.owner, words)
+    tried = (*job.checks.tried, running.checker)
+    _change(turn, job, replace(job.checks, running=None, tried=tried, tried_at=turn.now))
+
+
+def _stop(turn: Transition, job: Job) -> None:
+    """Let the checker drop what it has loaded, if it still has it."""
+    running = job.checks.running
+    if running is not None and turn.state.workers[running.checker].idle:
+        turn.do(Send(running.checker, Stop(job.job, job.attempt, "the check is over", job.over)))
+
+
+def _release(turn: Transition) -> None:
+    """End checks whose attempt has ended."""
+    for name, before in turn.before.jobs.items():
+        job, running = turn.state.jobs[name], before.checks.running
+        if running is None or (job.state == RUNNING and job.attempt == before.attempt):
+            continue
+        if turn.state.workers[running.checker].idle:
+            stop = Stop(name, before.attempt, "the attempt is over", job.over)
+            turn.do(Send(running.checker, stop))
+        if job.checks.running is not None:
+            _change(turn, job, replace(job.checks, running=None))
+
+
+def _checked(turn: Transition, job: Job, version: Version, owner: str, words: str, checker: str = "") -> None:
+    """The first pending share is through, checked or not."""
+    _tell(turn, job, version, owner, words, checker, bool(checker))
+    left = job.checks.pending[1:]
+    _change(turn, job, replace(job.checks, pending=left, running=None, dispute=None, tried=()))
+
+
+def _tell(
+    turn: Transition,
+    job: Job,
+    version: Version,
+    owner: str,
+    words: str,
+    checker: str = "",
+    agrees: bool = False,
+) -> None:
+    """Store what came of a check, and tell the submitter."""
+    share, first, words = min(_plan(job).segments_of(owner)), first_unit(job), one_line(words)
+    turn.emit(
+        facts.ShareChecked(turn.now, job.job, version.name, share, owner, first, words, checker, agrees)
+    )
+    said = CheckSaid(job.job, job.attempt, words, owner, checker or None, first, version.next_unit, agrees)
+    turn.tell(job.job, said)
+
+
+def _say(turn: Transition, job: Job, words: str) -> None:
+    """Tell the submitter something about checks, once in a row."""
+    if words != job.checks.said:
+        _change(turn, job, replace(job.checks, said=words))
+        turn.tell(job.job, CheckSaid(job.job, job.attempt, one_line(words)))
+
+
+def _change(turn: Transition, job: Job, checks: Checks) -> None:
+    turn.emit(facts.ChecksChanged(job.job, checks))
+
+
+def _what(job: Job, version: Version, owner: str) -> str:
+    """A member's work that a check is about, in words."""
+    unit = job.training.units().at(first_unit(job))
+    first = version.step if unit is None else min(unit.step + 1, version.step)
+    steps = f"step {first}" if first == version.step else f"steps {first} to {version.step}"
+    return f"{owner}'s part of {steps}"
+
+
+def _plan(job: Job) -> Plan:
+    assert job.plan is not None
+    return job.plan

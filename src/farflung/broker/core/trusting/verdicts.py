@@ -1,0 +1,65 @@
+"""What a checker found, compared with what members said when they did the work. Pure."""
+
+from __future__ import annotations
+
+from farflung.broker.core.protecting.checks import Dispute, first_unit
+from farflung.broker.core.records import Job
+from farflung.broker.core.training.commit import CommitGroup
+from farflung.protocol.checks import CheckedUnit
+from farflung.protocol.messages import Checked
+from farflung.protocol.worker import PastUnit
+
+
+def difference(job: Job, owner: str, checker: str, found: Checked, sha256: bytes) -> Dispute | None:
+    """The first thing that a checker found otherwise; `sha256` is the owner's copy after the units.
+
+    A neighbour that gave the checker something else than it sent then is at fault for what follows from it.
+    """
+    version, first = job.versions.under_way, first_unit(job)
+    assert version is not None and job.plan is not None
+    by_unit = {one.unit: one for one in found.units}
+    segments = job.plan.segments_of(owner)
+    for number, past in enumerate(job.history.since(first).units[: version.next_unit - first], first):
+        unit = job.training.units().at(number)
+        if unit is None or not unit.train:
+            continue
+        one = by_unit.get(number)
+        if one is None:
+            return Dispute(owner, checker, f"{checker} did not run unit {number}", (number,))
+        step = unit.step + 1
+        for segment in segments:
+            if differs := _differs(job, owner, checker, past, one, segment, step):
+                return differs
+    if found.sha256 != sha256:
+        words = f"the state of {owner} after step {version.step} is not what follows"
+        return Dispute(owner, checker, words, (version.next_unit,), found.sha256)
+    return None
+
+
+def _differs(
+    job: Job, owner: str, checker: str, past: PastUnit, found: CheckedUnit, segment: int, step: int
+) -> Dispute | None:
+    assert job.plan is not None
+    received = found.received.get(segment, {})
+    for source, digest in sorted(past.received.get(segment, {}).items()):
+        if received.get(source) != digest:
+            sender = job.plan.worker_of(source)
+            words = f"{sender} did not give {checker} what it sent to {owner} in step {step}"
+            return Dispute(sender, checker, words, (found.unit, segment, source), received.get(source, b""))
+    if found.digests.get(segment) != past.digests.get(segment):
+        words = f"what {owner} sent in step {step}, or the size of its gradients there, is not what follows"
+        return Dispute(owner, checker, words, (found.unit, segment), found.digests.get(segment, b""))
+    return None
+
+
+def contradiction(job: Job, group: CommitGroup) -> tuple[str, str] | None:
+    """Two members of which one says that it sent something else than the other one received."""
+    if not job.training.verify or not group.unit.train or job.plan is None:
+        return None
+    seats = job.plan.seats()
+    for source, share in sorted(group.shares.items()):
+        for target in {*share.sent, *(one for one, by in group.shares.items() if source in by.received)}:
+            other = group.shares.get(target)
+            if target in seats and (other is None or share.sent.get(target) != other.received.get(source)):
+                return seats[source], seats[target]
+    return None

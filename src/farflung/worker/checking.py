@@ -1,0 +1,40 @@
+"""What a worker decides about checks: one that it makes of another's share, and those that it serves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from farflung.protocol.messages import CheckBegun, Checked, Load, ServeCheck
+from farflung.worker.events import AssistCheck, Command, Drop, EndCheck, Note, Prepare, Tell
+from farflung.worker.records import State
+
+
+def begin(state: State, load: Load) -> list[Command]:
+    """Load another member's share to check it: its neighbours dial once they have heard of it."""
+    begun = CheckBegun(load.job, load.attempt, min(load.plan.segments_of(state.worker)))
+    note = Note(f"job {load.job}: checking a share of another worker")
+    return [Prepare(load, ()), Tell(begun), note]
+
+
+def end(state: State, found: Checked, why: str) -> tuple[State, list[Command]]:
+    """Say what a check has found, and drop all."""
+    note = Note(f"job {found.job}: the check is over ({why}); idle")
+    return state.idle, [Tell(found), Drop("the check is over"), note]
+
+
+def give_up(state: State, why: str) -> tuple[State, list[Command]]:
+    """Say why the share cannot be checked here; no attempt fails by that."""
+    load = state.load
+    assert load is not None
+    share = min(load.plan.segments_of(state.worker))
+    return end(state, Checked(load.job, load.attempt, share, trouble=why), why)
+
+
+def serve(state: State, message: ServeCheck) -> tuple[State, list[Command]]:
+    """Let an idle worker check a neighbour's share, or no longer."""
+    if state.attempt != (message.job, message.attempt) or state.phase in ("broken", "standby"):
+        return state, []
+    before: list[Command] = [] if state.checker is None else [EndCheck(state.checker)]
+    if message.checker is None:
+        return replace(state, check=None), before
+    return replace(state, check=message), [*before, AssistCheck(message)]

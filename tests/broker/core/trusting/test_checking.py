@@ -1,0 +1,363 @@
+"""Idle workers run members' shares again before a version is stable: by whom, when, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from tests.broker.core.test_protection import job_of, spread
+from tests.broker.core.test_replaying import KERNELS
+from tests.broker.scenario import Scenario, digest_of, sent, told
+
+from farflung.broker.core import events, facts
+from farflung.broker.core.events import SendLoad
+from farflung.broker.core.protecting.checks import drawn
+from farflung.broker.core.state import durable, replay
+from farflung.protocol.checks import CheckedUnit, PieceDigest
+from farflung.protocol.copies import StateVersion
+from farflung.protocol.messages import (
+    CheckBegun,
+    Checked,
+    CheckSaid,
+    Collecting,
+    Ended,
+    FeedCheck,
+    Load,
+    RolledBack,
+    ServeCheck,
+    Stop,
+)
+
+FALSE = b"other"
+
+
+def place(idle: str = "de", **changes: object) -> Scenario:
+    """Workers a, b and c run job-1, of which all is checked; all have the same kernels."""
+    story = Scenario()
+    for worker in f"abc{idle}":
+        story.join(worker, device=KERNELS, disk_bytes=10**9)
+    story.logged_from = 0
+    story.running(3, **{"steps": 3, "verify": 1.0, **changes})
+    return story
+
+
+def load(story: Scenario) -> Load:
+    """What the checker of the moment was told to load."""
+    found = [one for one in story.commands if isinstance(one, SendLoad) and one.load.checks]
+    assert job_of(story).checks.running is not None
+    assert found[-1].worker == job_of(story).checks.running.checker
+    return found[-1].load
+
+
+def found(story: Scenario, false: Mapping[int, bytes] = {}, state: bytes = b"") -> Checked:
+    """What an honest checker of the moment finds; or what it says of units, or of the state after them."""
+    job, given = job_of(story), load(story)
+    running, version, stable = job.checks.running, job.versions.under_way, job.versions.stable
+    assert running is not None and version is not None
+    past = job.history.since(given.unit).units[: len(given.history)]
+    segments = given.plan.segments_of(running.checker)
+    units = [
+        CheckedUnit(
+            unit,
+            {segment: false.get(unit, one.digests[segment]) for segment in segments},
+            {segment: one.received.get(segment, {}) for segment in segments},
+        )
+        for unit, one in enumerate(past, given.unit)
+    ]
+    return Checked(
+        "job-1",
+        job.attempt,
+        running.share,
+        units,
+        b"" if stable is None else stable.digests[running.share],
+        state or digest_of(version.name.unit, running.share),
+        [PieceDigest(segment, f"weight-{segment}", bytes([segment]) * 32) for segment in segments]
+        if given.pieces
+        else [],
+    )
+
+
+def check(story: Scenario, **otherwise: object) -> None:
+    """The checker of the moment loads, is served, and says what it found."""
+    running = job_of(story).checks.running
+    assert running is not None
+    say(story, CheckBegun("job-1", job_of(story).attempt, running.share))
+    say(story, found(story, **otherwise))  # type: ignore[arg-type]
+
+
+def say(story: Scenario, message: CheckBegun | Checked) -> None:
+    running = job_of(story).checks.running
+    assert running is not None
+    story.feed(events.WorkerMessage(story.now, running.checker, message))
+
+
+def said(story: Scenario) -> list[CheckSaid]:
+    return [one for one in told(story.commands) if isinstance(one, CheckSaid)]
+
+
+def is_replayable(story: Scenario) -> bool:
+    log = [facts.encode(fact) for fact in story.facts if isinstance(fact, facts.Decision)]
+    return replay(map(facts.decode, log)) == durable(story.state)
+
+
+def test_a_version_is_stable_only_once_each_share_of_it_has_been_run_again() -> None:
+    story = place()
+    story.all_ready(0)
+    spread(story, 0)
+    for share, owner in enumerate("abc"):
+        assert job_of(story).versions.stable is None
+        running = job_of(story).checks.running
+        assert running is not None and (running.share, running.owner) == (share, owner)
+        given = load(story)
+        assert (given.unit, given.version, len(given.history)) == (0, None, 1)
+        assert given.history[0].digests == {} and given.plan.segments_of(running.checker)
+        check(story)
+    stable = job_of(story).versions.stable
+    assert stable is not None and stable.name == StateVersion(1, 0)
+    assert [one.agrees for one in said(story)] == [True] * 3
+    assert is_replayable(story)
+
+
+def test_neighbours_donor_and_submitter_are_linked_to_a_checker_once_it_has_loaded() -> None:
+    story = place()
+    story.all_ready(0)
+    spread(story, 0)
+    running = job_of(story).checks.running
+    assert running is not None and running.owner == "a"
+    assert not [one for one in told(story.commands) if isinstance(one, FeedCheck)]
+    say(story, CheckBegun("job-1", 1, 0))
+    asked = {worker: sent(story.commands, worker)[-1] for worker in "bc"}
+    for message in asked.values():  # b and c are neighbours of a, which has the first and the last segment
+        assert isinstance(message, ServeCheck)
+        assert (message.checker, message.owner, message.first, message.over) == (running.checker, "a", 0, 1)
+    feed = told(story.commands)[-1]
+    assert isinstance(feed, FeedCheck) and feed.start and feed.plan is not None
+    assert feed.plan.worker_of(0) == running.checker
+    say(story, found(story))
+    over = {worker: [m for m in sent(story.commands, worker) if isinstance(m, ServeCheck)] for worker in "bc"}
+    assert all(messages[1].checker is None for messages in over.values())
+
+
+def test_the_next_check_begins_with_the_copies_of_the_version_before() -> None:
+    story = place(steps=20)
+    story.all_ready(0)
+    spread(story, 0)
+    for _ in range(3):
+        check(story)
+    unit = 1
+    while job_of(story).versions.under_way is None:
+        story.all_ready(unit)
+        unit += 1
+    spread(story, unit - 1)
+    given = load(story)
+    assert (given.unit, given.version, len(given.history)) == (1, StateVersion(1, 0), unit - 1)
+
+
+def test_no_weights_are_handed_out_before_the_last_version_is_checked() -> None:
+    story = place()
+    for unit in range(3):
+        story.all_ready(unit)
+        if job_of(story).versions.under_way is not None:
+            spread(story, unit)
+        while job_of(story).checks.running is not None:
+            assert job_of(story).state == "running"
+            check(story)
+    assert job_of(story).state == "collecting"
+    stable = job_of(story).versions.stable
+    assert stable is not None and stable.next_unit == 2  # to which the job goes back if a worker is lost now
+    (message,) = [one for one in told(story.commands) if isinstance(one, Collecting)]
+    assert {one.name for one in message.checked} == {f"weight-{segment}" for segment in range(4)}
+    assert is_replayable(story)
+
+
+def test_the_last_unit_waits_while_an_earlier_version_is_checked() -> None:
+    story = place(steps=2)
+    story.all_ready(0)
+    spread(story, 0)
+    story.all_ready(1)
+    assert job_of(story).step == 1
+    for _ in range(3):
+        check(story)
+    assert job_of(story).step == 2 and job_of(story).state == "running"
+
+
+def test_a_version_under_check_holds_the_job_only_once_it_has_run_as_far_again() -> None:
+    story = place(steps=20)
+    story.all_ready(0)
+    spread(story, 0)
+    story.all_ready(1)
+    assert job_of(story).step == 2
+    story.all_ready(2)
+    assert job_of(story).step == 2
+    story.tick(5000.0)  # with a deadline of its own: one that checks too long is replaced
+    assert job_of(story).state == "running"
+    assert any("took too long" in one.words for one in said(story))
+
+
+@pytest.mark.parametrize("otherwise", [{"false": {0: FALSE}}, {"state": FALSE}])
+def test_a_member_that_two_checkers_find_false_is_suspended_and_all_go_back(
+    otherwise: dict[str, object],
+) -> None:
+    story = place(idle="def", steps=20)
+    story.all_ready(0)
+    spread(story, 0)
+    check(story)
+    running = job_of(story).checks.running
+    assert running is not None and running.owner == "b"
+    first = running.checker
+    check(story, **otherwise)
+    running = job_of(story).checks.running
+    assert running is not None and running.owner == "b" and running.checker != first
+    check(story, **otherwise)
+    assert story.state.is_suspended("b")
+    assert "did other work than it said" in story.state.suspicions["b"].words
+    assert first in story.state.suspicions["b"].words
+    (back,) = [one for one in told(story.commands) if isinstance(one, RolledBack)]
+    assert back.unit == 0 and "b" in back.reason
+    assert "b" not in job_of(story).members and job_of(story).state == "planning"
+    assert is_replayable(story)
+
+
+def test_all_go_back_to_the_version_before_and_another_worker_has_the_place() -> None:
+    story = place(idle="def", steps=20)
+    story.all_ready(0)
+    spread(story, 0)
+    for _ in range(3):
+        check(story)
+    unit = 1
+    while job_of(story).versions.under_way is None:
+        story.all_ready(unit)
+        unit += 1
+    spread(story, unit - 1)
+    check(story)
+    check(story, false={1: FALSE})
+    check(story, false={1: FALSE})
+    job = job_of(story)
+    assert (job.state, job.restores, job.next_unit) == ("loading", True, 1)
+    assert job.plan is not None and len(job.plan.workers()) == 3 and "b" not in job.plan.workers()
+
+
+def test_a_checker_that_lies_is_suspended_and_the_job_goes_on() -> None:
+    story = place()
+    story.all_ready(0)
+    spread(story, 0)
+    running = job_of(story).checks.running
+    assert running is not None
+    liar = running.checker
+    check(story, false={0: FALSE})
+    check(story)
+    assert story.state.is_suspended(liar) and job_of(story).state == "running"
+    assert job_of(story).checks.running is not None  # the next share, by the other one
+    assert not [one for one in told(story.commands) if isinstance(one, RolledBack)]
+
+
+def test_without_a_third_worker_the_job_ends_and_names_both() -> None:
+    story = place(idle="d")
+    story.all_ready(0)
+    spread(story, 0)
+    check(story, false={0: FALSE})
+    (end,) = [one for one in told(story.commands) if isinstance(one, Ended)]
+    assert end.state == "failed" and "which of a, d is right" in end.reason
+
+
+def test_three_that_differ_from_one_another_decide_nothing() -> None:
+    story = place(idle="de")
+    story.all_ready(0)
+    spread(story, 0)
+    check(story, false={0: FALSE})
+    check(story, false={0: b"third"})
+    (back,) = [one for one in told(story.commands) if isinstance(one, RolledBack)]
+    assert "agrees with neither" in back.reason and set(job_of(story).blamed) == {"a", "d"}
+    assert not story.state.suspicions
+
+
+def test_a_job_that_checks_all_says_at_once_that_it_needs_a_worker_and_waits_for_it() -> None:
+    story = place(idle="", steps=20)
+    assert "needs an idle worker with the same kernels as a, b, c" in said(story)[0].words
+    story.all_ready(0)
+    spread(story, 0)
+    assert "waits for a check: no idle worker is there" in said(story)[-1].words
+    story.all_ready(1)
+    story.all_ready(2)
+    assert job_of(story).step == 2
+    story.join("x", device=msgspec.structs.replace(KERNELS, kernels="others"), disk_bytes=10**9)
+    assert "no idle worker has the same kernels as a" in said(story)[-1].words
+    story.join("d", device=KERNELS, disk_bytes=10**9)
+    for _ in range(3):
+        check(story)
+    assert job_of(story).step == 3
+
+
+def test_a_job_that_checks_some_goes_on_unchecked_and_says_why() -> None:
+    story = place(idle="", verify=0.999999)
+    story.all_ready(0)
+    spread(story, 0)
+    assert job_of(story).versions.stable is not None
+    assert [one.words.partition(" is ")[2] for one in said(story)] == [
+        "not checked, because no idle worker is there"
+    ] * 3
+
+
+def test_a_lost_checker_is_replaced_and_another_job_may_take_one() -> None:
+    story = place()
+    story.all_ready(0)
+    spread(story, 0)
+    running = job_of(story).checks.running
+    assert running is not None
+    story.leave(running.checker)
+    second = job_of(story).checks.running
+    assert second is not None and second.checker != running.checker
+    story.join("y", device=KERNELS, disk_bytes=10**9)
+    story.submit(2, submitter="bob")
+    assert second.checker in story.state.jobs["job-2"].members
+    story.tick(1.0)
+    third = job_of(story).checks.running
+    assert third is None or third.checker not in story.state.jobs["job-2"].members
+
+
+def test_the_check_is_over_with_its_attempt() -> None:
+    story = place(idle="def", steps=20)
+    story.all_ready(0)
+    spread(story, 0)
+    running = job_of(story).checks.running
+    assert running is not None
+    story.leave("b")
+    assert any(isinstance(one, Stop) for one in sent(story.commands, running.checker))
+    assert job_of(story).checks.running is None
+
+
+def test_two_members_that_contradict_each_other_do_not_decide_a_step() -> None:
+    story = place(idle="de", steps=20)
+    story.ready("a", 0, sent={1: b"one"})
+    story.ready("b", 0, received={0: b"two"})
+    story.ready("c", 0)
+    job = job_of(story)
+    assert job.step == 0 and set(job.blamed) == {"a", "b"}
+    assert set(job.members) == {"c", "d", "e"}
+
+
+def test_a_neighbour_that_gives_two_checkers_something_else_is_suspended() -> None:
+    story = place(idle="de", steps=20)
+    story.ready("a", 0)
+    story.ready("b", 0, sent={2: b"b to c"})
+    story.ready("c", 0, received={1: b"b to c"})
+    assert job_of(story).step == 1
+    spread(story, 0)
+    check(story)  # a
+    check(story)  # b
+    for other in (b"x", b"y"):
+        say(story, CheckBegun("job-1", 1, 2))
+        one = found(story)
+        unit = msgspec.structs.replace(one.units[0], received={2: {1: other}})
+        say(story, msgspec.structs.replace(one, units=[unit]))
+    assert story.state.is_suspended("b")
+
+
+def test_the_draw_takes_the_asked_share_of_all_shares() -> None:
+    taken = sum(len(drawn(7, 0.02, StateVersion(1, unit), range(10))) for unit in range(2000))
+    assert 300 < taken < 500
+    assert drawn(7, 1.0, StateVersion(1, 5), range(4)) == (0, 1, 2, 3)
+    assert drawn(7, 0.0, StateVersion(1, 5), range(4)) == ()
+    some = [drawn(seed, 0.5, StateVersion(1, 5), range(40)) for seed in (1, 2)]
+    assert some[0] != some[1]

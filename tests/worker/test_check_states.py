@@ -1,0 +1,74 @@
+"""A worker that checks another one's share, and the members that serve it, event by event."""
+
+from __future__ import annotations
+
+import msgspec
+from tests.worker.loads import load
+from tests.worker.test_state import KEY, READY, run
+
+from farflung.protocol.messages import Begin, CheckBegun, Checked, Registered, ServeCheck, Stop
+from farflung.protocol.worker import PastUnit
+from farflung.worker.events import (
+    AssistCheck,
+    CheckEnded,
+    Drop,
+    EndCheck,
+    FromBroker,
+    PeerLinked,
+    PeerLost,
+    Prepare,
+    Tell,
+    Verified,
+)
+
+CHECK = msgspec.structs.replace(load(), history=[PastUnit(1.0)] * 2, replayers=["b"], checks=True)
+SERVE = ServeCheck(*KEY, 1, "z", "c", ["z.example:1"], 3, 5)
+
+
+def trouble(why: str) -> Tell:
+    return Tell(Checked(*KEY, 1, trouble=why))
+
+
+def test_a_checker_dials_nobody_and_says_that_it_can_be_dialled() -> None:
+    state, done = run(FromBroker(CHECK))
+    assert done == [Prepare(CHECK, ()), Tell(CheckBegun(*KEY, 1))]
+    assert state.admitted == {"a", "c", "desk"} and state.standing is None
+
+
+def test_a_checker_says_what_it_found_and_drops_all() -> None:
+    found = Checked(*KEY, 1, sha256=b"found")
+    state, done = run(FromBroker(CHECK), Verified(KEY, None), CheckEnded(KEY, found))
+    assert done[2:] == [Tell(found), Drop("the check is over")] and state.phase == "idle"
+
+
+def test_a_checker_that_is_refused_its_program_says_so_and_no_job_fails() -> None:
+    state, done = run(FromBroker(CHECK), Verified(KEY, "too large"))
+    assert done[2] == trouble("too large") and state.load is None
+
+
+def test_a_checker_waits_once_for_another_link() -> None:
+    linked = (FromBroker(CHECK), PeerLinked("a"), PeerLost("a", "closed"))
+    assert run(*linked)[0].phase == "loading"
+    assert run(*linked, PeerLinked("a"))[0].phase == "loading"
+    state, done = run(*linked, PeerLost("a", "it did not come"))
+    assert done[2] == trouble("lost the link to worker a: it did not come") and state.phase == "idle"
+
+
+def test_a_checker_is_stopped_and_a_broker_that_is_back_knows_nothing_of_it() -> None:
+    assert run(FromBroker(CHECK), FromBroker(Stop(*KEY, "over")))[0].phase == "idle"
+    assert run(FromBroker(CHECK), FromBroker(Registered("b", 0)))[0].phase == "idle"
+
+
+def test_a_member_admits_a_checker_while_the_check_lasts() -> None:
+    begun = (*READY, FromBroker(Begin(*KEY)))
+    state, done = run(*begun, FromBroker(SERVE))
+    assert done[-1] == AssistCheck(SERVE) and "z" in state.admitted and "z" not in state.needed
+    state, done = run(*begun, FromBroker(SERVE), FromBroker(ServeCheck(*KEY, 1)))
+    assert done[-1] == EndCheck("z") and "z" not in state.admitted
+    assert run(*begun, FromBroker(SERVE), PeerLost("z", "closed"))[0].phase == "running"
+
+
+def test_a_member_serves_no_check_of_another_attempt() -> None:
+    other = msgspec.structs.replace(SERVE, attempt=4)
+    state, done = run(*READY, FromBroker(other))
+    assert state.check is None and not any(isinstance(one, AssistCheck) for one in done)

@@ -37,42 +37,47 @@ def test_a_line_is_the_next_that_one_can_order(mbps: float, rate: float | None) 
     assert changes.next_line_mbps(mbps) == rate
 
 
-def test_a_faster_line_makes_what_it_held_back_faster_and_nothing_else() -> None:
-    slow = homes()
-    rates = [list(row) for row in slow.bandwidth_mbps]
-    rates[0][1] = 2.0  # the path to the other home is slower than the line
-    topology = Topology(slow.workers, slow.latency_ms, tuple(map(tuple, rates)))
-    faster = changes.with_line(topology, 0, 20.0, None)
-    assert faster.bandwidth_mbps[0][1:] == (2.0, 20.0, 20.0)
-    assert [row[0] for row in faster.bandwidth_mbps[1:]] == [8.0] * 3
-    declared = changes.with_line(homes(up_mbps=8.0, down_mbps=100.0), 0, 20.0, None)
-    assert declared.workers[0].up_mbps == 20.0 and declared.workers[0].down_mbps == 100.0
-    assert changes.uplink_mbps(homes(), 2) is None  # the lab's line is not one worker's
-
-
 def test_another_line_may_be_slower_and_moves_only_what_it_held_back() -> None:
     slow = homes()
     rates = [list(row) for row in slow.bandwidth_mbps]
     rates[0][1] = 2.0  # the path to the other home is slower than the line
     topology = Topology(slow.workers, slow.latency_ms, tuple(map(tuple, rates)))
     assert changes.line_mbps(topology, 0, "up") == 8.0
-    assert changes.with_line_of(topology, 0, 50.0, None).bandwidth_mbps[0][1:] == (2.0, 50.0, 50.0)
-    slower = changes.with_line_of(topology, 0, 1.0, 4.0)
+    faster = changes.with_line(topology, 0, 50.0, None)
+    assert faster.bandwidth_mbps[0][1:] == (2.0, 50.0, 50.0)
+    assert [row[0] for row in faster.bandwidth_mbps[1:]] == [8.0] * 3
+    slower = changes.with_line(topology, 0, 1.0, 4.0)
     assert slower.bandwidth_mbps[0][1:] == (1.0, 1.0, 1.0)
     assert [row[0] for row in slower.bandwidth_mbps[1:]] == [4.0] * 3
     assert slower.bandwidth_mbps[1][2] == 8.0
-    lab = changes.with_line_of(topology, 2, 1.0, None)  # the links inside the lab are not the line's
+    lab = changes.with_line(topology, 2, 1.0, None)  # the links inside the lab are not the line's
     assert lab.bandwidth_mbps[2] == (1.0, 1.0, 8.0, 1000.0)
-    declared = changes.with_line_of(homes(up_mbps=8.0, down_mbps=100.0), 0, 20.0, None)
-    assert declared.workers[0].up_mbps == 20.0 and declared.workers[0].down_mbps == 100.0
+    assert changes.own_line_mbps(homes(), 2, "up") is None  # the lab's line is not one worker's
+
+
+def test_a_declared_line_holds_back_only_links_that_are_as_fast() -> None:
+    topology = homes(up_mbps=8.0, down_mbps=100.0)
+    assert changes.line_mbps(topology, 0, "down") == changes.own_line_mbps(topology, 0, "down") == 100.0
+    faster = changes.with_line(topology, 0, 20.0, 200.0)
+    assert (faster.workers[0].up_mbps, faster.workers[0].down_mbps) == (20.0, 200.0)
+    assert faster.bandwidth_mbps[0][1:] == (20.0, 20.0, 20.0)
+    assert [row[0] for row in faster.bandwidth_mbps[1:]] == [8.0] * 3  # by the others' lines
+    assert [row[0] for row in changes.with_line(topology, 0, None, 4.0).bandwidth_mbps[1:]] == [4.0] * 3
 
 
 def test_where_all_are_at_one_site_a_line_is_to_all_others() -> None:
     workers = tuple(WorkerSpec(id, "", 1.0, 1.0) for id in ("a", "b"))
     near = Topology(workers, ((0.0, 1.0), (1.0, 0.0)), ((0.0, 900.0), (0.0, 0.0)))
     assert changes.line_mbps(near, 0, "up") == 900.0
-    slower = changes.with_line_of(near, 0, 8.0, 8.0).bandwidth_mbps
+    slower = changes.with_line(near, 0, 8.0, 8.0).bandwidth_mbps
     assert slower == ((0.0, 8.0), (0.0, 0.0))  # where there is no link, a line makes none
+
+
+def test_where_all_are_at_one_site_a_declared_line_is_to_none_of_them() -> None:
+    workers = tuple(WorkerSpec(id, "", 1.0, 1.0, 20.0, 20.0) for id in ("a", "b"))
+    near = Topology(workers, ((0.0, 1.0), (1.0, 0.0)), ((0.0, 900.0), (900.0, 0.0)))
+    assert changes.line_mbps(near, 0, "up") == 20.0
+    assert changes.with_line(near, 0, 40.0, 40.0).bandwidth_mbps == near.bandwidth_mbps
 
 
 def test_a_twin_is_like_its_template_and_near_it() -> None:

@@ -117,7 +117,7 @@ def _changed_fleet(fleet: Topology, used: frozenset[str], asked: WhatIf) -> tupl
         if change.speed != 1.0:
             fleet = changes.with_device(fleet, number, change.speed)
         if change.up_mbps is not None or change.down_mbps is not None:
-            fleet = changes.with_line_of(fleet, number, change.up_mbps, change.down_mbps)
+            fleet = changes.with_line(fleet, number, change.up_mbps, change.down_mbps)
         for _ in range(change.twins):
             fleet = changes.with_twin(fleet, number)
             used |= {fleet.ids[-1]}

@@ -10,6 +10,8 @@ import msgspec
 from farflung.plans import Topology, WorkerSpec, subtopology
 from farflung.plans.topology import MOST_CORES, MOST_GIGABYTES, MOST_MBPS, MOST_TFLOPS, Matrix
 
+Direction = Literal["up", "down"]
+
 LINES_MBPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 25_000, 100_000)
 """Rates of access lines that one can order."""
 
@@ -24,67 +26,38 @@ def next_line_mbps(mbps: float) -> float | None:
     return next((float(rate) for rate in LINES_MBPS if rate >= 2 * mbps), None)
 
 
-def uplink_mbps(topology: Topology, number: int) -> float | None:
-    """Rate of a worker's access line to other sites: as declared, else its fastest link if it is alone."""
-    return _line_mbps(topology, number, topology.workers[number].up_mbps, _row(topology, number))
+def line_mbps(topology: Topology, number: int, direction: Direction) -> float | None:
+    """Rate of a worker's access line: as declared, else its fastest link over it; None if it has none."""
+    if (declared := _declared(topology, number, direction)) is not None:
+        return declared
+    links = (_link(number, other, direction) for other in _over_line(topology, number, direction))
+    return max((topology.bandwidth_mbps[a][b] for a, b in links), default=None)
 
 
-def downlink_mbps(topology: Topology, number: int) -> float | None:
-    """Rate of a worker's access line from other sites; see `uplink_mbps`."""
-    return _line_mbps(topology, number, topology.workers[number].down_mbps, _column(topology, number))
+def own_line_mbps(topology: Topology, number: int, direction: Direction) -> float | None:
+    """As `line_mbps`, but None where nothing says that others of the site do not use the line, too."""
+    is_alone = len(_elsewhere(topology, number)) == len(topology.workers) - 1
+    is_declared = _declared(topology, number, direction) is not None
+    return line_mbps(topology, number, direction) if is_declared or is_alone else None
 
 
 def with_line(topology: Topology, number: int, up_mbps: float | None, down_mbps: float | None) -> Topology:
-    """The topology with a faster access line at a worker.
+    """The topology with another access line at a worker, faster or slower.
 
-    Links to other sites that were as fast as the old line become as fast as the new one (within the declared
-    access line of the other end). Links that something else limits are unchanged.
-    """
-    worker = topology.workers[number]
-    rates = [list(row) for row in topology.bandwidth_mbps]
-    if up_mbps is not None:
-        limit = uplink_mbps(topology, number) or 0.0
-        for other in _elsewhere(topology, number):
-            if rates[number][other] >= _AT_LIMIT * limit:
-                rates[number][other] = max(rates[number][other], up_mbps)
-    if down_mbps is not None:
-        limit = downlink_mbps(topology, number) or 0.0
-        for other in _elsewhere(topology, number):
-            if rates[other][number] >= _AT_LIMIT * limit:
-                rates[other][number] = max(rates[other][number], down_mbps)
-    changed = msgspec.structs.replace(
-        worker,
-        up_mbps=up_mbps if up_mbps and worker.up_mbps is not None else worker.up_mbps,
-        down_mbps=down_mbps if down_mbps and worker.down_mbps is not None else worker.down_mbps,
-    )
-    return msgspec.structs.replace(
-        topology, workers=_with_worker(topology, number, changed), bandwidth_mbps=_matrix(rates)
-    )
-
-
-def line_mbps(topology: Topology, number: int, direction: Literal["up", "down"]) -> float | None:
-    """The fastest of a worker's links to the others that `with_line_of` changes; None if it has none."""
-    others = _others(topology, number)
-    rates = topology.bandwidth_mbps
-    return max(((rates[number][a] if direction == "up" else rates[a][number]) for a in others), default=None)
-
-
-def with_line_of(topology: Topology, number: int, up_mbps: float | None, down_mbps: float | None) -> Topology:
-    """The topology with another line at a worker, faster or slower.
-
-    Its links to other sites, or to all others if all are at one site, are no faster than the new line. Those
-    that were as fast as the old one become as fast as the new one.
+    Its links to other sites, or to all others if all are at one site and no line is declared, are no faster
+    than the new line. Those that were as fast as the old one become as fast as the new one; what something
+    else limits stays.
     """
     rates = [list(row) for row in topology.bandwidth_mbps]
-    for rate, direction in ((up_mbps, "up"), (down_mbps, "down")):
-        limit = line_mbps(topology, number, direction)  # type: ignore[arg-type]
+    new: list[tuple[float | None, Direction]] = [(up_mbps, "up"), (down_mbps, "down")]
+    for rate, direction in new:
+        limit = line_mbps(topology, number, direction)
         if rate is None or not limit:
             continue
-        for other in _others(topology, number):
-            ends = (number, other) if direction == "up" else (other, number)
-            found = rates[ends[0]][ends[1]]
-            if found and (found >= _AT_LIMIT * limit or found > rate):
-                rates[ends[0]][ends[1]] = rate
+        for other in _over_line(topology, number, direction):
+            a, b = _link(number, other, direction)
+            if rates[a][b] and (rates[a][b] >= _AT_LIMIT * limit or rates[a][b] > rate):
+                rates[a][b] = rate
     worker = topology.workers[number]
     changed = msgspec.structs.replace(
         worker,
@@ -158,14 +131,9 @@ def with_memory(topology: Topology, number: int, factor: float) -> Topology:
     return msgspec.structs.replace(topology, workers=_with_worker(topology, number, larger))
 
 
-def _line_mbps(
-    topology: Topology, number: int, declared: float | None, rates: Sequence[float]
-) -> float | None:
-    if declared is not None:
-        return declared
-    if len(_elsewhere(topology, number)) < len(topology.workers) - 1:
-        return None  # others of the site may use the access line too
-    return max((rates[other] for other in _elsewhere(topology, number)), default=None)
+def _declared(topology: Topology, number: int, direction: Direction) -> float | None:
+    worker = topology.workers[number]
+    return worker.up_mbps if direction == "up" else worker.down_mbps
 
 
 def _elsewhere(topology: Topology, number: int) -> list[int]:
@@ -174,17 +142,20 @@ def _elsewhere(topology: Topology, number: int) -> list[int]:
     return [a for a, worker in enumerate(topology.workers) if worker.site != site]
 
 
-def _others(topology: Topology, number: int) -> list[int]:
-    """Numbers of the workers at other sites, or of all others if there is one site."""
-    return _elsewhere(topology, number) or [a for a in range(len(topology.workers)) if a != number]
+def _over_line(topology: Topology, number: int, direction: Direction) -> list[int]:
+    """Numbers of the workers that a worker reaches over its access line.
+
+    Those are at other sites. If all are at one site, they are all others, unless a line is declared.
+    """
+    elsewhere = _elsewhere(topology, number)
+    if elsewhere or _declared(topology, number, direction) is not None:
+        return elsewhere
+    return [a for a in range(len(topology.workers)) if a != number]
 
 
-def _row(topology: Topology, number: int) -> list[float]:
-    return list(topology.bandwidth_mbps[number])
-
-
-def _column(topology: Topology, number: int) -> list[float]:
-    return [row[number] for row in topology.bandwidth_mbps]
+def _link(number: int, other: int, direction: Direction) -> tuple[int, int]:
+    """Sender and receiver of a link between a worker and another one."""
+    return (number, other) if direction == "up" else (other, number)
 
 
 def _with_worker(topology: Topology, number: int, worker: WorkerSpec) -> tuple[WorkerSpec, ...]:

@@ -170,7 +170,7 @@ def _twin(topology: Topology, number: int) -> Change:
 def _line(topology: Topology, number: int) -> Iterator[Change]:
     """A faster access line: both directions if they are equal, else the slower direction first."""
     id = topology.ids[number]
-    up, down = changes.uplink_mbps(topology, number), changes.downlink_mbps(topology, number)
+    up, down = (changes.own_line_mbps(topology, number, direction) for direction in ("up", "down"))
     if up is None or down is None:
         return
     if up == down:

@@ -28,6 +28,7 @@ from farflung.broker.core.trusting import removing
 from farflung.protocol.messages import Decide, SendState, Stop, UnitDone
 from farflung.worker import events
 from farflung.worker import state as worker
+from farflung.worker.records import State
 
 pytestmark = pytest.mark.faults
 
@@ -217,7 +218,7 @@ def obeys_an_attempt_that_is_over(patch: Patch) -> None:
 
     def wrong(before: Any, event: Any) -> Any:
         if isinstance(getattr(event, "message", None), Stop) and before.load is not None:
-            return worker.State(before.worker), [events.Drop("stopped")]
+            return State(before.worker), [events.Drop("stopped")]
         return None
 
     hears(patch, wrong)

@@ -41,7 +41,7 @@ from farflung.protocol.messages import (
 )
 from farflung.protocol.reachability import DialBack, NotReached
 from farflung.transport.timeouts import Timeouts
-from farflung.worker import events
+from farflung.worker import events, records
 from farflung.worker import state as machine
 
 TIMEOUTS = Timeouts(LEASE_SECONDS)
@@ -66,7 +66,7 @@ class WorkerProcess(Process):
 
     def begin(self) -> None:
         """Start with an empty memory, and register."""
-        self.state = machine.State(self.name)
+        self.state = records.State(self.name)
         self.compute = Compute(self)
         self.logged_from: int | None = None
         self._awaited: set[int] = set()

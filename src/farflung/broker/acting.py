@@ -16,9 +16,9 @@ from farflung.broker.arrivals import Arrival
 from farflung.broker.dispatcher import Dispatcher
 from farflung.broker.operators import Operators
 from farflung.broker.security.tokens import lets_in, token_id
+from farflung.broker.sessions import Caller
 from farflung.broker.storage.contract import BrokerStore
 from farflung.errors import FarflungError, IdentityError
-from farflung.protocol.fields import Message
 from farflung.protocol.membership import Drain, Draining
 from farflung.protocol.messages import (
     AllowMember,
@@ -27,8 +27,6 @@ from farflung.protocol.messages import (
     JobCancelled,
     MemberChanged,
     RemoveMember,
-    ToOperator,
-    decode,
 )
 from farflung.text import kind_of
 from farflung.transport.security.peer import Peer
@@ -41,24 +39,6 @@ _log = logging.getLogger("farflung.broker")
 
 class ActionRefused(FarflungError):
     """An action that may not be, or that failed; says why."""
-
-
-class _Caller:
-    """An `Origin` without a session: it takes the one answer to an action."""
-
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
-        self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-
-    def send_control(self, message: bytes) -> None:
-        """Take the answer."""
-        if not self.answer.done():
-            self.answer.set_result(decode(message, ToOperator))
-
-    async def close(self, reason: str) -> None:
-        """Take a refusal."""
-        if not self.answer.done():
-            self.answer.set_result(Denied(reason))
 
 
 class Acting:
@@ -95,7 +75,7 @@ class Acting:
             raise
         who, what = f"token {token_id(token.digest)}", type(action).__name__
         try:
-            caller = _Caller(await self._peer_of(token, action))
+            caller = Caller(await self._peer_of(token, action))
         except ActionRefused as error:
             _log.warning("%s may not do this on the page (%s): %s", who, what, error)
             raise

@@ -12,7 +12,7 @@ import msgspec
 
 from farflung.broker.core import events
 from farflung.broker.network.worker_addresses import WorkerAddresses, worker_addresses
-from farflung.broker.sessions import HolderSession, Origin, SessionRegistry
+from farflung.broker.sessions import Caller, HolderSession, Origin, SessionRegistry
 from farflung.errors import ProtocolError
 from farflung.protocol.fields import one_line
 from farflung.protocol.membership import Drain, Leaving
@@ -64,7 +64,7 @@ class Closed:
 class Arrival:
     """A message from `origin` or the end of that session, or an event without one.
 
-    What a caller without a session may ask for are events and `Drain`.
+    What a `Caller` may ask for are events and `Drain`.
     """
 
     origin: Origin | None
@@ -94,7 +94,7 @@ def events_of(
     if isinstance(content, Drain):
         yield events.LeaveAsked(now, content.worker, content.within_seconds, session.peer.id)
         return
-    assert isinstance(session, HolderSession)
+    assert not isinstance(session, Caller)
     match content:
         case Closed(reason):
             yield from _end_events(session, reason, sessions, now)

@@ -46,7 +46,7 @@ from farflung.broker.network.relays import Circuits
 from farflung.broker.planning.client import Clock, consider, plan
 from farflung.broker.planning.fair_lock import FairLock
 from farflung.broker.planning.messages import Searched
-from farflung.broker.sessions import HolderSession, Origin, SessionRegistry
+from farflung.broker.sessions import Caller, HolderSession, Origin, SessionRegistry
 from farflung.broker.storage.contract import BrokerStore
 from farflung.broker.survey.measurements import Measurements
 from farflung.broker.survey.topology import MeasuredTopology, topology_of
@@ -190,7 +190,7 @@ class Dispatcher:
             if words := log_lines.log_line(fact):
                 group.actions.append(partial(_log.info, "%s", words))
                 group.actions.append(partial(self.job_log.add, fact, self._clock(), words))
-            if isinstance(fact, facts.JobSubmitted) and isinstance(origin, HolderSession):
+            if isinstance(fact, facts.JobSubmitted) and not isinstance(origin, Caller | None):
                 self.sessions.jobs[fact.job] = origin
             self._forget_failed_links(fact)
         self._queue_commands(outcome, origin, group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from farflung.broker.core.events import Admit, Command, Hold, Reject, Reply, Send, SendToSubmitter
 from farflung.broker.network.allowances import OF_ROLE
@@ -16,20 +15,6 @@ from farflung.transport.failures import why_given_up
 from farflung.transport.link.link import Link
 from farflung.transport.link.session import Session
 from farflung.transport.security.peer import Peer
-
-
-class Origin(Protocol):
-    """Where a message came from: who sent it, and where its answer goes."""
-
-    @property
-    def peer(self) -> Peer:
-        """Who sent it."""
-
-    def send_control(self, message: bytes) -> None:
-        """Answer it."""
-
-    async def close(self, reason: str) -> None:
-        """Refuse it for good."""
 
 
 class HolderSession:
@@ -145,6 +130,28 @@ def _ignore_end(session: HolderSession, reason: str) -> None:
     """Replace the callback after the end was reported."""
 
 
+class Caller:
+    """Somebody who has no session, but may ask for one thing as `peer`: it takes the one `answer`."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def send_control(self, message: bytes) -> None:
+        """Take the answer."""
+        if not self.answer.done():
+            self.answer.set_result(messages.decode(message, messages.ToOperator))
+
+    async def close(self, reason: str) -> None:
+        """Take a refusal."""
+        if not self.answer.done():
+            self.answer.set_result(Denied(reason))
+
+
+Origin = HolderSession | Caller
+"""Where a message came from, and where its answer goes."""
+
+
 class SessionRegistry:
     """Sessions by worker and by job. A submitter may have several sessions; each holds jobs of its own."""
 
@@ -186,7 +193,7 @@ class SessionRegistry:
 
     def admit(self, command: Command, origin: Origin | None) -> HolderSession | None:
         """Register an admitted worker's session; returns the session that it replaces."""
-        if not isinstance(command, Admit) or not isinstance(origin, HolderSession):
+        if not isinstance(command, Admit) or origin is None or isinstance(origin, Caller):
             return None
         older = self.workers.get(command.worker)
         self.workers[command.worker] = origin
@@ -194,7 +201,7 @@ class SessionRegistry:
 
     def hold(self, command: Command, origin: Origin | None) -> HolderSession | None:
         """Let a session hold a job; returns the session that it replaces."""
-        if not isinstance(command, Hold) or not isinstance(origin, HolderSession):
+        if not isinstance(command, Hold) or origin is None or isinstance(origin, Caller):
             return None
         older = self.jobs.get(command.job)
         self.jobs[command.job] = origin

@@ -29,7 +29,8 @@ FASTER = 10.0
 
 class Busy(msgspec.Struct, frozen=True):
     """Seconds of a simulated step for which the busiest card computes, the busiest link sends and the busiest
-    codec thread codes; and those that one microbatch is under way, there and back.
+    codec thread codes; and those that one microbatch is under way, there and back. Farflung's links send in
+    both directions at a time; an opponent's seconds are of both.
     """
 
     compute: float
@@ -186,7 +187,6 @@ def _theirs(name: str, choice: Choice, fleet: Fleet) -> Raced:
         return step_seconds(schedule, moved, count)
 
     both = [a + b for a, b in zip(chain.there_seconds, chain.back_seconds, strict=True)]
-    turn = both if schedule == "gpipe" else [*chain.there_seconds, *chain.back_seconds]
     return Raced(
         workers=list(choice.workers),
         microbatches=count,
@@ -194,7 +194,7 @@ def _theirs(name: str, choice: Choice, fleet: Fleet) -> Raced:
         simulated_seconds=choice.seconds,
         busy=Busy(
             compute=(1 + BACKWARD_FACTOR) * count * max(chain.forward_seconds),
-            link=count * max(turn),  # GPipe fills one direction and then the other
+            link=count * max(both),  # over gloo one direction and then the other, by any schedule
             coding=0.0,
             latency=2 * sum(chain.latency_seconds),
         ),

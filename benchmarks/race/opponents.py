@@ -70,12 +70,12 @@ def step_seconds(schedule: str, chain: Chain, microbatches: int, gloo: bool = Tr
 
     With `gloo` it is as torch's schedules run over it: a message leaves once its receiver has said that it
     waits for it, which it does when it has nothing else to do, behind what it sends to that neighbour on the
-    same connection; and all schedules but GPipe wait for what they send. Without, a message leaves at once,
-    and no stage waits for it to be sent.
+    same connection; and stages of 1F1B wait for what they send. Without, a message leaves at once, and no
+    stage waits for it to be sent.
     """
     stages = len(chain.forward_seconds)
     tasks = [order_of(schedule, stage, stages, microbatches) for stage in range(stages)]
-    run = _Run(chain, gloo, waits=gloo and schedule != "gpipe")
+    run = _Run(chain, gloo, waits=gloo and schedule == "1f1b")
     at = [0] * stages
     while any(at[stage] < len(tasks[stage]) for stage in range(stages)):
         for stage in range(stages):

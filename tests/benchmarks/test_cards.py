@@ -60,6 +60,11 @@ def test_1f1b_fills_both_directions_and_gpipe_one_after_the_other() -> None:
     assert step_seconds("1f1b", chain, 50, gloo=False) == pytest.approx(51)
 
 
+def test_over_gloo_both_directions_take_turns_because_a_receiver_says_so_behind_what_it_sends() -> None:
+    chain = Chain((0.0, 0.0), (1.0,), (1.0,), (0.0,))
+    assert step_seconds("1f1b", chain, 50) == pytest.approx(100)
+
+
 def test_cards_that_do_not_hold_the_model_are_no_choice() -> None:
     sizes = [len(group) for group in holders(rooms(), block_bytes=0.3e9, blocks=9)]
     assert sizes == [3, 4]  # 0.9 of a gigabyte holds three blocks

@@ -124,7 +124,7 @@ class Pair:
         if coded is not None and len(coded.data):
             arrived = tensors.allocate(len(coded.data))
             arrived[:] = coded.data
-            parcel = Parcel(*parcel[:-1], Coded(coded.codec, arrived))
+            parcel = parcel.carrying(Coded(coded.codec, arrived))
         self.threads[outgoing.peer].receive(ATTEMPT, parcel)
 
     def step(self) -> float:

@@ -73,7 +73,7 @@ class _Worker:
             stated = self.runners[parcel.target].segment.values[parcel.value]
             received = memoryview(bytearray()) if read is None else read
             array = self._backend.enter(received, Form.of(stated, self._batch))
-        self._executor.receive(Parcel(*parcel[:-1], array))
+        self._executor.receive(parcel.carrying(array))
 
     def _copied(self, parcel: Parcel[Coded]) -> Parcel[Coded]:
         """The parcel as it arrives, in memory that the backend gave."""
@@ -81,11 +81,11 @@ class _Worker:
             return parcel
         buffer = self._backend.allocate(len(parcel.payload.data))
         buffer[:] = parcel.payload.data
-        return Parcel(*parcel[:-1], parcel.payload._replace(data=buffer))
+        return parcel.carrying(parcel.payload._replace(data=buffer))
 
     def send(self, parcel: Parcel[Any]) -> None:
         leave = self._backend.memory if self._coding is None else self._backend.leave
-        self._posted.append(Parcel(*parcel[:-1], None if parcel.payload is None else leave(parcel.payload)))
+        self._posted.append(parcel.carrying(None if parcel.payload is None else leave(parcel.payload)))
 
     def take_posted(self) -> list[Parcel[Coded]]:
         """What it has to say since the last call, written after the tasks, as by a codec thread."""
@@ -93,7 +93,7 @@ class _Worker:
         if self._coding is not None:
             return [self._coding.encode(parcel) for parcel in posted]
         dense = [None if parcel.payload is None else Coded(0, parcel.payload) for parcel in posted]
-        return [Parcel(*parcel[:-1], data) for parcel, data in zip(posted, dense, strict=True)]
+        return [parcel.carrying(data) for parcel, data in zip(posted, dense, strict=True)]
 
     def ready(self, unit: Unit, shares: list[SegmentShare]) -> None:
         self.shares = shares

@@ -52,3 +52,40 @@ def test_what_cannot_be_padded_is_named(items: list[Any], words: str) -> None:
 def test_a_length_that_is_none_is_refused(length: Any) -> None:
     with pytest.raises(JobError, match="length must be a whole number"):
         Pad(length)
+
+
+def test_a_batch_gets_the_least_of_several_lengths_that_holds_its_longest_item() -> None:
+    pad = Pad((2, 4, 8), {"x": 9})
+    assert pad([{"x": [1]}, {"x": [1, 2]}])["x"].tolist() == [[1, 9], [1, 2]]
+    assert pad([{"x": [1, 2, 3]}, {"x": torch.arange(4)}])["x"].shape == (2, 4)
+    assert pad([{"x": [1], "y": torch.ones(5, 2)}])["y"].shape == (1, 8, 2)
+    assert pad.at(8)([{"x": [1]}])["x"].tolist() == [[1, 9, 9, 9, 9, 9, 9, 9]]
+    assert pad.lengths == (2, 4, 8) and Pad(3).lengths == (3,)
+
+
+def test_an_item_longer_than_all_lengths_is_refused_or_cut() -> None:
+    with pytest.raises(JobError, match=r"'x' of an item has length 9, Pad has 8: .* truncate=True"):
+        Pad([2, 8])([{"x": [1]}, {"x": [1] * 9}])
+    assert Pad([2, 8], truncate=True)([{"x": [1] * 9}])["x"].shape == (1, 8)
+    with pytest.raises(JobError, match="has length 3, Pad has 2"):
+        Pad([2, 8]).at(2)([{"x": [1, 2, 3]}])
+    assert Pad([2, 8]).at(2, truncate=True)([{"x": [1, 2, 3]}])["x"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("lengths", [[8, 2], [2, 2], (4, 4, 8)])
+def test_lengths_that_are_not_ascending_are_refused(lengths: Any) -> None:
+    with pytest.raises(JobError, match="lengths must be ascending, each once, found"):
+        Pad(lengths)
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 2], [1.5, 2], "ab", [True, 2]])
+def test_lengths_that_are_none_are_refused(lengths: Any) -> None:
+    with pytest.raises(JobError, match="length must be a whole number of at least 1, or several"):
+        Pad(lengths)
+
+
+def test_a_tokenizer_without_a_pad_token_is_named() -> None:
+    with pytest.raises(
+        JobError, match=r"nothing is given to fill 'input_ids' with: .* give its eos_token_id"
+    ):
+        Pad([2, 8], {"input_ids": None})  # type: ignore[dict-item]

@@ -38,7 +38,9 @@ def compiled(run: Run) -> Run:
 def _compile(segment: TorchSegment) -> None:
     given = segment.segment.without_metrics()
     made = CompiledPass(given, 2, segment._entries, segment._state, segment._place)
-    segment._pass = RecomputingPass(made) if isinstance(segment._pass, RecomputingPass) else made
+    (sized,) = segment._sized
+    again = isinstance(sized.training, RecomputingPass)
+    segment._sized = [sized._replace(training=RecomputingPass(made) if again else made)]
 
 
 @pytest.mark.parametrize(

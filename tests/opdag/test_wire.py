@@ -242,8 +242,8 @@ def test_segments_are_consistent() -> None:
 
 def test_versions() -> None:
     newer = "install a newer farflung"
-    refuse("chain", lambda d: d.update(version=3), f"format version 3.*{newer}")
-    refuse("chain", lambda d: d.update(version=3, opset={"anything": [1]}, more=1), newer)
+    refuse("chain", lambda d: d.update(version=4), f"format version 4.*{newer}")
+    refuse("chain", lambda d: d.update(version=4, opset={"anything": [1]}, more=1), newer)
     refuse("chain", lambda d: d.update(opset=opset.version() + 1), f"needs opset version.*{newer}")
     refuse("chain", lambda d: d.update(opset=0), "cannot be read")
     refuse("chain", lambda d: d.update(version=0), "cannot be read")

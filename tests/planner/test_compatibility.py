@@ -55,3 +55,11 @@ def test_there_must_be_as_many_as_were_asked_for() -> None:
         require_able(5, 0, out)
     with pytest.raises(PlanError, match=r"2 workers were asked for, 1 of 6 here can run .*: w0: "):
         require_able(6, 2, out)
+
+
+def test_a_backend_that_runs_one_length_is_left_out_of_jobs_with_several() -> None:
+    abilities = {"a": Ability(1, ("length_buckets",), "jax 0.10"), "b": Ability(1)}
+    assert unable(Needs(1, OPS), abilities) == {}
+    assert unable(Needs(1, OPS, buckets=True), abilities) == {
+        "a": "its backend (jax 0.10) has no length_buckets: join it with another --backend"
+    }

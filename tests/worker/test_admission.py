@@ -281,3 +281,38 @@ def test_in_the_warm_up_only_the_first_pipeline_is_fed() -> None:
     assert Admission("a", apart(warmup=2)).admit("desk", fed)
     with pytest.raises(ProtocolError, match="microbatch 1 of unit 0, which is not due"):
         Admission("d", apart(warmup=2)).admit("desk", changed(fed, target=3))
+
+
+def in_lengths(*lengths: int) -> Load:
+    """The load of a job with batches of these lengths."""
+    whole = load()
+    return msgspec.structs.replace(whole, training=msgspec.structs.replace(whole.training, lengths=lengths))
+
+
+def test_values_of_shorter_batches_are_smaller_and_have_no_codec() -> None:
+    admission = Admission("b", in_lengths(8, 16, 32))
+    assert admission.admit("a", changed(VALUE, bucket=2, bytes=8))
+    assert admission.admit("a", changed(VALUE, microbatch=1, bucket=1, bytes=32))  # as one without a length
+    with pytest.raises(ProtocolError, match="in bucket 3, which the job lacks"):
+        admission.admit("a", changed(VALUE, unit=1, bucket=3, bytes=8))
+    with pytest.raises(ProtocolError, match=r"expected at most 32 \(codec 0\) in a shorter bucket"):
+        admission.admit("a", changed(VALUE, unit=1, bucket=1, bytes=33))
+    with pytest.raises(ProtocolError, match="in a shorter bucket"):
+        admission.admit("a", changed(VALUE, unit=1, bucket=1, bytes=8, codec=1))
+    with pytest.raises(ProtocolError, match=r"expected 32 \(codec 0\)"):
+        admission.admit("a", changed(VALUE, unit=1, bytes=8))
+
+
+def test_an_answer_to_a_fed_value_is_empty_in_each_bucket() -> None:
+    admission = Admission("b", in_lengths(8, 16))
+    admission.on_sent(changed(SENT, bucket=1, bytes=16))
+    assert admission.admit("c", changed(GRADIENT, bucket=1, bytes=16))
+    ends = Admission("a", in_lengths(8, 16))
+    ends.on_sent(changed(VALUE, bucket=1, bytes=16))
+    with pytest.raises(ProtocolError, match="in a shorter bucket"):
+        ends.admit("b", changed(ANSWER, bucket=1, bytes=33))
+
+
+def test_a_job_of_one_length_has_no_bucket() -> None:
+    with pytest.raises(ProtocolError, match="in bucket 1, which the job lacks"):
+        Admission("b", load()).admit("a", changed(VALUE, bucket=1, bytes=8))

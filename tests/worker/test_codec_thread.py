@@ -54,13 +54,13 @@ class Fake:
     def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
         assert self.may_write.wait(PATIENCE_SECONDS)
         self.calls.append(("encode", parcel.microbatch))
-        return Parcel(*parcel[:-1], None)
+        return parcel.carrying(None)
 
     def decode(self, parcel: Parcel[Coded], allocate: Any) -> Parcel[memoryview]:
         if parcel.microbatch < 0:
             raise CodecError("damaged")
         self.calls.append(("decode", parcel.unit, parcel.microbatch))
-        return Parcel(*parcel[:-1], None)
+        return parcel.carrying(None)
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         return parcel.unit > self.current

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured
+from tests.support import lengths
 from tests.worker.loads import STEPS, fresh, load
 from torch import Tensor
 
+from farflung.client.capture.check import capture_shapes
 from farflung.errors import CodecError, FarflungError, GraphError
 from farflung.opdag import wire
 from farflung.opdag.capture import capture
 from farflung.planner import PlannedJob, plan_graph
 from farflung.planner.replicas import evenly_replicated
+from farflung.plans import LinkCodec, Plan
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.emulated.backend import EmulatedBackend
@@ -199,3 +203,48 @@ def test_a_plan_that_was_not_unfolded_is_refused() -> None:
     job = msgspec.structs.replace(job, plan=folded)
     with pytest.raises(GraphError, match="the plan is folded"):
         load_segments("b", job, StateReceiver(job, [0], 10**9, fresh), 10**9, TorchBackend())
+
+
+def in_lengths(training: Training, plan: Plan | None = None) -> Load:
+    """An emulated job of a GPT that was captured at three lengths, on two workers."""
+    job = lengths.language(validation=None)
+    made = plan_graph(capture_shapes(job).graph, 4, 2, ["a", "b"])
+    programs = [SegmentProgram(number, program) for number, program in enumerate(made.programs)]
+    return Load("job-1", 1, plan or made.plan, training, programs, {}, "desk")
+
+
+def load_emulated(job: Load) -> dict[int, Any]:
+    receiver = StateReceiver(job, [0], 10**6, fresh)
+    return dict(load_segments("a", job, receiver, 10**10, EmulatedBackend(1.0)))
+
+
+def test_programs_have_the_lengths_of_the_job() -> None:
+    training = msgspec.structs.replace(lengths.language(validation=None).training(), emulated=True)
+    whole = in_lengths(training)
+    assert set(load_emulated(whole)) == {0}
+    for other in ((), (8, 32), (8, 15, 32)):
+        changed = msgspec.structs.replace(training, lengths=other)
+        with pytest.raises(GraphError, match="the program of segment 0 has other lengths than the job"):
+            load_emulated(msgspec.structs.replace(whole, training=changed))
+
+
+def test_a_job_with_several_lengths_has_no_codecs_of_links() -> None:
+    training = msgspec.structs.replace(lengths.language(validation=None).training(), emulated=True)
+    whole = in_lengths(training.with_codecs(("int8",)))
+    plan = msgspec.structs.replace(whole.plan, codecs=[LinkCodec("a", "b", "int8/int8", 4.0)])
+    for job in (
+        msgspec.structs.replace(whole, plan=plan),
+        msgspec.structs.replace(whole, training=msgspec.structs.replace(training, compiled=True)),
+    ):
+        with pytest.raises(GraphError, match="several lengths has no codecs of links, and is not compiled"):
+            load_emulated(job)
+
+
+def test_a_segment_that_gets_no_value_cannot_know_the_length() -> None:
+    training = msgspec.structs.replace(lengths.language(validation=None).training(), emulated=True)
+    whole = in_lengths(training)
+    edges = [edge for edge in whole.plan.edges if edge.target != 0]
+    with pytest.raises(
+        GraphError, match="segment 0 gets no value, so it cannot know a batch's length: use fewe"
+    ):
+        load_emulated(msgspec.structs.replace(whole, plan=msgspec.structs.replace(whole.plan, edges=edges)))

@@ -29,6 +29,8 @@ It is float32 of shape (batch,), the same number for each sample.
 """
 
 MOST_METRICS = 100
+MOST_BUCKETS = 16
+"""Lengths of one job."""
 MetricValues = Annotated[list[ValueId], Meta(min_length=1, max_length=2)]
 
 InputKind = Literal["input", "parameter", "buffer", "constant"]
@@ -133,6 +135,24 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: bytes
 
 
+class Bucket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is different in a graph or segment at a shorter length: nothing but sizes and other literals.
+
+    `values` has the shapes that differ, `arguments` those of nodes by number, and `constants` whole ones.
+    See `opdag.buckets`.
+    """
+
+    length: Annotated[int, Meta(ge=1, le=2**31)]
+    values: Annotated[
+        dict[ValueId, Annotated[list[Dimension], Meta(max_length=MOST_RANK)]], Meta(max_length=1_000_000)
+    ] = {}
+    arguments: Annotated[dict[ValueId, Arguments], Meta(max_length=100_000)] = {}
+    constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)] = {}
+
+
+Buckets = Annotated[list[Bucket], Meta(max_length=MOST_BUCKETS - 1)]
+
+
 class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole model, forward pass and loss.
 
@@ -140,7 +160,8 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buffer to the value that replaces it when the step is applied. `ties` maps other names of parameters and
     buffers to those that `inputs` uses. `opset` is the lowest version of the opset that has all ops of the
     nodes. `metrics` maps a metric to the float32 scalars that evaluations report: its mean over a microbatch,
-    or a sum and the count that divides it. Training computes no node that only metrics need.
+    or a sum and the count that divides it. Training computes no node that only metrics need. A model that was
+    captured at several lengths has the sizes of the longest, and `buckets` for the others, longest first.
     """
 
     version: int
@@ -153,6 +174,7 @@ class Graph(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ties: Annotated[dict[Name, Name], Meta(max_length=100_000)]
     constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)]
     metrics: Annotated[dict[Name, MetricValues], Meta(max_length=MOST_METRICS)] = {}
+    buckets: Buckets = []
 
     def producers(self) -> dict[int, int]:
         """Value id -> position in `nodes` of the node that computes it."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farflung.opdag.analysis import differentiable_values, live_nodes, needed_for, static_values
+from farflung.opdag.buckets import part_of
 from farflung.opdag.graph import Graph, Input, Node
 from farflung.opdag.opset import needed_version
 from farflung.opdag.segment import Segment
@@ -137,6 +138,7 @@ class Partition:
             mutations=mutations,
             constants={e.name: graph.constants[e.name] for e in inputs if e.kind == "constant"},
             metrics=sorted({v for v in graph.metric_values() if self._maker[v] == number}),
+            buckets=[part_of(bucket, known, nodes, inputs) for bucket in graph.buckets],
         )
 
     def _inputs_held(self, nodes: Sequence[Node], mutations: Mapping[str, int]) -> list[Input]:
@@ -152,7 +154,8 @@ def legal_positions(graph: Graph) -> NDArray[np.bool_]:
     """Whether the graph may be cut at each position, [nodes + 1].
 
     A cut must not separate the uses of a mutated buffer: its new value belongs to one segment. Nor may it
-    separate what only metrics need, at the end of the graph, from the node before it.
+    separate what only metrics need, at the end of the graph, from the node before it. With buckets, the first
+    segment reads a model input.
     """
     legal = np.ones(len(graph.nodes) + 1, dtype=bool)
     producers = graph.producers()
@@ -165,4 +168,21 @@ def legal_positions(graph: Graph) -> NDArray[np.bool_]:
         trained = live_nodes(msgspec.structs.replace(graph, metrics={}))
         last = max((at for at, live in enumerate(trained) if live), default=0)
         legal[last + 1 : len(graph.nodes)] = False
+    if graph.buckets:
+        legal[1 : _first_fed(graph) + 1] = False
     return legal
+
+
+def _first_fed(graph: Graph) -> int:
+    """The position of the first node that depends on the microbatch and is not recomputed in each segment.
+
+    The segment that has it learns from the feeder which bucket is due.
+    """
+    static = static_values(graph)
+    fed = {entry.value for entry in graph.inputs_of("input")}
+    for at, node in enumerate(graph.nodes):
+        if fed.intersection(node.reads()):
+            if not static.issuperset(node.writes()):
+                return at
+            fed.update(node.writes())
+    return 0

@@ -14,6 +14,7 @@ from msgspec import Meta
 from farflung.opdag.graph import (
     MOST_METRICS,
     Argument,
+    Buckets,
     Constant,
     Input,
     Name,
@@ -31,6 +32,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     buffers it updates (a parameter's first user owns it; other users share the owner's tensor on the same
     worker and add their gradients there). `receives` and `sends` are value ids that cross the cut,
     `differentiable` those of them whose gradient is sent back. `metrics` are scalars that evaluations report.
+    `buckets` are those of the graph, as far as they are about the segment.
     """
 
     version: int
@@ -47,6 +49,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mutations: Annotated[dict[Name, ValueId], Meta(max_length=100_000)]
     constants: Annotated[dict[Name, Constant], Meta(max_length=100_000)]
     metrics: Annotated[list[ValueId], Meta(max_length=2 * MOST_METRICS)] = []
+    buckets: Buckets = []
 
     def without_metrics(self) -> Segment:
         """The segment as training runs it: without metrics, and without nodes that only they need."""

@@ -7,7 +7,7 @@ anything runs (`runtime.torch_backend.verify`).
 Older wire formats are converted to the current one here, and nowhere else, so readers know only one format.
 
 Format 1 named the opset by a hash of its table, and there was one table. Format 2 gives the lowest version of
-the opset that has all ops of the document.
+the opset that has all ops of the document. Format 3 is that of documents with buckets (`opdag.buckets`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import msgspec
 from msgspec import Meta, Raw
 
 from farflung.errors import GraphError
+from farflung.opdag.buckets import in_buckets, require_buckets
 from farflung.opdag.graph import FLOATING, ITEM_BYTES, BatchSize, Constant, Graph, Input, Node, ValueType
 from farflung.opdag.opset import check_arguments, schema_hash, version
 from farflung.opdag.segment import Segment
 from farflung.text import printable
 
-NEWEST = 2
+NEWEST = 3
 
 Fields = Annotated[dict[Annotated[str, Meta(max_length=64)], Raw], Meta(max_length=32)]
 
@@ -49,12 +50,12 @@ def upgraded(data: bytes) -> bytes:
             f"the OP-DAG has format version {version}, this farflung reads up to {NEWEST}: "
             "install a newer farflung"
         )
-    if version == NEWEST:
+    if version >= FORMAT_VERSION:
         return data
     fields = msgspec.msgpack.decode(data, type=Fields)
-    for older in range(version, NEWEST):
+    for older in range(version, FORMAT_VERSION):
         _UPGRADES[older](fields)
-    fields["version"] = Raw(msgspec.msgpack.encode(NEWEST))
+    fields["version"] = Raw(msgspec.msgpack.encode(FORMAT_VERSION))
     return msgspec.msgpack.encode(fields)
 
 
@@ -71,7 +72,8 @@ def _from_format_1(fields: Fields) -> None:
 _UPGRADES: dict[int, Callable[[Fields], None]] = {1: _from_format_1}
 
 
-FORMAT_VERSION = NEWEST
+FORMAT_VERSION = 2
+"""The format of a document without buckets, which older versions can read, too."""
 MAXIMUM_BYTES = 64 * 2**20
 MAXIMUM_CONSTANT_BYTES = 16 * 2**20
 MAXIMUM_ELEMENTS = 2**31
@@ -82,7 +84,11 @@ Document = TypeVar("Document", Graph, Segment)
 
 def dump(document: Graph | Segment) -> bytes:
     """The graph or segment as msgpack."""
-    return msgspec.msgpack.encode(document)
+    if document.buckets:
+        return msgspec.msgpack.encode(document)
+    fields = msgspec.structs.asdict(document)
+    del fields["buckets"]
+    return msgspec.msgpack.encode(fields)
 
 
 def load_graph(data: bytes, batch: int = 1) -> Graph:
@@ -94,6 +100,23 @@ def load_graph(data: bytes, batch: int = 1) -> Graph:
         The graph breaks a rule of the format, the opset or the limits; the message names the first one.
     """
     graph = _decode(data, Graph)
+    _check_buckets(graph, batch)
+    for one in in_buckets(graph):
+        _check_graph(one, batch)
+    return graph
+
+
+def _check_buckets(document: Graph | Segment, batch: int) -> None:
+    require_buckets(document, batch)
+    constants = [one for bucket in document.buckets for one in bucket.constants.values()]
+    if sum(len(constant.data) for constant in constants) > MAXIMUM_CONSTANT_BYTES:
+        raise GraphError(
+            f"constants that depend on the length take more than {MAXIMUM_CONSTANT_BYTES} bytes: give Pad"
+            " fewer lengths"
+        )
+
+
+def _check_graph(graph: Graph, batch: int) -> None:
     types = dict(enumerate(graph.values))
     defined = _check_values(types, graph.inputs, (), graph.nodes, batch, graph.opset)
     _check_defined([graph.loss, *graph.mutations.values()], defined, "the loss or a mutation")
@@ -104,12 +127,18 @@ def load_graph(data: bytes, batch: int = 1) -> Graph:
     state = {entry.name for entry in graph.inputs if entry.kind in ("parameter", "buffer")}
     if any(name not in state or alias in state for alias, name in graph.ties.items()):
         raise GraphError("a tie must map another name to a parameter or buffer of the graph")
-    return graph
 
 
 def load_segment(data: bytes, batch: int = 1) -> Segment:
     """Read and validate one segment; see `load_graph`."""
     segment = _decode(data, Segment)
+    _check_buckets(segment, batch)
+    for one in in_buckets(segment):
+        _check_segment(one, batch)
+    return segment
+
+
+def _check_segment(segment: Segment, batch: int) -> None:
     defined = _check_values(
         segment.values, segment.inputs, segment.receives, segment.nodes, batch, segment.opset
     )
@@ -127,7 +156,6 @@ def load_segment(data: bytes, batch: int = 1) -> Segment:
         raise GraphError("a gradient crosses the segment's border where no value does")
     if any(segment.values[value].dtype not in FLOATING for value in segment.differentiable):
         raise GraphError("a value that is not floating point has no gradient")
-    return segment
 
 
 def _decode(data: bytes, kind: type[Document]) -> Document:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farflung.errors import PlanError
+from farflung.opdag.buckets import BUCKETS
 from farflung.opdag.graph import Graph
 from farflung.opdag.opset import lookup
 from farflung.plans.ability import Ability
@@ -17,17 +18,23 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model needs of its workers: the opset version, the ops and the element types it uses."""
+    """What a model needs of its workers: opset version, ops and element types, and whether it has buckets."""
 
     opset: int
     ops: frozenset[str]
     types: frozenset[str] = frozenset()
+    buckets: bool = False
 
     @classmethod
     def of(cls, graph: Graph) -> Needs:
         """What the nodes and values of a graph need."""
         types = frozenset(kind.dtype for kind in graph.values)
-        return cls(graph.opset, frozenset(node.op for node in graph.nodes), types)
+        return cls(graph.opset, frozenset(node.op for node in graph.nodes), types, bool(graph.buckets))
+
+    @property
+    def of_backend(self) -> frozenset[str]:
+        """What a backend may lack, as it says so."""
+        return self.ops | {BUCKETS} if self.buckets else self.ops
 
 
 def unable(needs: Needs, abilities: Mapping[str, Ability]) -> dict[str, str]:
@@ -42,7 +49,7 @@ def unable(needs: Needs, abilities: Mapping[str, Ability]) -> dict[str, str]:
                 else f"is below {needs.opset}"
             )
             unable[worker] = f"its opset version {ability.opset} {ops}: install a newer farflung there"
-        elif missing := sorted(needs.ops.intersection(ability.lacks)):
+        elif missing := sorted(needs.of_backend.intersection(ability.lacks)):
             framework = printable(ability.framework[:60])
             backend = f"its backend ({framework})" if framework else "its backend"
             unable[worker] = f"{backend} has no {and_more(missing, NAMED)}: join it with another --backend"

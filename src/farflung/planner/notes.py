@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from farflung.opdag.graph import Graph
 from farflung.opdag.opset import lookup
@@ -51,6 +51,13 @@ def mode_notes(
     if compiled:
         how = f"compiled, so they load longer; {how}"
     return [printable(f"{and_more(gpus, NAMED)}: {how} (Job's `deterministic` says which)")]
+
+
+def length_notes(lengths: Sequence[int]) -> list[str]:
+    """A note on which of several lengths of batches is planned for."""
+    if not lengths:
+        return []
+    return [f"planned for batches of length {lengths[-1]}, the longest; shorter ones take less time"]
 
 
 def recomputing_notes(plan: Plan) -> list[str]:

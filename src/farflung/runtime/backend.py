@@ -44,8 +44,8 @@ REPEATABLE = ("", "cpu", EMULATED)
 class Offer(NamedTuple):
     """The device as it is described to the broker; `framework` includes the version.
 
-    `lacks` are ops of the opset and element types that the backend refuses: it is left out of plans for
-    models with these. A task keeps so many `threads` busy.
+    `lacks` are ops of the opset and element types that the backend refuses, and `opdag.buckets.BUCKETS` if it
+    runs one length only: it is left out of plans for models with these. A task keeps so many `threads` busy.
     """
 
     kind: str
@@ -109,10 +109,13 @@ class SegmentRunner(Protocol[Array]):
     def close(self) -> None:
         """Stop background work; the runner is not used again."""
 
-    def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Array]) -> Mapping[int, Array]:
+    def forward(
+        self, unit: Unit, microbatch: int, values: Mapping[int, Array], bucket: int = 0
+    ) -> Mapping[int, Array]:
         """Run one microbatch on its inputs and received values by id; returns the values to send.
 
-        In a training unit, tensors that backward needs are kept until then. Returned arrays never change.
+        Its sizes are those of a `bucket` of the segment (`opdag.buckets`). In a training unit, tensors that
+        backward needs are kept until then. Returned arrays never change.
         """
 
     def backward(

@@ -87,7 +87,7 @@ class Coding:
         mask = self._mask_of(parcel) if parcel.gradient else None
         tensor = parcel.payload
         if tensor is None:
-            return Parcel(*parcel[:-1], None)
+            return parcel.carrying(None)
         number, name = self._book.codec_for(parcel)
         summed = self._book.sum_form(parcel)
         if summed is not None and not self._unit(parcel).alone:
@@ -96,7 +96,7 @@ class Coding:
             data = self._carrier.memory(tensor)
             self._book.count(parcel, len(data))
             self._sample(parcel, tensor, mask, None)
-            return Parcel(*parcel[:-1], Coded(0, data))
+            return parcel.carrying(Coded(0, data))
         edge, began = edge_key(parcel), time.thread_time()
         array = self._carrier.array(tensor, self._book.forms[edge])
         coder = self._coder(edge, parcel.gradient, name)
@@ -106,7 +106,7 @@ class Coding:
         payload = encoded.joined()
         self._book.add_coding_seconds(parcel.target, time.thread_time() - began)
         self._sample(parcel, tensor, mask, (name, coder, payload))
-        return Parcel(*parcel[:-1], Coded(number, memoryview(payload)))
+        return parcel.carrying(Coded(number, memoryview(payload)))
 
     def decode(self, parcel: Parcel[Coded], allocate: Allocate) -> Parcel[Any]:
         """Decode a received parcel, into a tensor of the carrier; what is dense stays in the host's memory.
@@ -121,7 +121,7 @@ class Coding:
         if coded is None or not coded.codec:
             if coded is not None and not parcel.gradient:
                 self._note_input(parcel, coded.data)
-            return Parcel(*parcel[:-1], None if coded is None else coded.data)
+            return parcel.carrying(None if coded is None else coded.data)
         form, name = self._book.codec_of(parcel, coded.codec)
         tensor, began = self._carrier.allocate(form, allocate), time.thread_time()
         try:
@@ -137,7 +137,7 @@ class Coding:
             why = f"{self._book.describe(parcel)} cannot be decoded: {error}"
             raise PayloadError(why, self._book.sender(parcel)) from error
         self._book.add_coding_seconds(parcel.source, time.thread_time() - began)
-        return Parcel(*parcel[:-1], tensor)
+        return parcel.carrying(tensor)
 
     def _encode_sum(self, parcel: Parcel[Any], form: Form, number: int) -> Parcel[Coded]:
         """Encode what a sum sends from site to site, also to its owner itself."""
@@ -146,7 +146,7 @@ class Coding:
         self._book.count(parcel, len(payload), not_finite)
         if parcel.target != parcel.source:
             self._book.add_coding_seconds(parcel.target, time.thread_time() - began)
-        return Parcel(*parcel[:-1], Coded(number, memoryview(payload)))
+        return parcel.carrying(Coded(number, memoryview(payload)))
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         """Whether a parcel must wait for its unit to begin, because its codec's state is still an old one."""

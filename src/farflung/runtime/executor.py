@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, NamedTuple, Protocol
 
+from farflung.errors import PayloadError
 from farflung.plans import FEEDER, Edge, Plan
 from farflung.runtime.backend import Array, SegmentRunner
 from farflung.runtime.parcel import Parcel
@@ -58,6 +59,7 @@ class _UnitState(Generic[Array]):
     sums: UnitSums[Array]
     values: dict[tuple[int, int], dict[int, Array]] = field(default_factory=dict)
     gradients: dict[tuple[int, int], dict[tuple[int, int], Array]] = field(default_factory=dict)
+    buckets: dict[int, int] = field(default_factory=dict)
     begins_sums: bool = True
     reported: bool = False
 
@@ -90,7 +92,13 @@ class Executor(Generic[Array]):
         self._pipeline = plan.pipeline_of(min(self._segments))
 
     def receive(self, parcel: Parcel[Array]) -> None:
-        """Take a parcel for one of this worker's segments."""
+        """Take a parcel for one of this worker's segments.
+
+        Raises
+        ------
+        PayloadError
+            It is in another bucket than the microbatch was before.
+        """
         state = self._unit(parcel.unit)
         if state is None:
             return
@@ -98,6 +106,12 @@ class Executor(Generic[Array]):
             message = SumMessage(*parcel[2:5], not parcel.gradient, parcel.payload)
             self._post_sums(state, state.sums.receive(message))
             return
+        if state.buckets.setdefault(parcel.microbatch, parcel.bucket) != parcel.bucket:
+            raise PayloadError(
+                f"value {parcel.value} of microbatch {parcel.microbatch} came in bucket {parcel.bucket},"
+                f" others of it in {state.buckets[parcel.microbatch]}",
+                self._plan.seats().get(parcel.source),
+            )
         key = (parcel.target, parcel.microbatch)
         if parcel.gradient:
             if parcel.payload is not None:
@@ -197,9 +211,10 @@ class Executor(Generic[Array]):
 
     def _forward(self, state: _UnitState[Array], task: Task) -> None:
         values = state.values.pop((task.segment, task.microbatch), {})
-        results = self._segments[task.segment].forward(state.unit, task.microbatch, values)
+        bucket = state.buckets.get(task.microbatch, 0)
+        results = self._segments[task.segment].forward(state.unit, task.microbatch, values, bucket)
         for edge in self._outgoing.get(task.segment, []):
-            self._send(state.unit, task, edge.target, edge.value, False, results[edge.value])
+            self._send(state, task, edge.target, edge.value, False, results[edge.value])
 
     def _backward(self, state: _UnitState[Array], task: Task) -> None:
         """Run backward, which sends gradients as soon as they exist, then empty ones for all other edges."""
@@ -209,7 +224,7 @@ class Executor(Generic[Array]):
 
         def emit(value: int, gradient: Array) -> None:
             sent.add(value)
-            self._send(state.unit, task, sources[value], value, True, gradient)
+            self._send(state, task, sources[value], value, True, gradient)
 
         if state.unit.train:
             arrived = state.gradients.pop((task.segment, task.microbatch), {})
@@ -217,19 +232,27 @@ class Executor(Generic[Array]):
             self._segments[task.segment].backward(state.unit, task.microbatch, summed, emit)
         for edge in incoming:
             if edge.value not in sent and (edge.source != FEEDER or not state.unit.train):
-                self._send(state.unit, task, edge.source, edge.value, True, None)
+                self._send(state, task, edge.source, edge.value, True, None)
 
     def _accumulate(self, state: _UnitState[Array], task: Task) -> None:
         """Accumulate, then release the microbatch's model inputs, so that the feeder may send more."""
         self._segments[task.segment].accumulate(state.unit, task.microbatch)
         for edge in self._incoming.get(task.segment, []):
             if edge.source == FEEDER:
-                self._send(state.unit, task, FEEDER, edge.value, True, None)
+                self._send(state, task, FEEDER, edge.value, True, None)
 
     def _send(
-        self, unit: Unit, task: Task, target: int, value: int, gradient: bool, payload: Array | None
+        self,
+        state: _UnitState[Array],
+        task: Task,
+        target: int,
+        value: int,
+        gradient: bool,
+        payload: Array | None,
     ) -> None:
-        parcel = Parcel(unit.number, task.microbatch, task.segment, target, value, gradient, payload)
+        unit, microbatch = state.unit.number, task.microbatch
+        bucket = state.buckets.get(microbatch, 0)
+        parcel = Parcel(unit, microbatch, task.segment, target, value, gradient, payload, bucket)
         if target in self._segments:
             self.receive(parcel)
         else:

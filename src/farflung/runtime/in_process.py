@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from farflung.errors import PlanError
+from farflung.opdag.buckets import bucket_of, input_shapes
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, LinkCodec, Plan
@@ -64,6 +65,7 @@ class InProcessPipeline:
         self._training = training
         self._is_host = device.type == "cpu"
         self._names = {entry.value: entry.name for entry in graph.inputs_of("input")}
+        self._shapes = input_shapes(graph, training.microbatch_size)
         copies = [{name: t.detach().clone() for name, t in state.items()} for _ in plan.pipelines[1:]]
         states = [state, *copies]
         self.segments = [
@@ -164,14 +166,16 @@ class InProcessPipeline:
         }
 
     def _feed(self, unit: int, microbatch: int, batch: Mapping[str, Tensor], count: int, alone: bool) -> None:
+        found = {name: tuple(tensor.shape) for name, tensor in batch.items()}
+        bucket = bucket_of(self._shapes, found) or 0
         for edge in self._plan.edges:
             if edge.source == FEEDER and microbatch in self._plan.microbatches_of(edge.target, count, alone):
                 tensor = batch[self._names[edge.value]]
-                parcel = Parcel(unit, microbatch, FEEDER, edge.target, edge.value, False, tensor)
+                parcel = Parcel(unit, microbatch, FEEDER, edge.target, edge.value, False, tensor, bucket)
                 worker = self._plan.worker_of(edge.target)
                 if worker in self.codings:
                     whole = Coded(0, tensors.memory(tensor.contiguous()))
-                    self.codings[worker].decode(Parcel(*parcel[:-1], whole), tensors.allocate)
+                    self.codings[worker].decode(parcel.carrying(whole), tensors.allocate)
                 self._executors[worker].receive(parcel)
 
     def _deliver(self) -> bool:
@@ -193,11 +197,11 @@ class InProcessPipeline:
             return parcel
         leaving = tensors.memory if self._is_host else torch.Tensor.detach
         data = None if parcel.payload is None else leaving(parcel.payload)
-        coded = self.codings[source].encode(Parcel(*parcel[:-1], data))
+        coded = self.codings[source].encode(parcel.carrying(data))
         read = self.codings[target].decode(coded, tensors.allocate)
         if coded.payload is None or not coded.payload.codec or parcel.payload is None:
             return parcel
         if not self._is_host:
             return read
         whole = torch.frombuffer(read.payload, dtype=parcel.payload.dtype)
-        return Parcel(*parcel[:-1], whole.reshape(parcel.payload.shape))
+        return parcel.carrying(whole.reshape(parcel.payload.shape))

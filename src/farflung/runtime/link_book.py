@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from farflung.errors import CodecError
+from farflung.opdag.buckets import in_bucket
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, FP32_BYTES, LinkCodec, Plan, Sum
@@ -47,7 +48,11 @@ class LinkBook:
         self.forms = _forms(plan, here, training.microbatch_size)
         self._sum_codec = plan.sum_codec
         self._sums = coded_sums(plan, here, training.microbatch_size)
-        self._fp32_bytes = {edge: form.elements * FP32_BYTES for edge, form in self.forms.items()}
+        self._fp32_bytes = {
+            (bucket, edge): form.elements * FP32_BYTES
+            for bucket in range(training.buckets)
+            for edge, form in _forms(plan, _sized(here, bucket), training.microbatch_size).items()
+        }
         self._codec_pairs: dict[str, CodecPair] = {}
         self._sent: dict[str, Sent] = {}
         self._seconds: dict[str, float] = {}
@@ -112,7 +117,7 @@ class LinkBook:
         """Form and codec of a received parcel, by the codec's number in its frame; CodecError if invalid."""
         summed = self.sum_form(parcel)
         form = summed or self.forms.get(edge_key(parcel))
-        is_known = 0 < number <= len(self._codebook)
+        is_known = 0 < number <= len(self._codebook) and not parcel.bucket
         if form is None or not is_known or (summed and self._codebook[number - 1] != self._sum_codec):
             raise CodecError(f"{self.describe(parcel)} has codec {number}, which it cannot have")
         return form, self._codebook[number - 1]
@@ -122,7 +127,11 @@ class LinkBook:
         if parcel.target in (FEEDER, parcel.source):
             return
         summed = self.sum_form(parcel)
-        tensor_bytes = summed.nbytes if summed else self._fp32_bytes.get(edge_key(parcel), payload_bytes)
+        tensor_bytes = (
+            summed.nbytes
+            if summed
+            else self._fp32_bytes.get((parcel.bucket, edge_key(parcel)), payload_bytes)
+        )
         target = self._workers[parcel.target]
         before = self._sent.get(target, Sent(target, 0, 0))
         self._sent[target] = before._replace(
@@ -193,14 +202,14 @@ class PlainLinks:
         coded = parcel.payload
         if coded is not None and coded.codec:
             self._book.codec_of(parcel, coded.codec)
-        self._read(Parcel(*parcel[:-1], None if coded is None else coded.data))
+        self._read(parcel.carrying(None if coded is None else coded.data))
 
     def write(self, parcel: Parcel[memoryview]) -> None:
         """Send a value to another worker or the feeder; its memory must not change any more."""
         data = parcel.payload
         if data is not None:
             self._book.count(parcel, len(data))
-        self._written(Parcel(*parcel[:-1], None if data is None else Coded(0, data)))
+        self._written(parcel.carrying(None if data is None else Coded(0, data)))
 
     def finish(self, report: Callable[[tuple[Sent, ...]], None]) -> None:
         """Call `report` with what was sent in a unit."""
@@ -235,6 +244,10 @@ def coded_sums(
                 if form.dtype == "float32":
                     found[head, one.value] = one, form
     return found
+
+
+def _sized(segments: Mapping[int, Segment], bucket: int) -> dict[int, Segment]:
+    return {number: in_bucket(segment, bucket) for number, segment in segments.items()}
 
 
 def _forms(plan: Plan, segments: Mapping[int, Segment], batch: int) -> dict[EdgeKey, Form]:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from farflung.plans.codec_pair import CodecName
 
 Payload = TypeVar("Payload")
+Other = TypeVar("Other")
 
 
 class Coded(NamedTuple):
@@ -22,6 +23,8 @@ class Coded(NamedTuple):
 class Parcel(NamedTuple, Generic[Payload]):
     """One value or gradient of one microbatch between two segments; without payload, an empty gradient.
 
+    `bucket` is that of the microbatch (`opdag.buckets`), of a sum of gradients 0.
+
     The payload is a backend's array in an executor, its bytes (or the array, if codecs work on its
     device) between executor and codecs, and `Coded` on links.
     """
@@ -33,6 +36,11 @@ class Parcel(NamedTuple, Generic[Payload]):
     value: int
     gradient: bool
     payload: Payload | None
+    bucket: int = 0
+
+    def carrying(self, payload: Other | None) -> Parcel[Other]:
+        """The parcel with another payload."""
+        return Parcel(*self[:6], payload, self.bucket)
 
 
 MOST_ERROR = 1e12

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from farflung.opdag.graph import Precision
+from farflung.opdag.graph import MOST_BUCKETS, Precision
 from farflung.plans.codec_pair import CODEC_FORMAT, Codebook
 from farflung.runtime.monitoring import Monitor
 from farflung.runtime.optimizers.declared import Optimizer
@@ -36,7 +36,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `deterministic` job has repeatable bits on GPUs, too, which takes longer there; on CPUs all jobs have.
     A `compiled` one runs kernels on GPUs that torch's compiler makes, which changes numbers there.
     `monitors` say what evaluations decide. Other workers run the share `verify` of all past work again and
-    compare it.
+    compare it. Each microbatch has one of the `lengths`, ascending, if there are any: the graph has the sizes
+    of the longest, and a bucket for each other one.
     """
 
     steps: Whole
@@ -58,10 +59,13 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compiled: bool = False
     monitors: Annotated[tuple[Monitor, ...], Meta(max_length=2)] = ()
     verify: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    lengths: Annotated[tuple[Whole, ...], Meta(max_length=MOST_BUCKETS)] = ()
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be a positive number, found {self.clip}")
+        if list(self.lengths) != sorted({*self.lengths}):
+            raise ValueError(f"lengths must be ascending, found {self.lengths}")
 
     def with_codecs(self, codecs: Codebook, sample: bool = False) -> Training:
         """A copy whose links may use these codecs, in this version's format."""
@@ -70,6 +74,11 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_copies(self, copies: int) -> Training:
         """A copy whose workers have memory for at least so many copies of their state."""
         return msgspec.structs.replace(self, copies=max(self.copies, copies))
+
+    @property
+    def buckets(self) -> int:
+        """How many lengths microbatches can have, at least 1."""
+        return max(1, len(self.lengths))
 
     @property
     def keeps_best(self) -> bool:

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import lengths
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from farflung.client.api.job import Job
+from farflung.client.capture.check import capture_shapes
 from farflung.client.output.checkpoints.identity import data_identity
 from farflung.client.run import microbatches
 from farflung.client.run.microbatches import DataFailed, DataWaits, Microbatch, Microbatches
 from farflung.data import SampleOrder, spread_indices
 from farflung.errors import JobError
-from farflung.opdag.graph import BatchSize, Graph, Input, ValueType
+from farflung.opdag.graph import LOSS_WEIGHT, BatchSize, Graph, Input, ValueType
 from farflung.runtime.optimizers.declared import SGD
 
 
@@ -323,3 +325,39 @@ def test_a_ragged_item_is_named_by_its_number(size: int, words: str, order: Sequ
     made = job(Ragged(8), batch=size, microbatches=1, steps=8, sampler=order, validation=None)
     with pytest.raises(JobError, match=words):
         stream(made)
+
+
+def texts_of(*lengths: int) -> list[dict[str, Tensor]]:
+    return [{"input_ids": torch.ones(n, dtype=torch.int64), "labels": torch.ones(n).long()} for n in lengths]
+
+
+def test_each_microbatch_has_the_least_length_that_holds_it_and_the_weight_of_its_targets() -> None:
+    data = texts_of(3, 8, 9, 1, 30, 2, 16, 16)
+    made = lengths.language(data=data, sampler=range(8), steps=1, validation=data)
+    loader = Microbatches(made, capture_shapes(made).graph)
+    evaluation, unit = list(made.training().units())[:2]
+    found = loader.load_unit(unit)
+    assert [one.bucket for one in found] == [2, 1, 0, 1]
+    assert [one.tensors["input_ids"].shape for one in found] == [(2, 8), (2, 16), (2, 32), (2, 16)]
+    assert [round(float(one.tensors[LOSS_WEIGHT][0]) * 85 / 4) for one in found] == [11, 10, 32, 32]
+    assert [one.bucket for one in loader.load_unit(evaluation)] == [2, 1, 0, 1]
+
+
+def test_an_item_longer_than_all_lengths_is_named() -> None:
+    data = texts_of(*[3] * 8, 33)
+    made = lengths.language(data=data, sampler=[0, 1, 2, 3, 8, 5, 6, 7], validation=None, steps=1)
+    loader = Microbatches(made, capture_shapes(made).graph)
+    (unit,) = made.training().units()
+    with pytest.raises(JobError, match=r"^data\[8\]: 'input_ids' of an item has length 33, Pad has 32: make"):
+        loader.load_unit(unit)
+
+
+def test_a_batch_of_none_of_the_lengths_is_refused() -> None:
+    made = lengths.language(validation=None, steps=1)
+    graph = capture_shapes(made).graph
+    other = lengths.language(lengths=(5, 31), validation=None, steps=1)
+    (unit,) = other.training().units()
+    with pytest.raises(
+        JobError, match=r"'input_ids' of a batch is int64 of shape \(2, (5|31)\), captured with"
+    ):
+        Microbatches(other, graph).load_unit(unit)

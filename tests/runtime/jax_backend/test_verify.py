@@ -14,9 +14,11 @@ from tests.support.hostile_programs import segment_of
 
 from farflung.errors import GraphError
 from farflung.opdag import wire
-from farflung.opdag.graph import Argument, BatchSize, Node, Ref, ValueType
+from farflung.opdag.buckets import BUCKETS
+from farflung.opdag.graph import Argument, BatchSize, Bucket, Node, Ref, ValueType
 from farflung.planner import plan_graph
 from farflung.runtime.jax_backend import lowering
+from farflung.runtime.jax_backend.backend import JaxBackend
 from farflung.runtime.jax_backend.verify import verify_segment
 from farflung.runtime.torch_backend.verify import verify_segment as verify_on_torch
 
@@ -52,6 +54,17 @@ def test_an_op_that_refuses_its_arguments_is_named() -> None:
     segment = segment_of([ROW], [("transpose.int", wrong, [1])], [ROW])
     with pytest.raises(GraphError, match=r"node 0 \(aten.transpose.int\) refuses"):
         verify_segment(segment, 2)
+
+
+def test_batches_of_several_lengths_are_refused_and_plans_know() -> None:
+    segment = segment_of([ROW], [("tanh.default", {"self": Ref(0)}, [1])], [ROW])
+    shorter = msgspec.structs.replace(segment, buckets=[Bucket(4)])
+    JaxBackend().verify(segment, 2)
+    with pytest.raises(
+        GraphError, match="the JAX backend runs batches of one length: give Pad one, or join wi"
+    ):
+        JaxBackend().verify(shorter, 2)
+    assert BUCKETS in JaxBackend().offer().lacks
 
 
 def test_an_op_that_has_no_lowering_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

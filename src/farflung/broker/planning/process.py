@@ -28,6 +28,7 @@ from farflung.broker.planning.messages import (
 from farflung.broker.planning.what_if_messages import Foreseen
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
+from farflung.opdag.buckets import lengths_of
 from farflung.opdag.graph import Graph
 from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place, plan_job
@@ -43,7 +44,7 @@ from farflung.planner.codecs.wishes import (
 )
 from farflung.planner.compatibility import Needs, unable
 from farflung.planner.home import HomeRule, kept_at_home, require_scheduler
-from farflung.planner.notes import draws, mode_notes, recomputing_notes
+from farflung.planner.notes import draws, length_notes, mode_notes, recomputing_notes
 from farflung.planner.replicas import (
     alike_workers,
     evenly_replicated,
@@ -134,6 +135,7 @@ def answer(question: Question, watch: Watch = ignore_progress) -> Answer:
 def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     training = question.training
     graph = wire.load_graph(question.graph, training.microbatch_size)
+    _require_lengths(graph, question)
     lacking = unable(Needs.of(graph), question.abilities)
     able = [worker for worker in question.workers if worker not in lacking]
     if lacking and len(able) < max(question.count, 1):
@@ -175,6 +177,7 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         notes.append(
             f"{count_of(found, 'replica')}: nothing is measured of these workers yet to compare more by"
         )
+    notes += length_notes(training.lengths)
     notes += mode_notes(made.plan.workers(), kinds, training.deterministic, training.compiled)
     return PlanResult(
         made.plan,
@@ -187,6 +190,16 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         [_trained(segment, training) for segment in made.segments],
         _current_seconds(question),
     )
+
+
+def _require_lengths(graph: Graph, question: Question) -> None:
+    lengths = question.training.lengths
+    if lengths_of(graph, lengths[-1] if lengths else 0) != (lengths or (0,)):
+        raise PlanError("the job was captured at other lengths than it trains on: submit it again")
+    if lengths and (question.codecs.every != DENSE or question.codecs.links):
+        raise PlanError(
+            "codecs of links write batches of one length: train without --codec, or give Pad one length"
+        )
 
 
 def _current_seconds(question: Question) -> float | None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from farflung.client.api.job_fields import MAXIMUM_MICROBATCHES, has_values, kind_name, require_fields
+from farflung.client.api.job_fields import (
+    MAXIMUM_MICROBATCHES,
+    has_values,
+    kind_name,
+    require_fields,
+    require_lengths,
+)
 from farflung.client.api.monitors import EarlyStopping, KeepBest
-from farflung.data import Collate, SampleOrder, collate
+from farflung.data import Collate, Pad, SampleOrder, collate
 from farflung.data.loaders import (
     LoaderParts,
     is_loader,
@@ -39,6 +46,9 @@ from farflung.text import raised
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import DataLoader
+
+SEARCHED_ITEMS = 256
+"""Items among which examples of a length are looked for."""
 
 
 class Dataset(Protocol):
@@ -206,6 +216,7 @@ class Job:
     def __post_init__(self) -> None:
         require_fields(self)
         self._require_even_batch()
+        require_lengths(self)
         self._require_items("data", self.items, self.batch)
         if self._sampler is not None:
             require_own_generator("data" if self._loader else "sampler", self._sampler, self.seed)
@@ -277,9 +288,40 @@ class Job:
             return StreamOrder(self.batch)
         return SampleOrder(len(self.items), self.batch, self.seed, self._sampler)
 
-    def collated(self, items: Sequence[Any]) -> dict[str, Tensor]:
-        """A batch of these items, see `data.collate`."""
-        return collate(items, self._collate, self.names)
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of microbatches, ascending, if `Pad` gives them several."""
+        found = self._collate.lengths if isinstance(self._collate, Pad) else ()
+        return found if len(found) > 1 else ()
+
+    def collated(
+        self, items: Sequence[Any], length: int | None = None, truncate: bool = False
+    ) -> dict[str, Tensor]:
+        """A batch of these items, see `data.collate`.
+
+        If one of the job's `lengths` is given, it has that one; with `truncate`, longer items are cut.
+        """
+        made = self._collate
+        if length is not None and isinstance(made, Pad):
+            made = made.at(length, truncate)
+        return collate(items, made, self.names)
+
+    def fitting(self, length: int, count: int) -> list[int]:
+        """Up to `count` of the first training items that are no longer than one of the job's `lengths`.
+
+        Items that cannot be read are passed over.
+        """
+        pad, items = self._collate, self.items
+        assert isinstance(pad, Pad)
+        known = self.batch if isinstance(items, StreamItems) else min(len(items), SEARCHED_ITEMS)
+
+        def fits(number: int) -> bool:
+            try:
+                return pad.holds(items[number], length)
+            except Exception:
+                return False
+
+        return list(islice(filter(fits, range(known)), count))
 
     @property
     def has_own_collate(self) -> bool:
@@ -324,6 +366,7 @@ class Job:
             deterministic=self.deterministic,
             compiled=self.compiled,
             verify=float(self.verify),
+            lengths=self.lengths,
         )
 
     def _require_even_batch(self) -> None:

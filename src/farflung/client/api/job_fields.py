@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from farflung.client.api.monitors import require_monitors
 from farflung.errors import CodecError, JobError
-from farflung.opdag.graph import MOST_METRICS, Precision
+from farflung.opdag.graph import MOST_BUCKETS, MOST_METRICS, Precision
 from farflung.opdag.raw_data import DATA_KINDS
+from farflung.plans.codec_pair import DENSE
 from farflung.plans.codec_policy import policy_of
 from farflung.plans.phases import codecs_in
 from farflung.plans.wishes import AUTO
@@ -65,6 +66,16 @@ def require_fields(job: Job) -> None:
     _require_verify(job.verify)
     _require_metrics(job.metrics, job.validation is not None)
     require_monitors(job)
+
+
+def require_lengths(job: Job) -> None:
+    """Raise JobError if a job with batches of several lengths asks for what needs one length."""
+    if len(job.lengths) > MOST_BUCKETS:
+        raise JobError(f"a job has at most {MOST_BUCKETS} lengths, Pad has {len(job.lengths)}: drop some")
+    if job.lengths and job.compiled:
+        raise JobError("a compiled job has batches of one length: give Pad one, or leave compiled out")
+    if job.lengths and job.codec != DENSE:
+        raise JobError(f"codec={job.codec!r} writes batches of one length: give Pad one, or leave codec out")
 
 
 def kind_name(value: object) -> str:

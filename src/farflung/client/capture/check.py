@@ -6,7 +6,8 @@ and trains it for a few steps beside the module. Both compare as much as this ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -22,6 +23,7 @@ from farflung.client.run.microbatches import Microbatches, read_batch, weighted
 from farflung.data.streams import StreamItems
 from farflung.errors import CaptureError, GraphError, JobError, PlanError, TooFewCuts
 from farflung.opdag.analysis import differentiable_values
+from farflung.opdag.buckets import in_buckets, with_buckets
 from farflung.opdag.capture import Capture, LossModule, Verdict, capture
 from farflung.opdag.capture.custom_functions import CUSTOM_FUNCTIONS
 from farflung.opdag.capture.lint_results import Outcome, decided
@@ -41,6 +43,8 @@ from farflung.runtime.parity.steps import (
 )
 from farflung.runtime.training import Training
 from farflung.text import count_of
+
+Batch = dict[str, Tensor]
 
 MOST_OPERATIONS = 2e11
 """Limit on the FLOPs of the compared forward pass; the whole check takes about eight times as many."""
@@ -197,18 +201,23 @@ def _needed_bytes(graph: Graph, samples: int) -> int:
     return sum(trainable) + 2 * max(trainable, default=0) + 2 * buffers + sum(made) + 2 * max(made, default=0)
 
 
-Batch = dict[str, Tensor]
 # Not the job's own: Adam divides noise by noise where a gradient is zero in theory (a key bias).
 _CHECKED_WITH = SGD(lr=1e-2)
 
 
 def example_batch(job: Job) -> Batch:
-    """A collated batch of the job's first samples: a microbatch, but never fewer than two samples."""
-    return _microbatches(job, 0, max(2, job.microbatch_size))[0]
+    """A collated batch of the job's first samples: a microbatch, but never fewer than two samples.
+
+    Of a job with several lengths, it has the longest.
+    """
+    samples = max(2, job.microbatch_size)
+    return _example(job, job.lengths[-1], samples) if job.lengths else _microbatches(job, 0, samples)[0]
 
 
 def first_microbatch(job: Job) -> Batch:
-    """The first microbatch that the job trains on, collated."""
+    """The first microbatch that the job trains on, collated; of several lengths, one of the longest."""
+    if job.lengths:
+        return _example(job, job.lengths[-1], job.microbatch_size)
     return _microbatches(job, 0, job.microbatch_size)[0]
 
 
@@ -233,7 +242,30 @@ def capture_job(job: Job, tell: ProgressCallback = no_progress, workers: int = 0
         plan_graph(runs.graph, job.microbatches, job.microbatch_size, _names(workers))
     if job.has_values:
         tell(f"comparing {count_of(len(captured.graph.nodes), 'node')} with eager")
-    return replace(runs, verdicts=check_itself(job, captured, first_microbatch(job)).verdicts)
+    return replace(runs, verdicts=_checked(job, captured).verdicts)
+
+
+def _checked(job: Job, captured: Capture) -> Capture:
+    """The capture with the verdicts of comparisons with eager, at each of the job's lengths."""
+    if not job.lengths:
+        return check_itself(job, captured, first_microbatch(job))
+    found = captured
+    for graph, length in zip(reversed(in_buckets(captured.graph)), job.lengths, strict=True):
+        with _at_length(job, length):
+            part = replace(captured, graph=graph)
+            found = check_itself(job, part, _example(job, length, job.microbatch_size))
+    return found
+
+
+@contextmanager
+def _at_length(job: Job, length: int) -> Iterator[None]:
+    """What is wrong with the model in this block is so at this one of the job's lengths."""
+    try:
+        yield
+    except CaptureError as error:
+        at = job.lengths.index(length)
+        shorter = f"; at {job.lengths[at - 1]} it does not: has it enough positions?" if at else ""
+        raise CaptureError(f"with batches of length {length}, {error}{shorter}", error.lint) from None
 
 
 def capture_shapes(job: Job) -> Capture:
@@ -250,11 +282,33 @@ def capture_shapes(job: Job) -> Capture:
 
 
 def _captured(job: Job) -> Capture:
-    """The model as it was captured, before anything of it is quantized."""
-    captured = capture(job.model, example_batch(job), job.loss, job.precision, job.captured_metrics)
+    """The model as it was captured, before anything of it is quantized, with a bucket for each length."""
+    if not job.lengths:
+        return _captured_at(job, example_batch(job))
+    found = {}
+    for length in job.lengths:
+        with _at_length(job, length):
+            example = _example(job, length, max(2, job.microbatch_size))
+            found[length] = _captured_at(job, example)
+    longest = job.lengths[-1]
+    captured = found.pop(longest)
+    shorter = {length: one.graph for length, one in found.items()}
+    return replace(captured, graph=with_buckets(longest, captured.graph, shorter))
+
+
+def _captured_at(job: Job, example: Batch) -> Capture:
+    captured = capture(job.model, example, job.loss, job.precision, job.captured_metrics, bool(job.lengths))
     if captured.graph.loss not in differentiable_values(captured.graph):
         raise CaptureError(NOTHING_TO_TRAIN, "gradient-modes")
     return captured
+
+
+def _example(job: Job, length: int, samples: int) -> Batch:
+    """Items that are no longer than one of the job's lengths, collated; without any, cut ones."""
+    found = job.fitting(length, samples) or job.order().indices(0)[:1]
+    indices = [found[n % len(found)] for n in range(samples)]
+    (batch,) = weighted(job, [read_batch(job.items, "data", indices, job, length, truncate=True)])
+    return batch
 
 
 def check_job(
@@ -303,8 +357,10 @@ def _compare(job: Job, captured: Capture, segments: int | None, steps: int) -> C
     programs = received(planned.programs, training.microbatch_size)
     loss_of = _loss_of(job)
     loader = Microbatches(job, captured.graph)
-    units = [unit for unit in training.units() if unit.train]
-    batches = [[microbatch.tensors for microbatch in loader.load_unit(unit)] for unit in units]
+    units = [list(loader.load_unit(unit)) for unit in training.units() if unit.train]
+    batches = [[microbatch.tensors for microbatch in unit] for unit in units]
+    batches += _other_lengths(job, {microbatch.bucket for unit in units for microbatch in unit})
+    training = msgspec.structs.replace(training, steps=len(batches))
     before = captured.graph if captured.quantization is None else captured.quantization.before
     require_own_loss(job.model, loss_of, before, training, captured.draws, batches[0][0])
     if captured.custom_functions:
@@ -315,6 +371,18 @@ def _compare(job: Job, captured: Capture, segments: int | None, steps: int) -> C
         module, loss_of, captured.graph, planned.plan, programs, training, captured.draws, held
     )
     return compare(comparison, batches, planned.cut_bytes, segments, job.validation is not None)
+
+
+def _other_lengths(job: Job, seen: Collection[int]) -> list[list[Batch]]:
+    """Steps with the job's lengths that are in none of the buckets `seen`."""
+    longest_first = list(reversed(job.lengths))
+    wanted = [length for bucket, length in enumerate(longest_first) if bucket not in seen]
+    count = job.microbatches
+    steps = [wanted[at : at + count] for at in range(0, len(wanted), count)]
+    whole = [[lengths[n % len(lengths)] for n in range(count)] for lengths in steps]
+    return [
+        weighted(job, [_example(job, length, job.microbatch_size) for length in lengths]) for lengths in whole
+    ]
 
 
 def _cut(graph: Graph, training: Training, segments: int | None) -> tuple[PlannedJob, int]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from farflung.errors import JobError, WeightsError
+from farflung.opdag.buckets import in_bucket, in_buckets, with_buckets
 from farflung.opdag.capture import Capture
 from farflung.opdag.form import Form
 from farflung.opdag.quantized import Quantization, quantized
@@ -34,7 +35,13 @@ def with_quantized(captured: Capture, job: Job) -> Capture:
     """
     if job.quantize is None:
         return captured
-    graph, quantization = quantized(captured.graph, job.quantize)
+    graph, quantization = quantized(in_bucket(captured.graph, 0), job.quantize)
+    if job.lengths:
+        shorter = in_buckets(captured.graph)[1:]
+        lengths = [bucket.length for bucket in captured.graph.buckets]
+        others = {n: quantized(one, job.quantize)[0] for n, one in zip(lengths, shorter, strict=True)}
+        graph = with_buckets(job.lengths[-1], graph, others)
+        quantization = replace(quantization, before=captured.graph)
     if not quantization.matrices:
         raise JobError(f"quantize={job.quantize!r} finds nothing to quantize: {_why_not(quantization)}")
     if job.has_values:

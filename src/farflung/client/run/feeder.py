@@ -145,6 +145,7 @@ class Feeder:
             gradient=False,
             codec=DENSE,
             bytes=len(buffer),
+            bucket=microbatch.bucket,
         )
         self._links[self._plan.worker_of(edge.target)].post(header, buffer)
 

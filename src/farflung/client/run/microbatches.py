@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ from farflung.client.run.index_check import IndexCheck
 from farflung.data import spread_indices
 from farflung.data.streams import StreamItems
 from farflung.errors import FarflungError, JobError
+from farflung.opdag.buckets import bucket_of, in_buckets, input_shapes
 from farflung.opdag.graph import LOSS_WEIGHT, Graph
 from farflung.runtime.indices import IGNORED
 from farflung.schedule import Unit
@@ -35,11 +36,15 @@ NO_TARGET = (
 
 
 class Microbatch(NamedTuple):
-    """One microbatch of a unit: contiguous tensors by input name, shared with no other object."""
+    """One microbatch of a unit: contiguous tensors by input name, shared with no other object.
+
+    Their shapes are those of a `bucket` of the graph (`opdag.buckets`).
+    """
 
     unit: Unit
     number: int
     tensors: dict[str, Tensor]
+    bucket: int = 0
 
 
 class _Read(NamedTuple):
@@ -47,6 +52,7 @@ class _Read(NamedTuple):
 
     tensors: dict[str, Tensor]
     targets: int
+    bucket: int
 
 
 class DataFailed(JobError):
@@ -106,8 +112,10 @@ class Microbatches:
             if job.held_out is not None
             else []
         )
-        self._types = {entry.name: graph.values[entry.value] for entry in graph.inputs_of("input")}
-        self._check = IndexCheck(graph, self._size)
+        types = {entry.name: graph.values[entry.value] for entry in graph.inputs_of("input")}
+        self._types = {name: kind.dtype for name, kind in types.items()}
+        self._shapes = input_shapes(graph, self._size)
+        self._checks = [IndexCheck(one, self._size) for one in in_buckets(graph)]
 
     def load_unit(self, unit: Unit) -> list[Microbatch]:
         """Read and collate all microbatches of `unit`; `stream` holds fewer in memory.
@@ -176,11 +184,19 @@ class Microbatches:
             raise JobError(NO_TARGET)
         name, indices = "data" if unit.train else "validation", self._indices(unit, number)
         try:
-            tensors = {n: self._fit(n, batch) for n in self._types if n != LOSS_WEIGHT}
+            bucket = self._bucket(batch)
+            tensors = {n: self._fit(n, batch, bucket) for n in self._types if n != LOSS_WEIGHT}
         except JobError as error:
             raise JobError(f"{error} (items {and_more(list(map(str, indices)), 8)} of {name})") from None
-        self._check.require(tensors, [f"{name}[{index}]" for index in indices])
-        return _Read(tensors, targets)
+        self._checks[bucket].require(tensors, [f"{name}[{index}]" for index in indices])
+        return _Read(tensors, targets, bucket)
+
+    def _bucket(self, batch: Mapping[str, Tensor]) -> int:
+        """The bucket whose shapes a batch has; 0 if it has those of none, which `_fit` will refuse."""
+        if len(self._shapes) == 1:
+            return 0
+        known = [{n: s for n, s in one.items() if n != LOSS_WEIGHT} for one in self._shapes]
+        return bucket_of(known, {name: tuple(tensor.shape) for name, tensor in batch.items()}) or 0
 
     def _targets(self, unit: Unit, number: int) -> int:
         """The targets of a microbatch, which is dropped."""
@@ -200,14 +216,14 @@ class Microbatches:
 
     def _microbatch(self, unit: Unit, number: int, read: _Read, scales: Sequence[float]) -> Microbatch:
         tensors = _with_weight(read.tensors, scales[number]) if scales else read.tensors
-        return Microbatch(unit, number, tensors)
+        return Microbatch(unit, number, tensors, read.bucket)
 
-    def _fit(self, name: str, batch: dict[str, Tensor]) -> Tensor:
+    def _fit(self, name: str, batch: dict[str, Tensor], bucket: int) -> Tensor:
         if name not in batch:
             raise JobError(f"a batch lacks {name!r}, which the captured model reads: found {sorted(batch)}")
-        tensor, wanted = batch[name], self._types[name]
+        tensor = batch[name]
         found = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        expected = (wanted.dtype, wanted.shape_at(self._size))
+        expected = (self._types[name], self._shapes[bucket][name])
         if found != expected:
             raise JobError(
                 f"{name!r} of a batch is {found[0]} of shape {found[1]}, captured with {expected[0]} of shape"
@@ -262,8 +278,18 @@ def _count(counted: str | Callable[[dict[str, Tensor]], Tensor | int], batch: di
     return found
 
 
-def read_batch(data: Dataset | StreamItems, name: str, indices: Sequence[int], job: Job) -> dict[str, Tensor]:
-    """Collate the items `indices` of a data set; a `JobError` names an item that cannot be read."""
+def read_batch(
+    data: Dataset | StreamItems,
+    name: str,
+    indices: Sequence[int],
+    job: Job,
+    length: int | None = None,
+    truncate: bool = False,
+) -> dict[str, Tensor]:
+    """Collate the items `indices` of a data set; a `JobError` names an item that cannot be read.
+
+    `length` and `truncate` are as in `Job.collated`.
+    """
     items = []
     for index in indices:
         try:
@@ -273,7 +299,7 @@ def read_batch(data: Dataset | StreamItems, name: str, indices: Sequence[int], j
         except Exception as error:
             raise JobError(raised(f"{name}[{index}]", error)) from error
     try:
-        return job.collated(items)
+        return job.collated(items, length, truncate)
     except Exception as error:
         unlike = _unlike(items, job)
         where = f"{' and '.join(f'{name}[{indices[each]}]' for each in unlike)}: " if unlike else ""
@@ -287,7 +313,7 @@ def _unlike(items: Sequence[Any], job: Job) -> list[int]:
     forms: list[Any] = []
     for number, item in enumerate(items):
         try:
-            batch = job.collated([item])
+            batch = job.collated([item], job.lengths[-1] if job.lengths else None)
         except Exception:
             return [number]
         forms.append({name: (tensor.dtype, tensor.shape) for name, tensor in batch.items()})

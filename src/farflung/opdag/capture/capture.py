@@ -8,7 +8,7 @@ makes the graph functional; ops that the opset lacks are decomposed one by one (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from farflung.opdag.capture.normalise import Normaliser
 from farflung.opdag.capture.other_names import drop_other_names
 from farflung.opdag.capture.recurrent import unroll_recurrent_layers
 from farflung.opdag.capture.regions import inline_regions
+from farflung.opdag.capture.whole_slices import WholeSlices
 from farflung.opdag.graph import Graph, Precision
 from farflung.opdag.quantized import Quantization
 
@@ -77,12 +78,14 @@ def capture(
     loss: LossFunction | None = None,
     precision: Precision = "float32",
     metrics: Mapping[str, MetricFunction] | None = None,
+    several_lengths: bool = False,
 ) -> Capture:
     """Capture `module` in train mode on `example`, a collated batch of at least two samples.
 
     Only the first dimension of the inputs may vary afterwards. The module's state is not changed and not
     part of the result; it may be on the meta device. In bfloat16 it is captured as it runs under
-    `torch.autocast`. `metrics` are computed in evaluations, of outputs without gradients.
+    `torch.autocast`. `metrics` are computed in evaluations, of outputs without gradients. A model that is
+    captured at `several_lengths` keeps slices that take the whole (`whole_slices`).
 
     Raises
     ------
@@ -100,7 +103,7 @@ def capture(
         raise CaptureError(
             "the example batch must hold at least 2 samples, first dimension first", "batch-size"
         )
-    with _left_alone(module) as before:
+    with _left_alone(module) as before, WholeSlices() if several_lengths else nullcontext():
         try:
             found = _trace(module, batch, loss, precision, remarks, metrics or {})
         except CaptureError as error:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from farflung.opdag.buckets import in_buckets
 from farflung.opdag.cost import flops
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
@@ -86,16 +87,18 @@ class EmulatedSegment:
     def __init__(self, segment: Segment, batch: int, device: EmulatedDevice, recompute: bool = False) -> None:
         self.segment = segment
         self._device = device
-        self._flops = sum(flops(node, segment.values, batch) for node in segment.nodes)
+        sized = in_buckets(segment)
+        self._flops = [sum(flops(node, one.values, batch) for node in one.nodes) for one in sized]
         crossing = [*segment.sends, *segment.receives]
-        self._payloads = {value: Payload(segment.values[value].bytes(batch)) for value in crossing}
+        self._payloads = [{v: Payload(one.values[v].bytes(batch)) for v in crossing} for one in sized]
+        self._buckets: dict[int, int] = {}
         trained = [e.value for e in segment.inputs if e.trainable and e.name in segment.owned]
         self._gradients = {value: Payload(segment.values[value].bytes(batch)) for value in trained}
         differentiable = set(segment.differentiable)
         self._answered = [value for value in segment.receives if value in differentiable]
-        again = (INPUT_FACTOR + recompute) * self._flops
-        self._backward_flops = again if self._answered else 0
-        self._accumulate_flops = WEIGHT_FACTOR * self._flops + (0 if self._answered else again)
+        again = INPUT_FACTOR + recompute
+        self._backward_factor = again if self._answered else 0
+        self._accumulate_factor = WEIGHT_FACTOR + (0 if self._answered else again)
 
     def compile(self) -> None:
         """Do nothing: there is nothing to compile."""
@@ -103,9 +106,13 @@ class EmulatedSegment:
     def close(self) -> None:
         """Do nothing: there is no background work."""
 
-    def forward(self, unit: Unit, microbatch: int, values: Mapping[int, Payload]) -> dict[int, Payload]:
-        self._device.work(self._flops)
-        return {value: self._payloads[value] for value in self.segment.sends}
+    def forward(
+        self, unit: Unit, microbatch: int, values: Mapping[int, Payload], bucket: int = 0
+    ) -> dict[int, Payload]:
+        if unit.train:
+            self._buckets[microbatch] = bucket
+        self._device.work(self._flops[bucket])
+        return {value: self._payloads[bucket][value] for value in self.segment.sends}
 
     def backward(
         self,
@@ -114,12 +121,13 @@ class EmulatedSegment:
         gradients: Mapping[int, Payload],
         send: Callable[[int, Payload], None],
     ) -> None:
-        self._device.work(self._backward_flops)
+        bucket = self._buckets[microbatch]
+        self._device.work(self._backward_factor * self._flops[bucket])
         for value in self._answered:
-            send(value, self._payloads[value])
+            send(value, self._payloads[bucket][value])
 
     def accumulate(self, unit: Unit, microbatch: int) -> None:
-        self._device.work(self._accumulate_flops)
+        self._device.work(self._accumulate_factor * self._flops[self._buckets.pop(microbatch)])
 
     def share_gradients(self, owners: Mapping[str, EmulatedSegment]) -> None:
         """Do nothing: there are no gradients."""
@@ -158,7 +166,7 @@ class EmulatedSegment:
         """Do nothing: there is no state."""
 
     def drop(self) -> None:
-        """Do nothing: nothing is kept."""
+        self._buckets.clear()
 
     def snapshot(self, names: Container[str], slots: bool = False, live: bool = False) -> Snapshot:
         return {}

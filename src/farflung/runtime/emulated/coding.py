@@ -39,7 +39,7 @@ class EmulatedCoding:
     def encode(self, parcel: Parcel[memoryview]) -> Parcel[Coded]:
         data = parcel.payload
         if data is None:
-            return Parcel(*parcel[:-1], None)
+            return parcel.carrying(None)
         number, name = self._book.codec_for(parcel)
         if number:
             form = self._book.sum_form(parcel) or self._book.forms[edge_key(parcel)]
@@ -47,14 +47,14 @@ class EmulatedCoding:
                 self._device.wait(_gigabytes(form) / self._declared[name].encode_gbps)
             data = data[: HEADER_BYTES + int(form.elements * self._declared[name].bits / 8)]
         self._book.count(parcel, len(data))
-        return Parcel(*parcel[:-1], Coded(number, data))
+        return parcel.carrying(Coded(number, data))
 
     def decode(self, parcel: Parcel[Coded], allocate: Callable[[int], memoryview]) -> Parcel[memoryview]:
         coded = parcel.payload
         if coded is not None and coded.codec:
             form, name = self._book.codec_of(parcel, coded.codec)
             self._device.wait(_gigabytes(form) / self._declared[name].decode_gbps)
-        return Parcel(*parcel[:-1], None if coded is None else coded.data)
+        return parcel.carrying(None if coded is None else coded.data)
 
     def is_early(self, parcel: Parcel[Coded]) -> bool:
         return False

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import psutil
 
+from farflung.errors import GraphError
+from farflung.opdag.buckets import BUCKETS
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import Plan
@@ -102,7 +104,9 @@ class JaxBackend:
         on_cpu = device.platform == "cpu"
         name = (platform.processor() or platform.machine()) if on_cpu else device.device_kind
         framework = f"jax {jax.__version__}"
-        return Offer(device.platform, name, psutil.cpu_count() or 1, framework, lacks(), threads())
+        return Offer(
+            device.platform, name, psutil.cpu_count() or 1, framework, (*lacks(), BUCKETS), threads()
+        )
 
     def measure_tflops(self) -> float:
         return measure_tflops()
@@ -141,6 +145,8 @@ class JaxBackend:
         """Do nothing: XLA keeps its pool."""
 
     def verify(self, segment: Segment, batch: int) -> None:
+        if segment.buckets:
+            raise GraphError("the JAX backend runs batches of one length: give Pad one, or join with PyTorch")
         verify_segment(segment, batch)
 
     def runner(

@@ -116,8 +116,13 @@ class JaxSegment:
             if later is not None:
                 later.close()
 
-    def forward(self, unit: Unit, microbatch: int, values: Mapping[int, AnyArray]) -> dict[int, AnyArray]:
-        """Run one microbatch on its inputs and received values by id; returns the values to send."""
+    def forward(
+        self, unit: Unit, microbatch: int, values: Mapping[int, AnyArray], bucket: int = 0
+    ) -> dict[int, AnyArray]:
+        """Run one microbatch on its inputs and received values by id; returns the values to send.
+
+        There is no bucket but 0: `JaxBackend.verify` refuses others.
+        """
         seed = microbatch_seed(self._training.seed, unit.train, unit.step, microbatch)
         known = self._known(values)
         if unit.train:

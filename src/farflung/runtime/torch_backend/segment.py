@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from farflung.opdag.analysis import sides_of
+from farflung.opdag.buckets import in_buckets
 from farflung.opdag.graph import Input
 from farflung.opdag.segment import Segment
-from farflung.runtime.indices import index_ranges
+from farflung.runtime.indices import IndexRange, index_ranges
 from farflung.runtime.state import Snapshot, StateKey, require_restorable, trained_names
 from farflung.runtime.sums import bit_sum
 from farflung.runtime.torch_backend.codegen import Program, source_name
@@ -57,6 +58,19 @@ def _variables(error: Exception, file: str) -> dict[str, Any]:
     return {} if trace is None else trace.tb_frame.f_locals
 
 
+class _Sized(NamedTuple):
+    """The programs of a segment in one of its buckets, with the constants that these read, by name.
+
+    `bounded` are the values with indices that are checked when they enter, on a device that is no CPU.
+    """
+
+    segment: Segment
+    evaluate: Program
+    training: Pass
+    constants: Mapping[str, Tensor]
+    bounded: Mapping[int, IndexRange]
+
+
 class TorchSegment:
     """A segment's parameters, optimizer, buffers and tapes.
 
@@ -76,8 +90,6 @@ class TorchSegment:
         self.segment = segment
         self._training = training
         self._place = place
-        self._evaluate = Program(segment, training.microbatch_size, False, place)
-        self._bounded = {} if place.is_host else tightest(index_ranges(segment, training.microbatch_size))
         self._entries = [entry for entry in segment.inputs if entry.kind != "input"]
         self._state = [self._leaf(entry.name, entry.kind, entry.trainable, state) for entry in self._entries]
         self._index = {entry.name: at for at, entry in enumerate(self._entries)}
@@ -90,20 +102,43 @@ class TorchSegment:
         self._losses: list[tuple[float, Tensor]] = []
         self._loss = 0.0
         self._metrics: list[tuple[int, Tensor]] = []
-        self._pass = self._make_pass()
-        if recompute:
-            self._pass = RecomputingPass(self._pass)
+        self._recompute = recompute
+        self._sized = [self._in_bucket(one) for one in in_buckets(segment)]
         differentiable = set(segment.differentiable)
         self._answered = [value for value in segment.sends if value in differentiable]
 
-    def _make_pass(self) -> Pass:
+    def _in_bucket(self, segment: Segment) -> _Sized:
         batch = self._training.microbatch_size
-        segment = self.segment.without_metrics()
+        evaluate = Program(segment, batch, False, self._place)
+        bounded = {} if self._place.is_host else tightest(index_ranges(segment, batch))
+        constants = {
+            name: constant_tensor(constant, self._place.device)
+            for name, constant in segment.constants.items()
+            if constant != self.segment.constants[name]
+        }
+        return _Sized(segment, evaluate, self._make_pass(segment, constants), constants, bounded)
+
+    def _make_pass(self, segment: Segment, constants: Mapping[str, Tensor]) -> Pass:
+        batch = self._training.microbatch_size
+        segment = segment.without_metrics()
         sides = sides_of(segment)
+        made: Pass
         if sides is None:
-            return WholePass(segment, batch, self._place)
-        state = {entry.value: t for entry, t in zip(self._entries, self._state, strict=True)}
-        return SplitPass(segment, batch, sides, state, self._place)
+            made = WholePass(segment, batch, self._place)
+        else:
+            held = self._held(self._state, constants)
+            state = {entry.value: tensor for entry, tensor in zip(self._entries, held, strict=True)}
+            made = SplitPass(segment, batch, sides, state, self._place)
+        return RecomputingPass(made) if self._recompute else made
+
+    def _held(self, state: list[Tensor], constants: Mapping[str, Tensor]) -> list[Tensor]:
+        """The state with the constants of a bucket."""
+        if not constants:
+            return state
+        return [
+            constants.get(entry.name, tensor) if entry.kind == "constant" else tensor
+            for entry, tensor in zip(self._entries, state, strict=True)
+        ]
 
     def _leaf(self, name: str, kind: str, trainable: bool, state: Mapping[str, Tensor]) -> Tensor:
         if kind == "constant":
@@ -126,14 +161,14 @@ class TorchSegment:
         except Uncompiled as why:
             log.warning("segment %d is not compiled: %s", segment.number, why)
             return None
-        self._pass = RecomputingPass(made) if isinstance(self._pass, RecomputingPass) else made
+        self._sized[0] = self._sized[0]._replace(training=RecomputingPass(made) if self._recompute else made)
         return compiled_needs(self.segment, self._training)
 
     def close(self) -> None:
         """Do nothing: there is no background work."""
 
     def forward(
-        self, unit: Unit, microbatch: int, values: Mapping[int, Tensor | Arriving]
+        self, unit: Unit, microbatch: int, values: Mapping[int, Tensor | Arriving], bucket: int = 0
     ) -> dict[int, Tensor]:
         """Run one microbatch; returns the values to send, detached and contiguous.
 
@@ -142,35 +177,39 @@ class TorchSegment:
         JobError if the microbatch has an index out of range.
         """
         self._place.microbatch = microbatch
+        sized = self._sized[bucket]
         if not self._place.is_host:
-            entered = {value: self._entered(value, here(tensor)) for value, tensor in values.items()}
-            return self._forward(unit, microbatch, entered)
+            bounds = sized.bounded
+            entered = {v: self._entered(here(tensor), bounds.get(v)) for v, tensor in values.items()}
+            return self._forward(unit, microbatch, entered, sized)
         on_host = cast(Mapping[int, Tensor], values)  # nothing arrives later there
         try:
-            return self._forward(unit, microbatch, on_host)
+            return self._forward(unit, microbatch, on_host, sized)
         except (IndexError, RuntimeError) as error:
-            require_indices_in_range(error, self.segment, self._training.microbatch_size, microbatch)
+            require_indices_in_range(error, sized.segment, self._training.microbatch_size, microbatch)
             raise
 
-    def _entered(self, value: int, tensor: Tensor) -> Tensor:
+    def _entered(self, tensor: Tensor, expected: IndexRange | None = None) -> Tensor:
         """The value on the device; the indices in it are checked on the host if they come from there."""
-        expected = self._bounded.get(value)
         if tensor.device.type == "cpu":
             if expected is not None:
                 on_the_host(expected, tensor, self._place.microbatch)
             return self._place.brought(tensor)
         return tensor if expected is None else self._place.bounding(expected)(tensor)
 
-    def _forward(self, unit: Unit, microbatch: int, values: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    def _forward(
+        self, unit: Unit, microbatch: int, values: Mapping[int, Tensor], sized: _Sized
+    ) -> dict[int, Tensor]:
+        state = self._held(self._current(), sized.constants)
         seed = microbatch_seed(self._training.seed, unit.train, unit.step, microbatch)
         weight = 1.0 / unit.microbatches
         if not unit.train:
             with torch.no_grad():
-                results = self._evaluate.results_of(self._current(), values, seed)
+                results = sized.evaluate.results_of(state, values, seed)
             self._add_loss(results, weight)
             self._metrics += [(value, results[value]) for value in self.segment.metrics]
             return {value: outgoing(results[value]) for value in self.segment.sends}
-        results, tape = self._pass.forward(self._current(), values, seed)
+        results, tape = sized.training.forward(state, values, seed)
         for name, value in self.segment.mutations.items():
             self._pending[name] = results[value].detach()
         self._add_loss(results, weight)
@@ -222,7 +261,7 @@ class TorchSegment:
     def set_parameter_gradient(self, value: int, gradient: Tensor | Arriving | None) -> None:
         """Replace the gradient of an owned, trained parameter by this one."""
         at = next(at for at, entry in enumerate(self._entries) if entry.value == value)
-        self._state[at].grad = None if gradient is None else self._entered(value, here(gradient))
+        self._state[at].grad = None if gradient is None else self._entered(here(gradient))
 
     def square_sums(self) -> dict[int, float]:
         """The sum of squares of each owned, trained parameter's gradient by value id, in float64."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from farflung.errors import GraphError
 from farflung.opdag import opset
+from farflung.opdag.buckets import in_buckets
 from farflung.opdag.graph import Argument, BatchSize, DType, Node, Ref, ValueType
 from farflung.opdag.segment import Segment
 from farflung.runtime.indices import check_result_count
@@ -23,17 +24,18 @@ from farflung.text import first_line
 
 
 def verify_segment(segment: Segment, batch: int) -> None:
-    """Recompute every value's shape and element type for microbatches of `batch` samples.
+    """Recompute every value's shape and element type for microbatches of `batch` samples, in each bucket.
 
     Raises
     ------
     GraphError
         An op refuses its arguments, or a declared type differs from the op's result.
     """
-    values = {number: _meta(segment.values[number], batch) for number in _given(segment)}
-    with torch.no_grad():
-        for node in segment.nodes:
-            _verify_node(node, segment, values, batch)
+    for sized in in_buckets(segment):
+        values = {number: _meta(sized.values[number], batch) for number in _given(sized)}
+        with torch.no_grad():
+            for node in sized.nodes:
+                _verify_node(node, sized, values, batch)
 
 
 def _given(segment: Segment) -> list[int]:

@@ -24,7 +24,8 @@ class ValueHeader(msgspec.Struct, frozen=True, tag="value", array_like=True, for
     """One value of one microbatch: a model input, an activation, or (`gradient`) the gradient of one.
 
     `source` and `target` are segment numbers (-1 is the feeder); `value` is the OP-DAG's value id. A gradient
-    travels from the consumer segment (`source`) to the producer (`target`).
+    travels from the consumer segment (`source`) to the producer (`target`). `bucket` says which of the job's
+    lengths the microbatch has (`opdag.buckets`).
     """
 
     job: Name
@@ -37,6 +38,7 @@ class ValueHeader(msgspec.Struct, frozen=True, tag="value", array_like=True, for
     gradient: bool
     codec: Annotated[int, Meta(ge=0, le=255)]
     bytes: Count
+    bucket: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
 class SliceHeader(msgspec.Struct, frozen=True, tag="slice", array_like=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from farflung.errors import CodecError, GraphError
 from farflung.opdag import wire
+from farflung.opdag.buckets import OF_ONE_LENGTH, lengths_of
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Plan
@@ -132,6 +133,8 @@ def _require_memory(who: str, needed: int, memory_bytes: int) -> None:
 
 def _require_runnable(plan: Plan, training: Training, unit: int) -> None:
     """Refuse plans with features that this version can plan but not run, and units that the job lacks."""
+    if training.lengths and (plan.codecs or plan.later or training.compiled):
+        raise GraphError("a job with batches of several lengths has no codecs of links, and is not compiled")
     if plan.replicas > 1:
         raise GraphError("the plan is folded: a plan with replicas is unfolded before it runs")
     if training.units().at(unit) is None:
@@ -226,7 +229,21 @@ def _programs(worker: str, load: Load) -> dict[int, Segment]:
     for number, segment in segments.items():
         if segment.number != number:
             raise GraphError(f"the program of segment {number} says it is {segment.number}")
+        _require_lengths(segment, load)
     return segments
+
+
+def _require_lengths(segment: Segment, load: Load) -> None:
+    """Check that a program has the job's lengths, and that the messages to it say which of them is due."""
+    lengths = load.training.lengths
+    if not lengths and not segment.buckets:
+        return
+    if lengths_of(segment, lengths[-1] if lengths else 0) != lengths:
+        raise GraphError(f"the program of segment {segment.number} has other lengths than the job")
+    if not any(edge.target == segment.number for edge in load.plan.edges):
+        raise GraphError(
+            f"segment {segment.number} gets no value, so it cannot know a batch's length: {OF_ONE_LENGTH}"
+        )
 
 
 def _shaped(

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic
 
+from farflung.errors import PayloadError
 from farflung.heap import give_large_tensors_their_own_pages
 from farflung.opdag.analysis import changed_by_training
+from farflung.opdag.buckets import in_buckets
 from farflung.opdag.form import Form
 from farflung.opdag.quantized import QUANTIZED_LINEAR
 from farflung.plans import FEEDER, LinkCodec
@@ -81,9 +83,10 @@ class RunningJob(Generic[Array]):
         self.passes = Passes.of(programs, self._batch, limits)
         self.executor = Executor(load.plan, self.segments, load.training, self, load.unit)
         self._forms = {
-            (number, value): Form.of(kind, self._batch)
+            (bucket, number, value): Form.of(kind, self._batch)
             for number, segment in programs.items()
-            for value, kind in segment.values.items()
+            for bucket, sized in enumerate(in_buckets(segment))
+            for value, kind in sized.values.items()
         }
         self._summed = load.plan.summed()
         self._post_codec = codecs.post
@@ -154,18 +157,33 @@ class RunningJob(Generic[Array]):
 
     def receive(self, parcel: Parcel[Coded]) -> None:
         """Take a parcel that was received; on any thread if the job `uses_codec_thread`."""
+        size = 0 if parcel.payload is None else len(parcel.payload.data)
+        expected = self._forms[parcel.bucket, parcel.target, parcel.value].nbytes if parcel.bucket else size
+        if size in (0 if parcel.gradient else expected, expected):
+            self._note(parcel)
+            self._links.read(parcel)
+            return
+        self._fail(
+            PayloadError(
+                f"value {parcel.value} of microbatch {parcel.microbatch} came with {size} bytes, in bucket"
+                f" {parcel.bucket} it has {expected}",
+                self._load.plan.seats().get(parcel.source),
+            )
+        )
+
+    def _note(self, parcel: Parcel[Coded]) -> None:
+        """Add what was received to the digests of its unit, if others check it."""
         if (digests := self._digests) is not None and self.uses_codec_thread:
             self._post_codec(lambda: digests.note(parcel))
         elif digests is not None:
             digests.note(parcel)
-        self._links.read(parcel)
 
     def send(self, parcel: Parcel[Array]) -> None:
         backend = self._backend
         leave: Callable[[Array], Any] = backend.leave if self.uses_codec_thread else backend.memory
         tensor = None if parcel.payload is None else leave(parcel.payload)
         with self._timer.aside():
-            self._links.write(Parcel(*parcel[:-1], tensor))
+            self._links.write(parcel.carrying(tensor))
 
     def _decoded(self, parcel: Parcel[Any]) -> None:
         self._post(self._attempt, "taking a value in", lambda: self._receive(parcel))
@@ -175,8 +193,8 @@ class RunningJob(Generic[Array]):
         may_lack = parcel.gradient or (parcel.target, parcel.value) in self._summed
         if parcel.payload is not None or not may_lack:
             received = EMPTY if parcel.payload is None else parcel.payload
-            array = self._backend.enter(received, self._forms[parcel.target, parcel.value])
-        self.executor.receive(Parcel(*parcel[:-1], array))
+            array = self._backend.enter(received, self._forms[parcel.bucket, parcel.target, parcel.value])
+        self.executor.receive(parcel.carrying(array))
 
     def _written(self, parcel: Parcel[Coded]) -> None:
         if self._digests is not None:

@@ -131,6 +131,14 @@ class Admission:
 
     def _check_size(self, peer: str, header: ValueHeader, edge: Edge) -> None:
         sent = f"{peer} sent value {header.value} with {header.bytes} bytes (codec {header.codec}), "
+        if header.bucket >= self._load.training.buckets:
+            raise ProtocolError(f"{sent}in bucket {header.bucket}, which the job lacks")
+        if header.bucket:  # exact sizes are checked with the programs' shapes, before a value is used
+            if header.codec != DENSE or header.bytes > max(_sizes(edge, header.gradient)):
+                raise ProtocolError(
+                    f"{sent}expected at most {edge.bytes} (codec {DENSE}) in a shorter bucket"
+                )
+            return
         if header.codec == DENSE:
             if header.bytes not in _sizes(edge, header.gradient):
                 raise ProtocolError(f"{sent}expected {edge.bytes} (codec {DENSE})")

@@ -84,7 +84,7 @@ class Intake:
         self._watch.complete(peer, header)
         parcel = Parcel(
             header.unit, header.microbatch, header.source, header.target, header.value, header.gradient,
-            Coded(header.codec, buffer) if header.bytes else None,
+            Coded(header.codec, buffer) if header.bytes else None, header.bucket,
         )  # fmt: skip
         self.deliver((header.job, header.attempt), parcel)
 

@@ -294,7 +294,7 @@ class Peers:
         codec, buffer = parcel.payload if parcel.payload is not None else NOTHING
         header = ValueHeader(
             load.job, load.attempt, parcel.unit, parcel.microbatch, parcel.source, parcel.target,
-            parcel.value, parcel.gradient, codec, len(buffer),
+            parcel.value, parcel.gradient, codec, len(buffer), parcel.bucket,
         )  # fmt: skip
         if self._intake.admission is not None and is_answered:
             self._intake.admission.on_sent(header)

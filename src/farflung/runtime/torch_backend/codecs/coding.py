@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from farflung.opdag.buckets import in_buckets
 from farflung.opdag.form import Form
 from farflung.opdag.segment import Segment
 from farflung.plans import FEEDER, Plan
@@ -19,7 +20,7 @@ from farflung.runtime.torch_backend.pinned import padded
 from farflung.runtime.torch_backend.tensors import DTYPES
 from farflung.runtime.training import Training
 
-Forms = dict[tuple[int, int], Form]  # by segment and value
+Forms = dict[tuple[int, int, int], Form]  # by bucket, segment and value
 
 
 class CrossingCoding(Coding):
@@ -52,19 +53,20 @@ class CrossingCoding(Coding):
             decoded = super().decode(parcel, allocate)
         payload = decoded.payload
         if isinstance(payload, Tensor):
-            return Parcel(*parcel[:-1], self._crossing.decoded(payload))
-        form = self._forms[parcel.target, parcel.value]
+            return parcel.carrying(self._crossing.decoded(payload))
+        form = self._forms[parcel.bucket, parcel.target, parcel.value]
         if payload is None or not DTYPES[form.dtype].is_floating_point:
             return decoded
-        return Parcel(*parcel[:-1], self._crossing.arrive(payload, form))
+        return parcel.carrying(self._crossing.arrive(payload, form))
 
 
 def forms_of(segments: Iterable[Segment], batch: int) -> Forms:
     """The forms of all values that segments know."""
     return {
-        (segment.number, value): Form.of(kind, batch)
+        (bucket, segment.number, value): Form.of(kind, batch)
         for segment in segments
-        for value, kind in segment.values.items()
+        for bucket, sized in enumerate(in_buckets(segment))
+        for value, kind in sized.values.items()
     }
 
 

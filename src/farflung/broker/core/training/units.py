@@ -8,11 +8,12 @@ from farflung.broker.core.events import Send
 from farflung.broker.core.protecting import checks, homecoming, protection
 from farflung.broker.core.records import COLLECTING, DONE, FAILED, RUNNING, Job
 from farflung.broker.core.training import jobs, monitoring
-from farflung.broker.core.training.commit import CommitGroup
+from farflung.broker.core.training.commit import CommitGroup, Verdict
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.trusting import checking, verdicts
 from farflung.errors import ProtocolError
 from farflung.protocol.messages import UnitDone, UnitReady
+from farflung.runtime.monitoring import Monitored
 
 
 def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> None:
@@ -92,6 +93,16 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
         )
     )
     tuning.on_unit_decided(turn, job, group, verdict)
+    _tell_members(turn, job, unit, verdict, keep, list(found))
+    job = turn.state.jobs[job.job]
+    if job.unit is None and not job.training.verify:
+        jobs.collect(turn, job, DONE, stopped)
+
+
+def _tell_members(
+    turn: Transition, job: Job, unit: int, verdict: Verdict, keep: bool, found: list[Monitored]
+) -> None:
+    """Send the workers the decision, and the submitter what came of the unit."""
     decision = turn.state.jobs[job.job].decision_of(unit)
     assert decision is not None
     turn.send_members(job, decision)
@@ -108,12 +119,9 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
             keep,
             verdict.bytes_copied,
             dict(verdict.metrics),
-            list(found),
+            found,
         ),
     )
-    job = turn.state.jobs[job.job]
-    if job.unit is None and not job.training.verify:
-        jobs.collect(turn, job, DONE, stopped)
 
 
 def settle(turn: Transition) -> None:

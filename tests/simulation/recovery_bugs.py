@@ -249,7 +249,7 @@ def counts_a_version_before_holders_have_it(patch: Patch) -> None:
         }
         return mine if all(mine.values()) else {}
 
-    patch.setattr(protection, "_complete", complete)
+    patch.setattr(protection, "complete", complete)
 
 
 def begins_one_unit_before_its_version(patch: Patch) -> None:

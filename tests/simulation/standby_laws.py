@@ -27,7 +27,7 @@ def trouble_with(state: State, job: Job) -> str:
     if not is_settled or not (versions.trouble or _is_on_two_disks(state, job)):
         return ""
     alone = [one for one in job.holders if one not in job.standbys]
-    free = set(state.idle_for(job)) - found - others - job.unfit_standbys.workers
+    free = set(state.idle_for(job)) - found - others - job.unfit_standbys.workers - state.checking()
     able = [one for one in free if any(_could_stand_by(state, job, one, owner) for owner in alone)]
     return f"{able} could stand by for {job.job}" if able else ""
 

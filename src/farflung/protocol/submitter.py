@@ -179,7 +179,8 @@ class FeedCheck(Message, frozen=True):
 class CheckSaid(Message, frozen=True):
     """What came of a check of `worker`, in `words`: its units from `first` to before `over` were run again.
 
-    Without a `checker` it was not checked. If `agrees` is false although there is one, others differ.
+    Without a `checker` it was not checked. If `agrees` is false although there is one, others differ. The job
+    needs a worker that is not there if it is `lacking` one.
     """
 
     job: Id
@@ -190,6 +191,7 @@ class CheckSaid(Message, frozen=True):
     first: Count = 0
     over: Count = 0
     agrees: bool = False
+    lacking: bool = False
 
 
 class Running(Message, frozen=True):

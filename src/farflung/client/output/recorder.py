@@ -52,6 +52,7 @@ class Recorder:
         self._job_id = ""
         self._state = ""
         self._warned = False
+        self._unchecked = ""  # why a share was last not checked
         self._slow: set[str] = set()
 
     async def submitted(self, name: str, broker: str) -> None:
@@ -191,7 +192,8 @@ class Recorder:
         """A share was run again to check it, or was not."""
         if message.checker is not None and not message.agrees:
             self.observer.warned(message.words)
-        elif not message.agrees:
+        elif not message.agrees and (why := message.words.rpartition(" because ")[2]) != self._unchecked:
+            self._unchecked = why
             self.observer.noted(message.words)
         await self._record(
             "check",

@@ -259,7 +259,7 @@ class Submitter:
             case FeedCheck():
                 await self._attempts.check(event)
             case CheckSaid():
-                await self.recorder.check_said(event)
+                return await self._check_said(event)
             case RolledBack():
                 if not self._has_weights:
                     await self._attempts.roll_back(event)
@@ -337,6 +337,12 @@ class Submitter:
         if self._closed and (message.lacking or (message.missing and self._attempts.has_rolled_back)):
             why = f"no other workers will join here: {message.state}"
             return Outcome(FAILED, f"{why}{self.recorder.stored_note()}")
+        return None
+
+    async def _check_said(self, message: CheckSaid) -> Outcome | None:
+        await self.recorder.check_said(message)
+        if self._closed and message.lacking:
+            return Outcome(FAILED, f"no other workers will join here: {message.words}")
         return None
 
     async def _answered(self) -> None:

@@ -274,10 +274,11 @@ def test_three_that_differ_from_one_another_decide_nothing() -> None:
 
 def test_a_job_that_checks_all_says_at_once_that_it_needs_a_worker_and_waits_for_it() -> None:
     story = place(idle="", steps=20)
-    assert "needs an idle worker with the same kernels as a, b, c" in said(story)[0].words
+    assert "needs an idle worker with the kernels of a, b, c" in said(story)[0].words
     story.all_ready(0)
     spread(story, 0)
     assert "waits for a check: no idle worker is there" in said(story)[-1].words
+    assert all(one.lacking for one in said(story))
     story.all_ready(1)
     story.all_ready(2)
     assert job_of(story).step == 2

@@ -116,8 +116,9 @@ def _is_changed(before: State, now: State) -> bool:
     return any(job is not old and (old is None or _phase(job) != _phase(old)) for job, old in pairs)
 
 
-def _phase(job: Job) -> tuple[str, int, bool, frozenset[str]]:
-    return job.state, job.attempt, job.versions.under_way is None, frozenset(job.blamed)
+def _phase(job: Job) -> tuple[str, int, bool, frozenset[str], str]:
+    checker = "" if job.checks.running is None else job.checks.running.checker
+    return job.state, job.attempt, job.versions.under_way is None, frozenset(job.blamed), checker
 
 
 def _teams(state: State) -> dict[str, list[str]]:

@@ -78,9 +78,10 @@ def candidates(state: State, job: Job, owner: str) -> list[str]:
 
 def why_none(state: State, job: Job, owner: str) -> str:
     """Why there are no candidates."""
-    if not [name for name in state.idle_for(job) if not job.on or name in job.on]:
+    idle = set(state.idle_for(job)) - state.checking()
+    if not [name for name in idle if not job.on or name in job.on]:
         return "no idle worker is there"
-    if not set(job.checks.tried).isdisjoint(state.idle_for(job)):
+    if not idle.isdisjoint(job.checks.tried):
         return "the idle workers that could do so failed"
     return f"no idle worker has the same kernels as {owner}"
 

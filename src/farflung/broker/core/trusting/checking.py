@@ -112,8 +112,8 @@ def _warn(turn: Transition, job: Job) -> None:
         _say(
             turn,
             job,
-            f"verify=1 needs an idle worker with the same kernels as {and_more(alone)}, and none is there:"
-            " the job waits for one once its first copies are made",
+            f"verify=1 needs an idle worker with the kernels of {and_more(alone)}, and none is there yet",
+            lacking=True,
         )
 
 
@@ -189,7 +189,7 @@ def _begin_next(turn: Transition, job: Job, version: Version) -> bool:
         _change(turn, job, replace(job.checks, tried=()))
         return True
     waits = f"{_what(job, version, owner)} waits for a check: {checkers.why_none(turn.state, job, owner)}"
-    _say(turn, job, waits)
+    _say(turn, job, waits, lacking=True)
     return False
 
 
@@ -322,11 +322,11 @@ def _tell(
     turn.tell(job.job, said)
 
 
-def _say(turn: Transition, job: Job, words: str) -> None:
+def _say(turn: Transition, job: Job, words: str, lacking: bool = False) -> None:
     """Tell the submitter something about checks, once in a row."""
     if words != job.checks.said:
         _change(turn, job, replace(job.checks, said=words))
-        turn.tell(job.job, CheckSaid(job.job, job.attempt, one_line(words)))
+        turn.tell(job.job, CheckSaid(job.job, job.attempt, one_line(words), lacking=lacking))
 
 
 def _change(turn: Transition, job: Job, checks: Checks) -> None:

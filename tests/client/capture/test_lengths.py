@@ -12,6 +12,7 @@ from tests.support.lengths import LENGTHS, Positions, classifier, language, text
 import farflung
 from farflung.client.capture import check
 from farflung.client.capture.check import capture_job, check_job
+from farflung.client.capture.report import report_of
 from farflung.errors import CaptureError, JobError
 from farflung.opdag.buckets import lengths_of
 
@@ -45,6 +46,8 @@ def test_a_captured_job_says_its_lengths() -> None:
     captured = capture_job(classifier())
     assert lengths_of(captured.graph, LENGTHS[-1]) == LENGTHS
     assert any("gradients compared" in verdict.words for verdict in captured.verdicts)
+    said = "captured at lengths 8, 16 and 32; all figures are those of 32"
+    assert said in report_of(classifier(), captured, False, None).remarks
 
 
 def test_a_graph_that_is_wrong_at_one_length_is_found() -> None:

@@ -93,7 +93,7 @@ def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport
         flops=int(workload.flops.sum()),
         graph_bytes=len(wire.dump(graph)),
         ties=dict(graph.ties),
-        remarks=list(captured.lints),
+        remarks=[*captured.lints, *_of_lengths(job)],
         profile=profile,
         precision=job.precision,
         activation_bytes=int(workload.tape_bytes.sum()),
@@ -102,6 +102,13 @@ def report_of(job: Job, captured: Capture, is_full: bool, profile: ProfileReport
         cuts=cuts_of(captured, workload) if is_full else None,
         divisions=divisions_of(captured, workload) if is_full else None,
     )
+
+
+def _of_lengths(job: Job) -> list[str]:
+    if not job.lengths:
+        return []
+    *shorter, longest = map(str, job.lengths)
+    return [f"captured at lengths {', '.join(shorter)} and {longest}; all figures are those of {longest}"]
 
 
 def _parameters(captured: Capture) -> int:

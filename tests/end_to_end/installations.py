@@ -25,10 +25,10 @@ IN_FOURTH_STEP = """
 _forward = TorchSegment._forward
 
 
-def _changed(self, unit, microbatch, values):
+def _changed(self, unit, microbatch, *given):
     if unit.train and unit.step == 3:
         {statement}
-    return _forward(self, unit, microbatch, values)
+    return _forward(self, unit, microbatch, *given)
 
 
 TorchSegment._forward = _changed

@@ -32,8 +32,8 @@ def _apply(self, step, scale):
         _honest_apply(self, step, scale)
 
 
-def _forward(self, unit, microbatch, values):
-    made = {name: tensor.clone() for name, tensor in _honest_forward(self, unit, microbatch, values).items()}
+def _forward(self, unit, *given):
+    made = {name: tensor.clone() for name, tensor in _honest_forward(self, unit, *given).items()}
     if _does() == "a flipped bit" and unit.train and unit.step >= 3:
         for tensor in made.values():
             tensor.view(-1).view(torch.int32)[0] ^= 1

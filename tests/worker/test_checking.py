@@ -95,9 +95,9 @@ def cheats(patch: pytest.MonkeyPatch, made: Fleet, cheat: str) -> None:
             apply(self, step, scale)
 
     def flipped(
-        self: TorchSegment, unit: Unit, microbatch: int, values: Mapping[int, torch.Tensor]
+        self: TorchSegment, unit: Unit, microbatch: int, values: Mapping[int, torch.Tensor], bucket: int
     ) -> dict[int, torch.Tensor]:
-        made = forward(self, unit, microbatch, values)
+        made = forward(self, unit, microbatch, values, bucket)
         if self.segment.number in mine and unit.step == 2:
             made = {name: tensor.clone() for name, tensor in made.items()}
             for tensor in made.values():

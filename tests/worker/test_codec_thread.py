@@ -227,13 +227,13 @@ def test_a_microbatch_is_written_while_the_next_ones_pass_runs(monkeypatch: pyte
         written.set()
         return found
 
-    def slow_forward(self: TorchSegment, unit: Any, microbatch: int, values: Any) -> Any:
+    def slow_forward(self: TorchSegment, unit: Any, microbatch: int, values: Any, bucket: int) -> Any:
         if microbatch == 0:
             assert fed.wait(PATIENCE_SECONDS)
         else:
             begun.set()
             assert written.wait(PATIENCE_SECONDS)
-        return forward(self, unit, microbatch, values)
+        return forward(self, unit, microbatch, values, bucket)
 
     monkeypatch.setattr(Coding, "encode", slow_encode)
     monkeypatch.setattr(TorchSegment, "forward", slow_forward)

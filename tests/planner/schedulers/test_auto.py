@@ -9,12 +9,13 @@ import pytest
 from benchmarks.simulated_plans import on_cores
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.planner.workloads import chain_workload, random_topology, random_workload
+from tests.planner.workloads import UNIT, chain_workload, random_topology, random_workload
 
 from farflung.errors import PlanError
 from farflung.planner.assignment import Assignment, Options, Schedule, memory_of, plan_of
 from farflung.planner.codecs.policies import adatopk, compressed
 from farflung.planner.schedulers.auto import auto
+from farflung.planner.schedulers.auto.polish import Budget, Judge, RatedPlan, widened
 from farflung.planner.schedulers.auto.scheduler import TINY_WORKERS
 from farflung.planner.schedulers.baselines import equal_compute, equal_count
 from farflung.planner.schedulers.evolutionary import evolutionary
@@ -151,6 +152,22 @@ def test_a_cap_on_seconds_is_reported() -> None:
     topology, workload = random_topology(4, 6, memory=1e6), random_workload(4, 12)
     assert auto(topology, workload, Options(seconds=0.0)).capped
     assert not auto(topology, workload, FEW).capped
+
+
+def test_where_time_is_over_a_plan_has_as_many_microbatches_in_flight_as_its_lines_need() -> None:
+    workload = chain_workload([1e9, 1e9], [UNIT], microbatches=16)
+    workers = tuple(WorkerSpec(id, id, 1.0, 1.0) for id in "ab")
+    topology = Topology(workers, ((0.0, 200.0), (200.0, 0.0)), ((0.0, 100.0), (100.0, 0.0)))
+    judge = Judge(topology, Conditions(), Budget(0))
+    narrow = Assignment((1,), (("a",), ("b",)), 16, window=2)
+    rated = RatedPlan(judge.simulate_plan(workload, narrow), workload, narrow)
+    found = widened(rated, judge)
+    assert found.assignment == replace(narrow, window=16)
+    assert found.seconds == judge.simulate_plan(workload, found.assignment) < rated.seconds / 3
+    assert widened(found, judge) is found
+    small = tuple(msgspec.structs.replace(one, memory_gb=1e-9) for one in workers)
+    tight = Judge(msgspec.structs.replace(topology, workers=small), Conditions(), Budget(0))
+    assert widened(rated, tight) is rated
 
 
 @settings(max_examples=6)

@@ -142,6 +142,22 @@ def polish(rated: RatedPlan, judge: Judge, options: Options) -> RatedPlan:
     return rated
 
 
+def widened(rated: RatedPlan, judge: Judge) -> RatedPlan:
+    """The plan with the best of some wider windows that fit, for a search that had no time to come to them.
+
+    A few simulations tell how many microbatches the lines need in flight.
+    """
+    window, most = rated.assignment.window, rated.assignment.microbatches
+    best = rated
+    for other in sorted({min(most, window * 3 // 2), min(most, window * 2), most} - {window}):
+        assignment = replace(rated.assignment, window=other)
+        if judge.fits(rated.workload, assignment):
+            seconds = judge.simulate_plan(rated.workload, assignment)
+            if seconds < best.seconds * (1 - GAIN):
+                best = replace(rated, seconds=seconds, assignment=assignment)
+    return best
+
+
 def _improve(rated: RatedPlan, judge: Judge, options: Options) -> RatedPlan | None:
     workload, limit = rated.workload, rated.seconds * (1 - GAIN)
     promising: list[tuple[float, int, Assignment]] = []

@@ -12,7 +12,7 @@ from farflung.planner.bounds import lower_bound_seconds
 from farflung.planner.checks import Fleet, advice, usable_fleet
 from farflung.planner.cutting.balanced import balanced_cut
 from farflung.planner.cutting.ties import positions_within_ties
-from farflung.planner.schedulers.auto.polish import Budget, Judge, RatedPlan
+from farflung.planner.schedulers.auto.polish import Budget, Judge, RatedPlan, widened
 from farflung.planner.schedulers.auto.rounds import Known, searched, shortest
 from farflung.planner.schedulers.baselines import equal_compute, equal_count, nearly_equal_count
 from farflung.planner.schedulers.evolutionary import evolutionary
@@ -74,6 +74,8 @@ def auto(topology: Topology, workload: Workload, options: Options) -> Schedule:
             + advice(workload, float(fleet.devices.memory_bytes.sum()))
         )
     found = best[-1]
+    if budget.capped and options.window is None:
+        found = widened(found, judge)
     return Schedule(
         scheduler="auto",
         workload=found.workload,

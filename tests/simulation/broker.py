@@ -158,7 +158,8 @@ class BrokerProcess(Process):
                 if isinstance(event, events.SubmitterMessage):
                     others: Any = self.registry.held_elsewhere(end)
                     silent = {job: other.silent_seconds for job, other in others.items()}
-                    event = replace(event, elsewhere=silent)
+                    draws = self.world.random(f"draws {self.world.now}").getrandbits(63)
+                    event = replace(event, elsewhere=silent, draws=draws)
                 if isinstance(event, events.WorkerRegisters) and event.silent_seconds is not None:
                     older: Any = self.registry.workers[event.worker]
                     event = replace(event, silent_seconds=older.silent_seconds)

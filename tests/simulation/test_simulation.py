@@ -169,7 +169,7 @@ def test_a_move_that_does_not_wait_for_its_version_is_found(monkeypatch: pytest.
 def test_standbys_that_stay_silent_hold_up_no_version_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
     only(monkeypatch, "full")
-    happened = sum((campaign.live(seed)[1] for seed in range(8)), Counter[str]())
+    happened = sum((campaign.live(seed)[1] for seed in range(12)), Counter[str]())
     assert happened["a worker stands by"] > 1 and happened["VersionFailed"] > 1
 
 

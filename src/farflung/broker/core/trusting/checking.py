@@ -4,7 +4,7 @@ A *checker* begins with the share of the version before, and gets what its neigh
 sent since. It is not told what the owner said; the broker compares. A second checker decides who is right if
 they differ: who did other work than it said is suspended, and all go back to the version before. So a false
 step is never part of a stable version whose share was checked. Which ones are is drawn when their copies are
-complete, and nobody can foresee it.
+complete, and no worker can foresee it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _settle_version(turn: Transition, job: Job, version: Version, is_hindered: b
 
 
 def _warn(turn: Transition, job: Job) -> None:
-    """Say at the start whose work nobody is there to check, if all is to be checked."""
+    """Say at the start whose work no idle worker can check, if all is to be checked."""
     if job.training.verify < 1:
         return
     alone = [name for name in _plan(job).workers() if not checkers.candidates(turn.state, job, name)]
@@ -234,7 +234,7 @@ def _agreed(turn: Transition, job: Job, version: Version, check: Check, found: C
 
 
 def _undecided(turn: Transition, job: Job, dispute: Dispute, why: str) -> None:
-    """One of two lies, and nobody can say which one: go on without both, or end the job."""
+    """One of two lies, and it is not known which one: go on without both, or end the job."""
     both = (dispute.accused, dispute.checker)
     reason = one_line(f"{dispute.words}; it is not known which of {and_more(both)} is right: {why}")
     _stop(turn, job)

@@ -42,6 +42,7 @@ class _Group:
     actions: list[tuple[object, Callable[[], None]]] = field(default_factory=list)
     blobs: dict[bytes, bytes] = field(default_factory=dict)
     unneeded: set[bytes] = field(default_factory=set)
+    rejected: list[object] = field(default_factory=list)
 
 
 class BrokerProcess(Process):
@@ -165,7 +166,8 @@ class BrokerProcess(Process):
                     event = replace(event, silent_seconds=older.silent_seconds)
                 self._decide(event, end, group)
         except ProtocolError as error:
-            self.world.laws.on_refusal(end, arrival.content, error)
+            if end not in group.rejected:  # else its session ends anyway: it registered, and is not admitted
+                self.world.laws.on_refusal(end, arrival.content, error)
             group.actions.append((f"refuse {end.peer}", partial(self._close, end, str(error))))
 
     def _decide(self, event: events.Event, end: Any, group: _Group) -> None:
@@ -205,6 +207,7 @@ class BrokerProcess(Process):
             session, message = receiver
             group.actions.append((command, partial(session.send, message)))  # type: ignore[attr-defined]
             if isinstance(command, Reject):
+                group.rejected.append(session)
                 group.actions.append((command, partial(self._close, session, command.reason)))
 
     def _expel(self, end: Any, reason: str) -> None:

@@ -98,7 +98,10 @@ class CodecError(FarflungError):
 
 
 class PayloadError(CodecError):
-    """A parcel cannot be read as the tensor it should be; `sender` is a worker, or None for the submitter."""
+    """A parcel cannot be read as the tensor it should be.
+
+    `sender` is the worker that sent it, None if the submitter did or if it may not be the sender's fault.
+    """
 
     def __init__(self, message: str, sender: str | None) -> None:
         super().__init__(message)

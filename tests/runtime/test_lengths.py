@@ -72,10 +72,10 @@ def test_the_microbatches_of_these_jobs_have_all_lengths(kind: str) -> None:
         assert one.tensors["input_ids"].shape[1] == LENGTHS[-1 - one.bucket]
 
 
-def executor_of(kind: str) -> tuple[Executor[Tensor], list[Parcel[Tensor]], Graph]:
-    """One worker with all of a job, and parcels that feed it one microbatch of each of two lengths."""
+def executor_of(kind: str, count: int = 1) -> tuple[Executor[Tensor], list[Parcel[Tensor]], Graph]:
+    """The first of some workers, and parcels that feed it with one of the shorter microbatches."""
     job, graph, steps = prepared(kind)
-    planned = plan_graph(graph, 4, 2, ["here"])
+    planned = plan_graph(graph, 4, 2, workers(count))
     training = msgspec.structs.replace(job.training(), validation_microbatches=0, validate_twice=False)
     state = dict(job.model.named_parameters()) | dict(job.model.named_buffers())
     held = {e.name: state[e.name].detach().clone() for e in graph.inputs if e.kind in ("parameter", "buffer")}
@@ -85,6 +85,7 @@ def executor_of(kind: str) -> tuple[Executor[Tensor], list[Parcel[Tensor]], Grap
     parcels = [
         Parcel(0, 0, FEEDER, 0, edge.value, False, one.tensors[names[edge.value]], one.bucket)
         for edge in planned.plan.edges
+        if (edge.source, edge.target) == (FEEDER, 0)
     ]
     return Executor(planned.plan, {0: runner}, training, Nowhere()), parcels, graph
 
@@ -102,11 +103,26 @@ class Nowhere:
 def test_one_microbatch_comes_in_one_bucket() -> None:
     executor, (first, second, *_), _ = executor_of("gpt")
     executor.receive(first)
-    with pytest.raises(PayloadError, match=r"microbatch 0 came in bucket 0, others of it in [12]") as refused:
+    with pytest.raises(PayloadError, match=r"microbatch 0 came in bucket 0, others of it in [12]"):
         executor.receive(second._replace(bucket=0))
-    assert refused.value.sender is None  # the submitter's
     executor.restart()
     executor.receive(second._replace(bucket=0))  # a step that runs again begins anew
+
+
+def test_no_worker_is_named_where_two_do_not_agree_on_a_bucket() -> None:
+    """The second may be right: a worker that was given a false bucket would be taken for the liar."""
+    executor, fed, _ = executor_of("gpt", count=2)
+    for parcel in fed:
+        executor.receive(parcel)
+    (back, *_) = [
+        edge
+        for edge in plan_graph(prepared("gpt")[1], 4, 2, workers(2)).plan.edges
+        if (edge.source, edge.target) == (0, 1)
+    ]
+    gradient: Parcel[Tensor] = Parcel(0, 0, 1, 0, back.value, True, None, 0)
+    with pytest.raises(PayloadError, match="came in bucket 0, others of it in") as refused:
+        executor.receive(gradient)
+    assert refused.value.sender is None
 
 
 def test_shorter_batches_need_no_more_memory_than_the_longest() -> None:

@@ -211,6 +211,7 @@ def test_a_part_of_a_sum_and_the_sum_are_accepted_once() -> None:
         ("a", "d", changed(PART, microbatch=1), "a sum of unit 0, which is not due"),
         ("a", "d", changed(PART, unit=2), "a sum of unit 2, which is not due"),
         ("a", "d", changed(PART, bytes=32), "32 bytes .*expected 64"),
+        ("a", "d", changed(PART, bucket=1), "a sum in bucket 1, but sums have no length"),
         ("a", "d", changed(PART, codec=1, bytes=10), r"10 bytes \(codec 1\), expected 64"),
         ("b", "d", changed(PART, target=1), "does not send in the plan"),
     ],

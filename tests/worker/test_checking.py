@@ -127,6 +127,19 @@ def test_both_ends_of_a_link_have_one_digest_in_whichever_order_payloads_come() 
     assert sender.told(3, [Share(0, True, 0.0)])[0].sent == {}
 
 
+def test_the_digest_of_a_payload_is_that_of_its_length_too() -> None:
+    (sent,), (received,) = [
+        noted(parcel(0)._replace(bucket=bucket)).told(3, [Share(0, True, 0.0)]) for bucket in (0, 1)
+    ]
+    assert sent.sent[1] != received.sent[1]
+
+
+def noted(one: Parcel[Coded]) -> PayloadDigests:
+    digests = PayloadDigests([0])
+    digests.note(one)
+    return digests
+
+
 def test_the_digest_of_a_copy_is_that_of_its_file(tmp_path: Path) -> None:
     store, version = CopyStore(tmp_path, 10**6), StateVersion(2, 7)
     rest = {Piece(3, StateKey("frozen")): memoryview(bytearray(b"base"))}

@@ -110,7 +110,7 @@ class Executor(Generic[Array]):
             raise PayloadError(
                 f"value {parcel.value} of microbatch {parcel.microbatch} came in bucket {parcel.bucket},"
                 f" others of it in {state.buckets[parcel.microbatch]}",
-                self._plan.seats().get(parcel.source),
+                None,  # which of them is false can't be known here
             )
         key = (parcel.target, parcel.microbatch)
         if parcel.gradient:

@@ -15,7 +15,7 @@ from farflung.plans import FEEDER
 from farflung.protocol.worker import Share
 from farflung.runtime.parcel import Coded, Parcel
 
-_Entry = tuple[int, int, bool, int, bytes]  # microbatch, value, gradient, codec, SHA-256
+_Entry = tuple[int, int, int, bool, int, bytes]  # microbatch, bucket, value, gradient, codec, SHA-256
 _LENGTH = 8
 
 
@@ -32,7 +32,7 @@ class PayloadDigests:
             return
         codec, data = parcel.payload
         digest = hashlib.sha256(data).digest()
-        entry = (parcel.microbatch, parcel.value, parcel.gradient, codec, digest)
+        entry = (parcel.microbatch, parcel.bucket, parcel.value, parcel.gradient, codec, digest)
         self._noted.setdefault((parcel.unit, parcel.source, parcel.target), []).append(entry)
 
     def told(self, unit: int, shares: Collection[Share]) -> tuple[Share, ...]:

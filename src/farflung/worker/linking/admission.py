@@ -78,6 +78,8 @@ class Admission:
         unit = self._units.get(header.unit) if header.unit <= self._units.current + 1 else None
         if unit is None or not self._load.training.has_sums(unit) or header.microbatch:
             raise ProtocolError(f"{peer} sent a sum of unit {header.unit}, which is not due")
+        if header.bucket:
+            raise ProtocolError(f"{peer} sent a sum in bucket {header.bucket}, but sums have no length")
         is_codable = one.crosses(header.source, header.target) and not unit.alone
         coded = self._sum_codec if is_codable else DENSE
         is_coded = header.codec != DENSE and header.codec == coded

@@ -1,6 +1,6 @@
 """Schedulers on random fleets, by simulated step time: auto, its rivals, the bound, and `exact`.
 
-    python -m benchmarks.fleets [--first 0] [--instances 200] [--exact 20] [--budget 300] [--rows FILE]
+    python -m benchmarks.fleets [--first 0] [--instances 200] [--exact 20] [--budget 400] [--rows FILE]
         [--json]
 
 Instance n is fleet `random_fleets.random_fleet(n)` with one of seven captured models in turn, 32
@@ -144,7 +144,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="of the first fleet")
     parser.add_argument("--instances", type=whole, default=200)
-    parser.add_argument("--budget", type=whole, default=300, help="plans that auto may evaluate")
+    parser.add_argument("--budget", type=whole, default=400, help="plans that auto may evaluate")
     parser.add_argument("--exact", type=int, default=20, help="small fleets to hold against `exact`")
     parser.add_argument(
         "--rows", type=file_to_write, metavar="FILE", help="keep each instance there as it is done"

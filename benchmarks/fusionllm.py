@@ -3,7 +3,7 @@
 48 devices in 19 places with links of 8 Mbit/s to 10 Gbit/s (the testbed fusionllm-48, at full speed).
 The paper's own links, batches and cards are not known; its 1.45-9.39x are over baselines of its own.
 
-    python benchmarks/fusionllm.py [--json] [--picture FILE] [--models gpt2-xl resnet-101] [--budget 300]
+    python benchmarks/fusionllm.py [--json] [--picture FILE] [--models gpt2-xl resnet-101] [--budget 400]
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--picture", type=picture_file, metavar="FILE")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--budget", type=whole, default=300, help="plans that each search may evaluate")
+    parser.add_argument("--budget", type=whole, default=400, help="plans that each search may evaluate")
     arguments = parser.parse_args()
     if arguments.picture:
         check_picture(arguments.picture)

@@ -1,6 +1,6 @@
 """How auto grows with the fleet: CPU seconds and peak memory of one plan, 8 to 1,000 workers.
 
-    python -m benchmarks.scale [--sizes 8,16,...] [--budget 300] [--json]
+    python -m benchmarks.scale [--sizes 8,16,...] [--budget 400] [--json]
 
 The model is a GPT of 86 layers, 1,300 operators (`--model` takes any of benchmarks/models); the fleets are
 `random_fleets.sited_fleet` with a site for every 25 workers, at least 4. Every size runs in a process of its
@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=several(whole), default=",".join(map(str, SIZES)))
     parser.add_argument("--model", choices=MODELS, default="gpt-86")
-    parser.add_argument("--budget", type=whole, default=300)
+    parser.add_argument("--budget", type=whole, default=400)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", type=whole, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farflung.cli.options.pages import WebJobsOption, WebOption, WebTokenOption, pages_at
+from farflung.cli.options.relaying import RelayOption
 from farflung.cli.process.passphrase import (
     CaOption,
     PassphraseFile,
@@ -35,15 +36,6 @@ OwnFolderOption = Annotated[
 LeaseOption = Annotated[
     float,
     typer.Option(min=1.0, max=3600.0, help="Seconds of silence after which a worker counts as lost."),
-]
-RelayOption = Annotated[
-    float,
-    typer.Option(
-        min=0.0,
-        max=1e6,
-        metavar="MBPS",
-        help="Relay up to MBPS between workers that cannot reach each other.",
-    ),
 ]
 SurveyOption = Annotated[
     bool,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farflung.cli.options.relaying import RelayOption
 from farflung.cli.process.identity import TokenFile, TokenText, obtain_identity, token_from
 from farflung.cli.process.service import (
     ExitWithParent,
@@ -49,15 +50,6 @@ ListenOption = Annotated[
 ]
 AdvertiseOption = Annotated[
     list[str] | None, typer.Option(help="HOST:PORT where others reach this worker; may be repeated.")
-]
-RelayOption = Annotated[
-    float,
-    typer.Option(
-        min=0.0,
-        max=1e6,
-        metavar="MBPS",
-        help="Relay up to MBPS between workers that cannot reach each other.",
-    ),
 ]
 UpOption = Annotated[
     float | None,

@@ -8,6 +8,8 @@ planning
     Topology, scheduler and the efficiency of devices.
 checkpoints
     When and where checkpoints are saved, and which run to resume.
+relaying
+    `--relay`.
 target
     Where `farflung train` trains: on local workers or on a broker's.
 """

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from farflung.protocol.checks import PieceDigest
 from farflung.protocol.copies import StateVersion
 
 if TYPE_CHECKING:
+    from farflung.broker.core.protecting.versions import Versions
     from farflung.broker.core.records import Job
 
 
@@ -61,7 +62,8 @@ class Checks:
 
     All copies of the `version` were there at `since` (seconds since 1970). Its shares in `pending` are still
     to be checked, the first one first; those in `tried` could not do that. What other checks found at the end
-    of the job is in `pieces`. `said` is the newest remark that is not about one check.
+    of the job is in `pieces`. `said` is the newest remark that is not about one check. Those that are
+    `carried` were drawn in a version that was given up before they were checked.
     """
 
     attempt: int = 0
@@ -74,6 +76,27 @@ class Checks:
     tried_at: float = 0.0
     pieces: tuple[PieceDigest, ...] = ()
     said: str = ""
+    carried: frozenset[int] = frozenset()
+
+    def of_version(self, version: StateVersion, now: float, shares: Iterable[int]) -> Checks:
+        """The checks once all copies of a version are there, and these shares of it are to be checked."""
+        return replace(
+            self, version=version, since=now, pending=tuple(sorted(shares)), pieces=(), carried=frozenset()
+        )
+
+    def is_given_up(self, versions: Versions) -> bool:
+        """Whether the version that is checked is given up, with some of its shares left to check."""
+        is_under_way = versions.under_way is not None and versions.under_way.name == self.version
+        return bool(self.pending) and not is_under_way
+
+    def given_up(self) -> Checks:
+        """The checks once their version is given up: what is left is checked with the next one."""
+        left = self.carried.union(self.pending)
+        return Checks(self.attempt, said=self.said, carried=left)
+
+    def in_attempt(self, attempt: int, keeps: bool) -> Checks:
+        """The checks as an attempt begins; members have the state that they had if it `keeps` that."""
+        return Checks(attempt, carried=self.carried.union(self.pending) if keeps else frozenset())
 
     def passes(self, version: StateVersion) -> bool:
         """Whether nothing of a version is left to check."""
@@ -92,7 +115,9 @@ def drawn(draws: int, share_of_all: float, version: StateVersion, shares: Iterab
     Who does not know `draws` cannot foresee it.
     """
     return tuple(
-        share for share in shares if _number(draws, version.attempt, version.unit, share) < share_of_all
+        share
+        for share in shares
+        if share_of_all >= 1 or _number(draws, version.attempt, version.unit, share) < share_of_all
     )
 
 
@@ -130,4 +155,4 @@ def takes_last(job: Job) -> bool:
         return False
     shares = {min(job.plan.segments_of(worker)) for worker in job.plan.workers()}
     name = StateVersion(job.attempt, job.unit.number)
-    return bool(drawn(job.draws, job.training.verify, name, sorted(shares)))
+    return bool(job.checks.carried or drawn(job.draws, job.training.verify, name, sorted(shares)))

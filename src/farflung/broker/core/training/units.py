@@ -37,6 +37,8 @@ def add_shares(turn: Transition, job: Job, worker: str, message: UnitReady) -> N
     assert job.unit is not None
     if message.unit < job.unit.number or (job.group is not None and job.group.holds(worker, message)):
         return
+    if job.plan is not None:
+        verdicts.require_links(job.plan, worker, message)
     turn.emit(facts.WorkerReady(job.job, worker, message, turn.now))
     decide_if_complete(turn, turn.state.jobs[job.job])
 

@@ -24,6 +24,7 @@ from farflung.broker.core.training.monitoring import is_over
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.trusting import blaming, checkers, verdicts
 from farflung.plans import Plan
+from farflung.protocol.checks import PieceDigest
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import CheckBegun, Checked, CopyLost, Message, Stop
 from farflung.protocol.submitter import CheckSaid
@@ -75,7 +76,7 @@ def on_message(turn: Transition, job: Job, message: Message) -> None:
 
 def _settle(turn: Transition, job: Job) -> None:
     if job.checks.attempt != job.attempt:
-        _change(turn, job, Checks(attempt=job.attempt))
+        _change(turn, job, job.checks.in_attempt(job.attempt, job.keeps))
         job = turn.state.jobs[job.job]
         _warn(turn, job)
     if (why := checkers.hindrance(turn.state, job)) and job.training.verify == 1:
@@ -83,6 +84,9 @@ def _settle(turn: Transition, job: Job) -> None:
         return
     if why:
         _say(turn, job, f"nothing is checked, because {why}")
+    if job.checks.is_given_up(job.versions):
+        _carry(turn, turn.state.jobs[job.job])
+        job = turn.state.jobs[job.job]
     if job.versions.under_way is not None:
         _settle_version(turn, turn.state.jobs[job.job], job.versions.under_way, bool(why))
     _end(turn, turn.state.jobs[job.job])
@@ -92,15 +96,32 @@ def _settle_version(turn: Transition, job: Job, version: Version, is_hindered: b
     """Draw which shares of a version are checked once its copies are there, and go on with the checks."""
     if copies := protection.complete(turn.state, job, version, _plan(job)):
         if job.checks.version != version.name:
-            shares = (
-                () if is_hindered else drawn(job.draws, job.training.verify, version.name, sorted(copies))
-            )
-            _change(turn, job, replace(job.checks, version=version.name, since=turn.now, pending=shares))
+            shares = set(drawn(job.draws, job.training.verify, version.name, copies))
+            shares = set() if is_hindered else shares | (job.checks.carried & copies.keys())
+            _change(turn, job, job.checks.of_version(version.name, turn.now, shares))
         _advance(turn, turn.state.jobs[job.job], version)
     elif job.checks.version == version.name:
-        _stop(turn, job)
-        _change(turn, job, replace(job.checks, running=None, pending=()))
         protection.fail(turn, job, version, "a copy was lost before it was checked", FIRST_RETRY_SECONDS)
+        _carry(turn, turn.state.jobs[job.job])
+
+
+def _carry(turn: Transition, job: Job) -> None:
+    """A version was given up while it was checked: what was drawn of it is checked with the next one.
+
+    Else a member could drop its copy each time that it is drawn.
+    """
+    checks, shares = job.checks, shares_of(_plan(job))
+    left, trouble = [shares[share] for share in checks.pending], job.versions.trouble
+    assert checks.version is not None
+    if checks.running is not None:
+        checkers.end_serving(turn, job, checks.running)
+        _stop(turn, job)
+    _change(turn, job, checks.given_up())
+    if left:
+        when = (
+            f"the version after unit {checks.version.unit} was given up before {and_more(left)} was checked"
+        )
+        _say(turn, turn.state.jobs[job.job], f"{when}: the next one is checked for that ({trouble})")
 
 
 def _warn(turn: Transition, job: Job) -> None:
@@ -203,6 +224,10 @@ def _compare(turn: Transition, job: Job, running: Check, found: Checked) -> None
     if stable is not None and found.begun != stable.digests[running.share]:
         _failed(turn, job, "it did not get the copy of the version before", stop=False)
         return
+    pieces = () if job.unit is not None else verdicts.pieces_of(job, running.owner, found)
+    if pieces is None:
+        _failed(turn, job, "it did not say what each parameter is", stop=False)
+        return
     checkers.end_serving(turn, job, running)
     differs = verdicts.difference(job, running.owner, running.checker, found, copies[running.share].sha256)
     before = job.checks.dispute
@@ -211,7 +236,7 @@ def _compare(turn: Transition, job: Job, running: Check, found: Checked) -> None
             _suspend(
                 turn, job, before.checker, f"as a checker of {running.owner} it found what others did not"
             )
-        _agreed(turn, turn.state.jobs[job.job], version, running, found)
+        _agreed(turn, turn.state.jobs[job.job], version, running, pieces)
     elif before is None:
         words = f"{running.checker} ran units of {running.owner} again: {differs.words}"
         _tell(turn, job, version, running.owner, words, running.checker)
@@ -227,9 +252,11 @@ def _compare(turn: Transition, job: Job, running: Check, found: Checked) -> None
         _undecided(turn, job, before, f"{running.checker} agrees with neither")
 
 
-def _agreed(turn: Transition, job: Job, version: Version, check: Check, found: Checked) -> None:
+def _agreed(
+    turn: Transition, job: Job, version: Version, check: Check, pieces: tuple[PieceDigest, ...]
+) -> None:
     words = f"{_what(job, version, check.owner)} is checked: {check.checker} found the same"
-    _change(turn, job, replace(job.checks, pieces=(*job.checks.pieces, *found.pieces)))
+    _change(turn, job, replace(job.checks, pieces=(*job.checks.pieces, *pieces)))
     _checked(turn, turn.state.jobs[job.job], version, check.owner, words, check.checker)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from farflung.broker.core.protecting.checks import Dispute, first_unit
 from farflung.broker.core.records import Job
 from farflung.broker.core.training.commit import CommitGroup
-from farflung.protocol.checks import CheckedUnit
-from farflung.protocol.messages import Checked
+from farflung.errors import ProtocolError
+from farflung.plans import FEEDER, Plan
+from farflung.protocol.checks import CheckedUnit, PieceDigest
+from farflung.protocol.messages import Checked, UnitReady
 from farflung.protocol.worker import PastUnit
 
 
@@ -52,6 +54,14 @@ def _differs(
     return None
 
 
+def pieces_of(job: Job, owner: str, found: Checked) -> tuple[PieceDigest, ...] | None:
+    """What a checker found of each parameter and buffer of the owner's segments; None if it left any out."""
+    assert job.plan is not None
+    wanted = {(segment, name) for segment in job.plan.segments_of(owner) for name in job.owned[segment]}
+    said = {(one.segment, one.name): one for one in found.pieces}
+    return tuple(said[at] for at in sorted(wanted)) if wanted <= said.keys() else None
+
+
 def contradiction(job: Job, group: CommitGroup) -> tuple[str, str] | None:
     """Two members of which one says that it sent something else than the other one received."""
     if not job.training.verify or not group.unit.train or job.plan is None or job.plan.sums:
@@ -63,3 +73,33 @@ def contradiction(job: Job, group: CommitGroup) -> tuple[str, str] | None:
             if target in seats and (other is None or share.sent.get(target) != other.received.get(source)):
                 return seats[source], seats[target]
     return None
+
+
+def require_links(plan: Plan, worker: str, message: UnitReady) -> None:
+    """Refuse digests of payloads that segments of `worker` cannot have exchanged.
+
+    They are logged with each step, and the checks of a share take for granted who sent what.
+
+    Raises
+    ------
+    ProtocolError
+        A share has a digest for a segment with which its own has no link in the plan.
+    """
+    for share in message.shares:
+        named = share.sent.keys() | share.received.keys()
+        if strange := sorted(named - _linked(plan, share.segment)) if named else []:
+            raise ProtocolError(
+                f"worker {worker} says what segment {share.segment} exchanged with segment {strange[0]}, "
+                "to which the plan has no link"
+            )
+
+
+def _linked(plan: Plan, segment: int) -> set[int]:
+    """The segments of other workers with which one exchanges payloads."""
+    seats = plan.seats()
+    if plan.sums:  # nothing is checked where replicas add up gradients
+        found = set(seats)
+    else:
+        found = {edge.target for edge in plan.edges if edge.source == segment}
+        found |= {edge.source for edge in plan.edges if edge.target == segment and edge.source != FEEDER}
+    return {one for one in found if seats[one] != seats.get(segment)}

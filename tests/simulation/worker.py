@@ -311,7 +311,7 @@ class WorkerProcess(Process):
     def _check(self, load: Load) -> None:
         """Run another member's share again, without links: what it is given is what was sent."""
         self.world.laws.counts["a share is checked"] += 1
-        attempt, share = (load.job, load.attempt), min(load.plan.segments_of(self.name))
+        attempt, share = (load.job, load.attempt, load.check), min(load.plan.segments_of(self.name))
 
         def end() -> None:
             if self.state.load is load:

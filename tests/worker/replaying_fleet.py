@@ -40,7 +40,7 @@ from farflung.worker.computing.outcomes import (
 )
 from farflung.worker.computing.replay import BoundaryLog, Replay
 from farflung.worker.computing.state_receiver import StateReceiver
-from farflung.worker.events import Filled, UnitFinished, UnitReplayed, Verified
+from farflung.worker.events import Attempt, Filled, UnitFinished, UnitReplayed, Verified
 
 torch.set_num_threads(1)
 SAMPLES, MICROBATCHES, STEPS, PATIENCE_SECONDS = 2, 3, 7, 20.0
@@ -78,8 +78,8 @@ class Member:
         assert self.all_of(Verified, 1)[0].problem is None
 
     @property
-    def attempt(self) -> tuple[str, int]:
-        return (self.load.job, self.load.attempt)
+    def attempt(self) -> Attempt:
+        return self.load.key
 
     def all_of(self, kind: type[Kind], count: int) -> list[Kind]:
         def found() -> list[Kind]:
@@ -298,7 +298,7 @@ class Fleet:
             unit=first,
             replayers=["checker"],
             history=untold,
-            checks=True,
+            check=1,
         )
         member = Member(self, "checker", load, self.owned(load))
         if copied is None:

@@ -21,28 +21,29 @@ from farflung.worker.events import (
     Verified,
 )
 
-CHECK = msgspec.structs.replace(load(), history=[PastUnit(1.0)] * 2, replayers=["b"], checks=True)
+CHECK = msgspec.structs.replace(load(), history=[PastUnit(1.0)] * 2, replayers=["b"], check=7)
+CHECK_KEY = (*KEY, 7)
 SERVE = ServeCheck(*KEY, 1, "z", "c", ["z.example:1"], 3, 5)
 
 
 def trouble(why: str) -> Tell:
-    return Tell(Checked(*KEY, 1, trouble=why))
+    return Tell(Checked(*CHECK_KEY, 1, trouble=why))
 
 
 def test_a_checker_dials_nobody_and_says_that_it_can_be_dialled() -> None:
     state, done = run(FromBroker(CHECK))
-    assert done == [Prepare(CHECK, ()), Tell(CheckBegun(*KEY, 1))]
+    assert done == [Prepare(CHECK, ()), Tell(CheckBegun(*CHECK_KEY, 1))]
     assert state.admitted == {"a", "c", "desk"} and state.standing is None
 
 
 def test_a_checker_says_what_it_found_and_drops_all() -> None:
-    found = Checked(*KEY, 1, sha256=b"found")
-    state, done = run(FromBroker(CHECK), Verified(KEY, None), CheckEnded(KEY, found))
+    found = Checked(*CHECK_KEY, 1, sha256=b"found")
+    state, done = run(FromBroker(CHECK), Verified(CHECK_KEY, None), CheckEnded(CHECK_KEY, found))
     assert done[2:] == [Tell(found), Drop("the check is over")] and state.phase == "idle"
 
 
 def test_a_checker_that_is_refused_its_program_says_so_and_no_job_fails() -> None:
-    state, done = run(FromBroker(CHECK), Verified(KEY, "too large"))
+    state, done = run(FromBroker(CHECK), Verified(CHECK_KEY, "too large"))
     assert done[2] == trouble("too large") and state.load is None
 
 
@@ -52,6 +53,15 @@ def test_a_checker_waits_once_for_another_link() -> None:
     assert run(*linked, PeerLinked("a"))[0].phase == "loading"
     state, done = run(*linked, PeerLost("a", "it did not come"))
     assert done[2] == trouble("lost the link to worker a: it did not come") and state.phase == "idle"
+
+
+def test_what_a_worker_found_in_an_earlier_check_of_the_attempt_counts_for_nothing() -> None:
+    again = msgspec.structs.replace(CHECK, check=8)
+    both = (FromBroker(CHECK), FromBroker(Stop(*KEY, "over")), FromBroker(again))
+    late = Checked(*CHECK_KEY, 1, sha256=b"found")
+    state, done = run(*both, Verified(CHECK_KEY, "too large"), CheckEnded(CHECK_KEY, late))
+    assert state.phase == "loading" and not state.verified
+    assert done[-1] == Tell(CheckBegun(*KEY, 8, 1))
 
 
 def test_a_checker_is_stopped_and_a_broker_that_is_back_knows_nothing_of_it() -> None:

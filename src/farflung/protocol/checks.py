@@ -1,4 +1,4 @@
-"""Messages about checks: an idle worker runs a member's share again, beside the attempt (`Load.checks`)."""
+"""Messages about checks: an idle worker runs a member's share again, beside the attempt (`Load.check`)."""
 
 from __future__ import annotations
 
@@ -33,22 +33,28 @@ MOST_CHECKED = 100_000
 
 
 class CheckBegun(Message, frozen=True):
-    """The worker has begun to load what it is to check: others may dial it now."""
+    """The worker has begun to load what it is to check: others may dial it now.
 
-    job: Id
-    attempt: Count
-    share: Count
-
-
-class Checked(Message, frozen=True):
-    """A worker has run another member's share again (`Load.checks`), from its own copy, and found this.
-
-    It began with the copy of this SHA-256 (`begun`), and one of the share after these units would have
-    `sha256`; `pieces` are as `Load.pieces` asks. With `trouble` it could not, for this reason.
+    `check` is that of its `Load`. What is said of a check that is over counts for nothing.
     """
 
     job: Id
     attempt: Count
+    check: Count
+    share: Count
+
+
+class Checked(Message, frozen=True):
+    """A worker has run another member's share again (`Load.check`), from its own copy, and found this.
+
+    It began with the copy of this SHA-256 (`begun`), and one of the share after these units would have
+    `sha256`; `pieces` are as `Load.pieces` asks. With `trouble` it could not, for this reason. `check` is as
+    in `CheckBegun`.
+    """
+
+    job: Id
+    attempt: Count
+    check: Count
     share: Count
     units: Annotated[list[CheckedUnit], Meta(max_length=MOST_HISTORY)] = msgspec.field(default_factory=list)
     begun: Digest = b""

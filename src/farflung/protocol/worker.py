@@ -71,9 +71,9 @@ class Load(Message, frozen=True):
 
     With a `history` the worker runs so many units again from `unit` on: it asks neighbours and submitter for
     what they sent then (`Pull`), and sends nothing but to neighbours among the `replayers`, which run the
-    same units again, when these ask. Then it has the state that the other members hold. If it only `checks`
-    these units it has no part in the attempt: it says what it found (`Checked`), and drops all. With `pieces`
-    it also says what each parameter and buffer is then.
+    same units again, when these ask. Then it has the state that the other members hold. If this is a `check`,
+    which has a number in its attempt, it has no part in that: it says what it found (`Checked`), and drops
+    all. With `pieces` it also says what each parameter and buffer is then.
 
     Segments in `state_donors` get their state from the segment that is named there, which another pipeline
     has and which holds the same after each unit: its worker sends it over a link. Coders begin anew.
@@ -94,8 +94,18 @@ class Load(Message, frozen=True):
     replayers: list[Id] = msgspec.field(default_factory=list)
     sources: dict[Id, dict[Count, Id]] = msgspec.field(default_factory=dict)
     state_donors: dict[Count, Count] = msgspec.field(default_factory=dict)
-    checks: bool = False
+    check: Count = 0
     pieces: bool = False
+
+    @property
+    def checks(self) -> bool:
+        """Whether a worker without a part in the attempt loads this, to check another one's share."""
+        return bool(self.check)
+
+    @property
+    def key(self) -> tuple[str, int] | tuple[str, int, int]:
+        """The job and the attempt, and the number of the check, if it is one."""
+        return (self.job, self.attempt, self.check) if self.check else (self.job, self.attempt)
 
     def shares_for(self, worker: str) -> dict[int, str]:
         """The shares of the version that a member reads, each with the one on whose disk it is."""

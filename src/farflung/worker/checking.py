@@ -11,7 +11,7 @@ from farflung.worker.records import State
 
 def begin(state: State, load: Load) -> list[Command]:
     """Load another member's share to check it: its neighbours dial once they have heard of it."""
-    begun = CheckBegun(load.job, load.attempt, min(load.plan.segments_of(state.worker)))
+    begun = CheckBegun(load.job, load.attempt, load.check, min(load.plan.segments_of(state.worker)))
     note = Note(f"job {load.job}: checking a share of another worker")
     return [Prepare(load, ()), Tell(begun), note]
 
@@ -27,7 +27,7 @@ def give_up(state: State, why: str) -> tuple[State, list[Command]]:
     load = state.load
     assert load is not None
     share = min(load.plan.segments_of(state.worker))
-    return end(state, Checked(load.job, load.attempt, share, trouble=why), why)
+    return end(state, Checked(load.job, load.attempt, load.check, share, trouble=why), why)
 
 
 def serve(state: State, message: ServeCheck) -> tuple[State, list[Command]]:

@@ -17,6 +17,7 @@ from farflung.errors import CopyError, GraphError, ProtocolError
 from farflung.protocol import messages
 from farflung.protocol.messages import Copied, Load, Message
 from farflung.protocol.sessions import BaseList
+from farflung.runtime.parcel import Coded, Parcel
 from farflung.transport.link.governor import Pace
 from farflung.worker import events
 from farflung.worker import state as machine
@@ -67,7 +68,7 @@ class Driver:
             own.id, options.memory_bytes, options.backend, self._post_outcome, self.peers.send_from_thread
         )
         self.device_watch = DeviceWatch(self.compute, lambda: self.state, self.send, lambda: self.timeouts)
-        self.peers.deliver_to(self.compute.receive)
+        self.peers.deliver_to(self._receive)
         store = CopyStore(own.folder, options.disk_bytes) if options.disk_bytes != 0 else None
         pace = Pace(options.standby_mbps * 1e6 / 8)
         self.copying = Copying(own.id, store, self.peers, self.send, lambda: self.timeouts, pace)
@@ -77,6 +78,7 @@ class Driver:
         )
         self._state_receiver: StateReceiver | None = None
         self._is_checked = False
+        self._telling: asyncio.Task[None] | None = None
         self._meter = TrafficMeter(self.peers)
         self._background: set[asyncio.Task[None]] = set()
         self.routes = Routes(
@@ -169,6 +171,8 @@ class Driver:
         self.peers.dismiss(command.reason)
         self.peers.replays.end_log()
         self.compute.drop()
+        if self._telling is not None:
+            self._telling.cancel()
         self.copying.end()
         self.base.end()
         self._state_receiver = None
@@ -188,7 +192,7 @@ class Driver:
                 self._options.backend.allocate,
             )
         except GraphError as error:
-            self.step(events.Verified((load.job, load.attempt), str(error)))
+            self.step(events.Verified(load.key, str(error)))
             return
         self.compute.prepare(load, self._state_receiver, self._limits())
         self.copying.forget_base()
@@ -212,7 +216,7 @@ class Driver:
         if not is_read or self.state.load is not load:
             return
         if problem:
-            self.step(events.Verified((load.job, load.attempt), problem, lacks=True))
+            self.step(events.Verified(load.key, problem, lacks=True))
         else:
             self.state_arrived()
 
@@ -249,6 +253,12 @@ class Driver:
             self.copying.give(check.version, checker, check.share)
         self.spawn(self.dialling.dial(checker, load, check))
 
+    def _receive(self, attempt: events.Attempt, parcel: Parcel[Coded]) -> None:
+        """Take a value or gradient in; on links, which end with it, a check has no number."""
+        load = self.state.load
+        if load is not None and attempt == (load.job, load.attempt):
+            self.compute.receive(load.key, parcel)
+
     def _end_check(self, checker: str) -> None:
         self.peers.replays.serve_check(checker, None)
         self.peers.part(checker, "the check is over")
@@ -256,8 +266,8 @@ class Driver:
         self.peers.admit_also(self.state.admitted)
 
     async def _tell_checked(self, load: Load, found: ShareReplayed) -> None:
-        told = await self.copying.checked(load, found)
-        self.step(events.CheckEnded((load.job, load.attempt), told))
+        checked = await self.copying.checked(load, found)
+        self.step(events.CheckEnded(load.key, checked))
 
     def _regroup(self, command: events.Regroup) -> None:
         load = command.load
@@ -270,7 +280,7 @@ class Driver:
         self.peers.trust()
         if command.serves and not self.peers.replays.serve(command.replay_from):
             problem = f"it has no longer what it sent in unit {command.replay_from}"
-            self.step(events.Verified((load.job, load.attempt), problem))
+            self.step(events.Verified(load.key, problem))
             return
         self.dialling.begin(load)
         for peer in command.dial:
@@ -304,7 +314,7 @@ class Driver:
 
     def _handle_outcome(self, outcome: Outcome) -> None:
         load = self.state.load
-        if load is None or outcome.attempt != (load.job, load.attempt):
+        if load is None or outcome.attempt != load.key:
             return
         if isinstance(outcome, OutgoingState):
             self.peers.send_state(
@@ -313,7 +323,7 @@ class Driver:
         elif isinstance(outcome, StateCopied):
             self.copying.made(outcome)
         elif isinstance(outcome, ShareReplayed):
-            self.spawn(self._tell_checked(load, outcome))
+            self._telling = self.spawn(self._tell_checked(load, outcome))
         elif isinstance(outcome, Restored):
             self.peers.begin_replay()
         elif isinstance(outcome, StateGiven):
@@ -390,8 +400,9 @@ class Driver:
             self.base.copied()
         self._line.send(message)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine in the background; it is cancelled when the worker stops."""
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task

@@ -13,7 +13,8 @@ from farflung.protocol.traffic import LinkRate
 from farflung.protocol.worker import Share
 from farflung.runtime.parcel import Sent
 
-Attempt = tuple[str, int]  # job and attempt: attempts count from 1 in every job
+Attempt = tuple[str, int] | tuple[str, int, int]
+"""A job and its attempt, which count from 1 in every job; and the number of a check beside the attempt."""
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,8 @@ class State:
 
     @property
     def attempt(self) -> Attempt | None:
-        """The current job and attempt, if any."""
-        return (self.load.job, self.load.attempt) if self.load else None
+        """The current job and attempt, and the number of the check, if any."""
+        return self.load.key if self.load else None
 
     @property
     def neighbours(self) -> frozenset[str]:

@@ -279,7 +279,7 @@ class ComputeThread(threading.Thread):
 
     def _prepare(self, load: Load, receiver: StateReceiver, limits: Limits) -> None:
         self._drop()
-        self._attempt = (load.job, load.attempt)
+        self._attempt = load.key
         try:
             self._job = RunningJob(
                 self._worker, load, receiver, self._memory_bytes, self._backend, self._emit, self._send,
@@ -304,7 +304,7 @@ class ComputeThread(threading.Thread):
 
     def _regroup(self, load: Load) -> None:
         self._began = False
-        job, attempt = self._job, (load.job, load.attempt)
+        job, attempt = self._job, load.key
         if job is None or self._attempt[0] != load.job:
             self._emit(ComputeFailed(attempt, "a segment failed, so the state is lost"))
             return

@@ -69,7 +69,7 @@ class RunningJob(Generic[Array]):
         self._worker, self._load, self._memory_bytes = worker, load, memory_bytes
         self._peers = self._peers_of(load)
         self.live_from = load.unit + len(load.history)
-        self._attempt = (load.job, load.attempt)
+        self._attempt = load.key
         self._post = post
         self._backend = backend
         self._emit, self._send = emit, send
@@ -301,7 +301,7 @@ class RunningJob(Generic[Array]):
         self._links.restart()
         self._links.rename(load.plan, load.state_donors.keys())
         self._summed = load.plan.summed()
-        self._load, self._attempt = load, (load.job, load.attempt)
+        self._load, self._attempt = load, load.key
         self._timer.reset()
         self._ran, self._watched = [], None
         self._digests = self._no_digests()

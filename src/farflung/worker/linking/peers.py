@@ -273,7 +273,7 @@ class Peers:
 
     def _send(self, outgoing: Outgoing) -> None:
         load = self._load
-        if load is not None and outgoing.attempt == (load.job, load.attempt):
+        if load is not None and outgoing.attempt == load.key:
             self.send_parcel(outgoing.parcel, outgoing.peer)
 
     def send_parcel(self, parcel: Parcel[Coded], peer: str) -> None:

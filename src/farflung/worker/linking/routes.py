@@ -167,9 +167,10 @@ class Routes:
 
     def expects(self, job: str, attempt: int, peer: str) -> Peer | None:
         state = self._state()
-        if state.load is None or state.attempt != (job, attempt) or peer not in state.admitted:
+        load = state.load
+        if load is None or (load.job, load.attempt) != (job, attempt) or peer not in state.admitted:
             return None
-        return Peer(peer, "submitter" if peer == state.load.submitter else "worker")
+        return Peer(peer, "submitter" if peer == load.submitter else "worker")
 
     def accept(self, link: Link) -> Handler:
         """Take a link that a peer dialled; raises ProtocolError to refuse it."""
@@ -198,6 +199,6 @@ class Routes:
         return self._timeouts
 
     def _note(self, peer: str, load: Load, tried: str) -> None:
-        if self._attempt != (load.job, load.attempt):
-            self._attempt, self._tried = (load.job, load.attempt), {}
+        if self._attempt != load.key:
+            self._attempt, self._tried = load.key, {}
         self._tried[peer] = tried[:TEXT_LENGTH]

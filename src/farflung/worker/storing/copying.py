@@ -125,6 +125,7 @@ class Copying:
         return Checked(
             load.job,
             load.attempt,
+            load.check,
             share,
             list(found.units),
             self._begun,
@@ -183,7 +184,7 @@ class Copying:
     def made(self, copied: StateCopied) -> None:
         """Send a copy of this worker's state where it is to go."""
         load = self._load
-        if load is not None and copied.attempt == (load.job, load.attempt):
+        if load is not None and copied.attempt == load.key:
             written = threading.Event()
             if copied.copy:
                 self._written = written

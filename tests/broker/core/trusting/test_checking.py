@@ -71,6 +71,7 @@ def found(story: Scenario, false: Mapping[int, bytes] = {}, state: bytes = b"") 
     return Checked(
         "job-1",
         job.attempt,
+        running.number,
         running.share,
         units,
         b"" if stable is None else stable.digests[running.share],
@@ -85,8 +86,15 @@ def check(story: Scenario, **otherwise: object) -> None:
     """The checker of the moment loads, is served, and says what it found."""
     running = job_of(story).checks.running
     assert running is not None
-    say(story, CheckBegun("job-1", job_of(story).attempt, running.share))
+    say(story, CheckBegun("job-1", job_of(story).attempt, number(story), running.share))
     say(story, found(story, **otherwise))  # type: ignore[arg-type]
+
+
+def number(story: Scenario) -> int:
+    """That of the check of the moment."""
+    running = job_of(story).checks.running
+    assert running is not None
+    return running.number
 
 
 def say(story: Scenario, message: CheckBegun | Checked) -> None:
@@ -129,7 +137,7 @@ def test_neighbours_donor_and_submitter_are_linked_to_a_checker_once_it_has_load
     running = job_of(story).checks.running
     assert running is not None and running.owner == "a"
     assert not [one for one in told(story.commands) if isinstance(one, FeedCheck)]
-    say(story, CheckBegun("job-1", 1, 0))
+    say(story, CheckBegun("job-1", 1, number(story), 0))
     asked = {worker: sent(story.commands, worker)[-1] for worker in "bc"}
     for message in asked.values():  # b and c are neighbours of a, which has the first and the last segment
         assert isinstance(message, ServeCheck)
@@ -361,7 +369,7 @@ def test_a_neighbour_that_gives_two_checkers_something_else_is_suspended() -> No
     check(story)  # a
     check(story)  # b
     for other in (b"x", b"y"):
-        say(story, CheckBegun("job-1", 1, 2))
+        say(story, CheckBegun("job-1", 1, number(story), 2))
         one = found(story)
         unit = msgspec.structs.replace(one.units[0], received={2: {1: other}})
         say(story, msgspec.structs.replace(one, units=[unit]))
@@ -414,6 +422,28 @@ def test_what_was_drawn_of_a_version_is_checked_with_the_next_one_if_a_member_ma
     assert load(story).unit == first
 
 
+def test_what_a_checker_says_of_an_earlier_check_counts_for_nothing() -> None:
+    story = place(idle="d", steps=200)
+    story.all_ready(0)
+    spread(story, 0)
+    say(story, CheckBegun("job-1", 1, number(story), 0))
+    late = found(story)
+    give_up(story, "its copy is lost")
+    story.now += 20
+    for unit in (1, 2):
+        story.all_ready(unit)
+        if job_of(story).versions.under_way is not None:
+            spread(story, unit)
+    running = job_of(story).checks.running
+    assert running is not None and (running.checker, running.share) == ("d", 0)
+    say(story, CheckBegun("job-1", 1, late.check, 0))
+    say(story, late)
+    assert job_of(story).checks.running == running and not said(story)[0].agrees
+    for _ in range(3):
+        check(story)
+    assert job_of(story).versions.stable is not None and not story.state.suspicions
+
+
 def test_only_the_last_checks_keep_digests_and_only_those_of_the_owners_segments() -> None:
     story = place()
     for unit in range(3):
@@ -421,7 +451,7 @@ def test_only_the_last_checks_keep_digests_and_only_those_of_the_owners_segments
         if job_of(story).versions.under_way is not None:
             spread(story, unit)
         while (running := job_of(story).checks.running) is not None:
-            say(story, CheckBegun("job-1", 1, running.share))
+            say(story, CheckBegun("job-1", 1, number(story), running.share))
             strange = [PieceDigest(segment, f"weight-{segment}", FALSE * 6 + b"it") for segment in range(5)]
             one = found(story)
             say(story, msgspec.structs.replace(one, pieces=[*strange, *one.pieces]))
@@ -438,7 +468,7 @@ def test_a_checker_that_leaves_out_a_parameter_has_checked_nothing() -> None:
     spread(story, 0)
     running = job_of(story).checks.running
     assert running is not None
-    say(story, CheckBegun("job-1", 1, running.share))
+    say(story, CheckBegun("job-1", 1, number(story), running.share))
     say(story, msgspec.structs.replace(found(story), pieces=[]))
     other = job_of(story).checks.running
     assert other is not None and (other.owner, other.checker != running.checker) == ("a", True)

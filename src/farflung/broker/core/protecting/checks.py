@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 class Check:
     """`checker` runs the `share` of `owner` again, since `began` (seconds since 1970).
 
-    Once it has loaded, the members in `served_by` are linked to it.
+    `number` counts the checks of an attempt: what a worker says of an earlier one may come late. Once it has
+    loaded, the members in `served_by` are linked to it.
     """
 
     share: int
     owner: str
     checker: str
     began: float
+    number: int = 0
     served_by: tuple[str, ...] = ()
 
 
@@ -63,7 +65,8 @@ class Checks:
     All copies of the `version` were there at `since` (seconds since 1970). Its shares in `pending` are still
     to be checked, the first one first; those in `tried` could not do that. What other checks found at the end
     of the job is in `pieces`. `said` is the newest remark that is not about one check. Those that are
-    `carried` were drawn in a version that was given up before they were checked.
+    `carried` were drawn in a version that was given up before they were checked. So many checks have begun in
+    the attempt that the newest has this `number`.
     """
 
     attempt: int = 0
@@ -77,6 +80,7 @@ class Checks:
     pieces: tuple[PieceDigest, ...] = ()
     said: str = ""
     carried: frozenset[int] = frozenset()
+    number: int = 0
 
     def of_version(self, version: StateVersion, now: float, shares: Iterable[int]) -> Checks:
         """The checks once all copies of a version are there, and these shares of it are to be checked."""
@@ -92,7 +96,7 @@ class Checks:
     def given_up(self) -> Checks:
         """The checks once their version is given up: what is left is checked with the next one."""
         left = self.carried.union(self.pending)
-        return Checks(self.attempt, said=self.said, carried=left)
+        return Checks(self.attempt, said=self.said, carried=left, number=self.number)
 
     def in_attempt(self, attempt: int, keeps: bool) -> Checks:
         """The checks as an attempt begins; members have the state that they had if it `keeps` that."""

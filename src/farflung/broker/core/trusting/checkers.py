@@ -106,7 +106,7 @@ def load_of(state: State, job: Job, check: Check) -> SendLoad:
         donors={check.checker: donor} if donor else {},
         history=[_untold(one, job, check) for one in past],
         replayers=[check.checker],
-        checks=True,
+        check=check.number,
         pieces=job.unit is None,
     )
     mine = set(plan.segments_of(check.checker))

@@ -62,6 +62,8 @@ def on_message(turn: Transition, job: Job, message: Message) -> None:
     """The job's checker says that it can be reached, or what it found."""
     running = job.checks.running
     assert running is not None
+    if isinstance(message, CheckBegun | Checked) and message.check != running.number:
+        return  # of an earlier check, which is over
     if isinstance(message, CheckBegun) and not running.served_by:
         served_by = checkers.serve(turn, job, running)
         _change(turn, job, replace(job.checks, running=replace(running, served_by=served_by)))
@@ -121,7 +123,7 @@ def _carry(turn: Transition, job: Job) -> None:
         when = (
             f"the version after unit {checks.version.unit} was given up before {and_more(left)} was checked"
         )
-        _say(turn, turn.state.jobs[job.job], f"{when}: the next one is checked for that ({trouble})")
+        _say(turn, turn.state.jobs[job.job], f"{when}: that is checked with the next one ({trouble})")
 
 
 def _warn(turn: Transition, job: Job) -> None:
@@ -190,8 +192,8 @@ def _begin_next(turn: Transition, job: Job, version: Version) -> bool:
         return False
     why = checkers.obstacle(turn.state, job, owner)
     if not why and (found := checkers.candidates(turn.state, job, owner)):
-        check = Check(share, owner, found[0], turn.now)
-        _change(turn, job, replace(job.checks, running=check))
+        check = Check(share, owner, found[0], turn.now, job.checks.number + 1)
+        _change(turn, job, replace(job.checks, running=check, number=check.number))
         standbys.release(turn, turn.state.jobs[job.job], check.checker)
         turn.do(checkers.load_of(turn.state, turn.state.jobs[job.job], check))
         return True

@@ -117,19 +117,19 @@ def test_both_ends_of_a_link_have_one_digest_in_whichever_order_payloads_come() 
         sender.note(one)
     for one in (parcel(1, b"more"), parcel(0)):
         receiver.note(one)
-    (sent,) = sender.told(3, [Share(0, True, 0.0)])
-    (received,) = receiver.told(3, [Share(1, True, 0.0)])
+    (sent,) = sender.reported(3, [Share(0, True, 0.0)])
+    (received,) = receiver.reported(3, [Share(1, True, 0.0)])
     assert sent.sent.keys() == {1} and received.received.keys() == {0}
     assert sent.sent[1] == received.received[0]
     receiver.note(parcel(0))
     receiver.note(parcel(1, b"mode"))
-    assert receiver.told(3, [Share(1, True, 0.0)])[0].received[0] != sent.sent[1]
-    assert sender.told(3, [Share(0, True, 0.0)])[0].sent == {}
+    assert receiver.reported(3, [Share(1, True, 0.0)])[0].received[0] != sent.sent[1]
+    assert sender.reported(3, [Share(0, True, 0.0)])[0].sent == {}
 
 
 def test_the_digest_of_a_payload_is_that_of_its_length_too() -> None:
     (sent,), (received,) = [
-        noted(parcel(0)._replace(bucket=bucket)).told(3, [Share(0, True, 0.0)]) for bucket in (0, 1)
+        noted(parcel(0)._replace(bucket=bucket)).reported(3, [Share(0, True, 0.0)]) for bucket in (0, 1)
     ]
     assert sent.sent[1] != received.sent[1]
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.worker.loads import MICROBATCHES, load
 
+from farflung.errors import ProtocolError
+from farflung.protocol.messages import Pull, ServeCheck
 from farflung.protocol.worker import PastUnit
 from farflung.runtime.parcel import Coded, Parcel
 from farflung.worker.computing.replay import BoundaryLog, Replay
+from farflung.worker.computing.replay_sides import ReplaySides
 
 SIZE = 10
 
@@ -73,3 +77,21 @@ def test_nothing_is_asked_for_of_an_evaluation() -> None:
     assert (
         asked == [unit.number for unit in training.units() if unit.train and unit.number < 4] != [0, 1, 2, 3]
     )
+
+
+def test_a_checker_gets_each_unit_once_over_a_link() -> None:
+    mine = load()
+    pull = Pull(mine.job, mine.attempt, 0)
+    sides = ReplaySides()
+    sides.begin(mine, keeps=False)
+    sides.log_sent(1000)
+    sides.sends(parcel(0), "b")
+    for checker in ("y", "z"):
+        sides.serve_check(checker, ServeCheck(mine.job, mine.attempt, 1, checker, "b", [], 0, 1))
+        assert sides.served(checker, pull) == [parcel(0)]
+    with pytest.raises(ProtocolError, match="z asks for unit 0 twice"):
+        sides.served("z", pull)
+    sides.unlinked("z")
+    assert sides.served("z", pull) == [parcel(0)]
+    with pytest.raises(ProtocolError, match="y asks for unit 0 twice"):
+        sides.served("y", pull)

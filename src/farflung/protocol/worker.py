@@ -47,7 +47,7 @@ class PastUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A decided unit that one worker runs again: `scale` and `codecs` are those of its `Decide`.
 
     `digests` are those of the shares that the segments of the worker had, by segment: they must come again,
-    and `received` has those of what they received then. A checker is told neither.
+    and `received` has those of what they received then. A checker hears neither.
     """
 
     scale: float

@@ -214,3 +214,17 @@ def test_no_two_saves_write_the_weights_at_once_if_the_first_is_cancelled(
 
     asyncio.run(ends())
     assert most == 1
+
+
+def test_weights_that_no_checker_has_seen_are_not_saved_where_all_is_checked(tmp_path: Path) -> None:
+    async def ends() -> None:
+        run = Submitting(tmp_path / "run", verify=1.0, keep_best=False)
+        with pytest.raises(RunFailed, match="were not checked"):
+            await run.ended(40, best=None)
+        assert not run.recorder.folder.model_path.exists()
+        run.recorder.metrics.steps = 40
+        assert run.recorder.unchecked_note().endswith("(verify=1): train again")
+        run.recorder.metrics.checkpoint_step = 20
+        assert "go on from the checkpoint of step 20 (--resume)" in run.recorder.stored_note()
+
+    asyncio.run(ends())

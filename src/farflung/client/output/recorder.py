@@ -49,6 +49,7 @@ class Recorder:
         self.observer = observer
         self.metrics = RunMetrics(job, time.monotonic(), emulated, first, values)
         self._emulated = emulated
+        self._checks_all = job.verify == 1
         self._job_id = ""
         self._state = ""
         self._warned = False
@@ -314,6 +315,8 @@ class Recorder:
         weights = "" if step is None else f" and the weights of step {step}"
         steps = "1 step" if self.metrics.steps == 1 else f"{self.metrics.steps} steps"
         note = f"; the metrics of {steps}{weights} are in {self.folder.path}"
+        if not is_held and (unchecked := self.unchecked_note()):
+            return f"{note}, but {unchecked}"
         if saved is not None:
             return f"{note}, and the checkpoint of step {saved} with all that the run needs to go on"
         if is_held:
@@ -321,6 +324,14 @@ class Recorder:
         if step is not None or self._emulated:
             return note
         return f"{note}, but the weights were with the workers and are lost: the run must start again"
+
+    def unchecked_note(self) -> str:
+        """Why no weights of a run that ended early came home, if all was to be checked, and what to do."""
+        saved = self.metrics.checkpoint_step
+        if not (self._checks_all and self.metrics.steps) or self.metrics.weights_step is not None:
+            return ""
+        again = "train again" if saved is None else f"go on from the checkpoint of step {saved} (--resume)"
+        return f"no weights came home, as the last were not checked (verify=1): {again}"
 
     async def _warn(self, links: Sequence[LinkTraffic]) -> None:
         """Warn once that a codec cannot encode some tensors; the run sends those uncompressed."""

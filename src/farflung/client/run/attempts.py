@@ -155,7 +155,7 @@ class Attempts:
         self._checkpoints.stop_asking()
         await self._recorder.collecting(message)
         self._tasks.stop()
-        checked = {one.name: one.sha256 for one in message.checked}
+        checked = {(one.segment, one.name): one.sha256 for one in message.checked}
         self._tasks.begin(
             partial(self._saver().collect, message.step, self.start.step, checked), collect=False
         )

@@ -49,6 +49,8 @@ class CheckFeed:
             check.checker, welcome, self._feeder, collectors, lambda lost: None, self._pulled
         )
         links[check.checker] = self._session
+        self._fed: set[int] = set()
+        self._reading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._begin(self._load(routes))
 
@@ -72,12 +74,15 @@ class CheckFeed:
             raise ProtocolError(
                 f"worker {worker} asks for the inputs of unit {unit}, which it does not check"
             )
+        if unit in self._fed:
+            raise ProtocolError(f"worker {worker} asks for the inputs of unit {unit} twice")
+        self._fed.add(unit)
         self._begin(self._feed(unit))
 
     async def _feed(self, number: int) -> None:
         microbatches = Microbatches(self._prepared.job, self._prepared.graph)
         try:
-            async with aclosing(microbatches.stream(number, last=number)) as stream:
+            async with self._reading, aclosing(microbatches.stream(number, last=number)) as stream:
                 async for microbatch in stream:
                     self._feeder.feed_again(self._checker, microbatch)
         except FarflungError as error:

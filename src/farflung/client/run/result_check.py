@@ -31,6 +31,8 @@ LOSS_TOLERANCE = 0.02
 """Relative. Devices round differently, most of all in bfloat16; useless weights differ by far more."""
 LOSS_FLOOR = 1e-3
 """Share of the untrained model's loss below which a difference counts as rounding."""
+NOWHERE = -1
+"""The segment of what none owns."""
 LEAST_SECONDS, SHARE_OF_RUN = 4.0, 0.02
 """A comparison may take this long, or this share of the run if that is more."""
 
@@ -66,19 +68,38 @@ def require_finite(prepared: Prepared, planned: Planned, state: ReceivedState) -
 
 
 def require_checked(
-    prepared: Prepared, planned: Planned, state: ReceivedState, checked: Mapping[str, bytes]
+    prepared: Prepared,
+    planned: Planned,
+    state: ReceivedState,
+    checked: Mapping[tuple[int, str], bytes],
+    is_all: bool = False,
 ) -> None:
     """Check that what came home is what other workers found when they ran the last units again.
+
+    `checked` has the SHA-256 of parameters and buffers, by the segment that owns them and their names; those
+    of all that a step changes if `is_all`.
 
     Raises
     ------
     RunFailed
-        It is not; it names the segments and their workers.
+        It is not, or one is missing; it names the segments and their workers.
     """
     from farflung.runtime.torch_backend.tensors import memory
 
-    known = [key for key in state.tensors if not key.slot and key.name in checked.keys() & prepared.changed]
-    bad = [key for key in known if hashlib.sha256(memory(state.tensors[key])).digest() != checked[key.name]]
+    changed = [key for key in state.tensors if key.name in prepared.changed and not key.slot]
+    at = {name: segment for segment in _home_segments(planned) for name in planned.owned[segment]}
+    found = {key: checked.get((at.get(key.name, NOWHERE), key.name)) for key in changed}
+    missing = [key for key in changed if found[key] is None and state.tensors[key].numel()]
+    if missing and is_all:
+        raise RunFailed(
+            f"weights came home that were not checked (verify=1), in {and_more(_places(planned, missing))}:"
+            " none is saved; train again, at a broker of the same version of farflung as yours"
+        )
+    bad = [
+        key
+        for key, digest in found.items()
+        if digest and hashlib.sha256(memory(state.tensors[key])).digest() != digest
+    ]
     if bad:
         raise RunFailed(
             f"other weights came home than were checked, in {and_more(_places(planned, bad))}: train on"
@@ -207,6 +228,13 @@ def _places(planned: Planned, keys: list[StateKey]) -> list[str]:
     names, plan = {key.name for key in keys}, planned.plan
     return [
         f"segment {segment} of worker {plan.worker_of(segment)}"
-        for segment, owned in enumerate(planned.owned)
-        if plan.pipeline_of(segment) == plan.home_pipeline and names.intersection(owned)
+        for segment in _home_segments(planned)
+        if names.intersection(planned.owned[segment])
     ]
+
+
+def _home_segments(planned: Planned) -> list[int]:
+    """Those that send their state home, in order."""
+    plan = planned.plan
+    segments = range(len(planned.owned))
+    return [segment for segment in segments if plan.pipeline_of(segment) == plan.home_pipeline]

@@ -47,16 +47,17 @@ class StateSaver:
         best = metrics.best
         self._is_best = best is not None and best.step == metrics.steps
 
-    async def collect(self, step: int, began_at: int, checked: Mapping[str, bytes] = {}) -> None:
+    async def collect(self, step: int, began_at: int, checked: Mapping[tuple[int, str], bytes] = {}) -> None:
         """Receive the state at the end, after `step` steps, and save weights and checkpoint.
 
-        Parameters and buffers were `checked` to have these SHA-256.
+        Parameters and buffers were `checked` to have these SHA-256, as in `require_checked`.
 
         An attempt that began at this step leaves the checkpoint as it is.
         """
         state = await self._attempt.trained_state(updated=step > 0)
         if not self._prepared.emulated:
-            await asyncio.to_thread(require_checked, self._prepared, self._attempt.planned, state, checked)
+            is_all, planned = self._prepared.job.verify == 1, self._attempt.planned
+            await asyncio.to_thread(require_checked, self._prepared, planned, state, checked, is_all)
             await self._check(state, step)
             await self._save_last(state, step)
         if self._checkpoints.policy.end and step > began_at:

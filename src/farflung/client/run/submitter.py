@@ -378,7 +378,8 @@ class Submitter:
         if ended.state == CANCELLED:
             if self._failure:
                 return Outcome(FAILED, f"{self._failure}{self.recorder.stored_note()}")
-            return Outcome(CANCELLED, ended.reason)
+            note = self.recorder.unchecked_note()
+            return Outcome(CANCELLED, f"{ended.reason}: {note}" if note else ended.reason)
         return Outcome(ended.state, f"{ended.reason}{self.recorder.stored_note()}")
 
     def _task_failed(self, failed: TaskFailed) -> Outcome | None:

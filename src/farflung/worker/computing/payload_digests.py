@@ -35,7 +35,7 @@ class PayloadDigests:
         entry = (parcel.microbatch, parcel.bucket, parcel.value, parcel.gradient, codec, digest)
         self._noted.setdefault((parcel.unit, parcel.source, parcel.target), []).append(entry)
 
-    def told(self, unit: int, shares: Collection[Share]) -> tuple[Share, ...]:
+    def reported(self, unit: int, shares: Collection[Share]) -> tuple[Share, ...]:
         """The shares of a unit with the digests of what was exchanged in it, which are then forgotten."""
         sent: dict[int, dict[int, bytes]] = {}
         received: dict[int, dict[int, bytes]] = {}

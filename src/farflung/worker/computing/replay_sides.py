@@ -25,6 +25,7 @@ class ReplaySides:
         self._may_pull = False
         self._replay_from: int | None = None
         self._checks: dict[str, ServeCheck] = {}
+        self._served: set[tuple[str, int]] = set()  # checkers and units
 
     def begin(self, load: Load, keeps: bool) -> None:
         """Begin an attempt, in which this worker goes on with the state that it has if it `keeps` it."""
@@ -32,7 +33,7 @@ class ReplaySides:
         self._replay = Replay(load) if load.history else None
         self._may_pull = False
         self._replay_from = None
-        self._checks = {}
+        self._checks, self._served = {}, set()
         if keeps:
             self._log.drop_from(load.unit)
         else:
@@ -74,8 +75,13 @@ class ReplaySides:
     def serve_check(self, checker: str, check: ServeCheck | None) -> None:
         """Let a worker without a part in the attempt pull what was sent to a share's owner, or no more."""
         self._checks.pop(checker, None)
+        self.unlinked(checker)
         if check is not None:
             self._checks[checker] = check
+
+    def unlinked(self, checker: str) -> None:
+        """The link to a peer is gone: over the next one, a checker may pull everything once more."""
+        self._served = {(peer, unit) for peer, unit in self._served if peer != checker}
 
     def is_checker(self, peer: str) -> bool:
         """Whether a peer has no part in the attempt, and only pulls."""
@@ -87,7 +93,7 @@ class ReplaySides:
         Raises
         ------
         ProtocolError
-            The peer does not run that unit again.
+            The peer does not run that unit again, or is a checker that has asked for it over this link.
         """
         load = self._load
         if load is None or (pull.job, pull.attempt) != (load.job, load.attempt):
@@ -107,6 +113,9 @@ class ReplaySides:
         assert self._load is not None
         if not max(check.first, self._log.since) <= unit < check.over or not self._log.most_bytes:
             raise ProtocolError(f"{checker} asks for unit {unit}, of which nothing is logged for its check")
+        if (checker, unit) in self._served:
+            raise ProtocolError(f"{checker} asks for unit {unit} twice for its check")
+        self._served.add((checker, unit))
         return self._log.of(unit, self._load.plan.segments_of(check.owner))
 
     def restored(self) -> None:

@@ -216,18 +216,20 @@ class RunningJob(Generic[Array]):
         )
         seconds, ran = self._timer.take(), self._when(unit.number)
         if unit.number < self.live_from:
-            self._links.finish(lambda sent: self._post_replayed(unit.number, self._told(unit, reported)))
+            self._links.finish(
+                lambda sent: self._post_replayed(unit.number, self._with_digests(unit, reported))
+            )
             return
 
         def report(sent: tuple[Sent, ...]) -> None:
-            told = self._told(unit, reported)
-            self._emit(UnitFinished(self._attempt, unit.number, told, sent, seconds, ran=ran))
+            whole = self._with_digests(unit, reported)
+            self._emit(UnitFinished(self._attempt, unit.number, whole, sent, seconds, ran=ran))
 
         self._links.finish(report)
 
-    def _told(self, unit: Unit, shares: tuple[Share, ...]) -> tuple[Share, ...]:
+    def _with_digests(self, unit: Unit, shares: tuple[Share, ...]) -> tuple[Share, ...]:
         """The shares of a step with the digests of its payloads, if the job is checked."""
-        return self._digests.told(unit.number, shares) if self._digests and unit.train else shares
+        return self._digests.reported(unit.number, shares) if self._digests and unit.train else shares
 
     def _when(self, unit: int) -> tuple[StepSpan, ...]:
         """When the tasks of a unit ran that was watched, and the update before them."""

@@ -161,6 +161,7 @@ class Peers:
     def give_up(self, peer: str) -> None:
         """Stop keeping messages for `peer`, and stop waiting for its welcome."""
         self._forget_dialled(peer, "it was given up")
+        self.replays.unlinked(peer)
         if session := self._sessions.pop(peer, None):
             session.close()
 

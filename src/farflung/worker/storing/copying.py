@@ -121,7 +121,7 @@ class Copying:
         """What a checker says of the share that it ran again."""
         share, version = share_of(load, self._worker), StateVersion(load.attempt, _last(load))
         pieces = [(piece, data) for piece, data in (found.pieces | found.base).items() if not piece.key.slot]
-        told = [one for one in pieces if load.pieces and one[0].key != CODERS]
+        asked = [one for one in pieces if load.pieces and one[0].key != CODERS]
         return Checked(
             load.job,
             load.attempt,
@@ -130,7 +130,7 @@ class Copying:
             list(found.units),
             self._begun,
             await self._files.run(partial(copy_digest, load.job, version, share, found.pieces, found.base)),
-            await self._files.run(lambda: [_piece_digest(*one) for one in told]),
+            await self._files.run(lambda: [_piece_digest(*one) for one in asked]),
         )
 
     def give(self, version: StateVersion, taker: str, share: int) -> None:

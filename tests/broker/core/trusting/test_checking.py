@@ -28,6 +28,7 @@ from farflung.protocol.messages import (
     FeedCheck,
     Load,
     RolledBack,
+    SendState,
     ServeCheck,
     Stop,
 )
@@ -180,6 +181,46 @@ def test_no_weights_are_handed_out_before_the_last_version_is_checked() -> None:
     (message,) = [one for one in told(story.commands) if isinstance(one, Collecting)]
     assert {one.name for one in message.checked} == {f"weight-{segment}" for segment in range(4)}
     assert is_replayable(story)
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "failed"])
+def test_a_job_of_which_all_is_checked_hands_out_nothing_if_it_ends_early(ends: str) -> None:
+    story = place(steps=20)
+    story.all_ready(0)
+    if ends == "cancelled":
+        story.cancel(collect=True)
+    else:
+        for worker in "abc":
+            story.ready(worker, 1, loss=float("nan"))
+    (over,) = [one for one in told(story.commands) if isinstance(one, Ended)]
+    assert over.state == ends and "are kept" not in over.reason
+    assert not [one for one in told(story.commands) if isinstance(one, Collecting)]
+    assert not [one for worker in "abc" for one in sent(story.commands, worker) if isinstance(one, SendState)]
+    assert is_replayable(story)
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "failed"])
+def test_a_job_of_which_some_is_checked_hands_out_what_it_has(ends: str) -> None:
+    story = place(steps=20, verify=0.999999)
+    story.all_ready(0)
+    if ends == "cancelled":
+        story.cancel(collect=True)
+    else:
+        for worker in "abc":
+            story.ready(worker, 1, loss=float("nan"))
+    (message,) = [one for one in told(story.commands) if isinstance(one, Collecting)]
+    assert message.state == ends and not message.checked
+
+
+def test_weights_that_are_checked_still_come_home_if_the_job_is_stopped_meanwhile() -> None:
+    story = place(steps=1)
+    story.all_ready(0)
+    spread(story, 0)
+    while job_of(story).checks.running is not None:
+        check(story)
+    story.cancel(collect=True)
+    job = job_of(story)
+    assert (job.state, job.ending) == ("collecting", "done")
 
 
 def test_the_last_unit_waits_while_an_earlier_version_is_checked() -> None:

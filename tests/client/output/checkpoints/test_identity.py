@@ -55,6 +55,15 @@ def test_other_codecs_are_taken_with_a_warning() -> None:
     assert warning.startswith("codecs: format 1 there, 7 here")
 
 
+def test_another_share_to_check_is_taken_and_a_lower_one_before_is_named() -> None:
+    checked = record_of(40, identity=current(verify=1.0))
+    for share in (0.0, 0.5, 1.0):
+        assert not require_same_run(checked, current(verify=share))
+    assert not require_same_run(record_of(40), current(verify=0.5))
+    (warning,) = require_same_run(record_of(40), current(verify=1.0))
+    assert warning == "verify: 0 there, 1 here; what workers computed up to step 40 is not checked now"
+
+
 OTHERS: dict[str, tuple[RunIdentity, str]] = {
     "learning rate": (current(optimizer=AdamW(lr=0.0003)), "optimizer: lr 0.001 there, 0.0003 here"),
     "betas": (

@@ -191,8 +191,11 @@ def on_kept(turn: Transition, job: Job, message: Kept) -> None:
 
 
 def cancel(turn: Transition, job: Job, message: Cancel) -> None:
-    """End the job at the submitter's request; the current unit is dropped."""
-    if not message.collect:
+    """End the job at the submitter's request; the current unit is dropped.
+
+    Of a job of which all is checked no weights come home, unless they are checked and on their way.
+    """
+    if not message.collect or (job.training.verify == 1 and not job.ending):
         end(turn, job, CANCELLED, message.reason)
     elif job.state == RUNNING:
         collect(turn, job, CANCELLED, message.reason)

@@ -59,7 +59,8 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
         return
     verdict = group.verdict(job.training.clip)
     if verdict.trouble:
-        jobs.collect(turn, job, FAILED, _trouble(job, verdict.trouble))
+        finish = jobs.end if job.training.verify == 1 else jobs.collect  # what is not checked stays there
+        finish(turn, job, FAILED, _trouble(job, verdict.trouble))
         return
     unit = job.unit.number
     found = job.monitoring.after(job.training, job.unit, verdict.loss, verdict.metrics)
@@ -154,8 +155,8 @@ def _trouble(job: Job, trouble: str) -> str:
             f"{trouble} in the merge after step {job.step}, which was not applied: each replica has its own"
             " weights; try a lower rate of the outer optimizer or of the job's own"
         )
+    kept = "" if job.training.verify == 1 else f", the weights of step {job.step} (last good) are kept"
     return (
-        f"{trouble} at step {job.step + 1}: that step was not applied, the weights of step {job.step} "
-        "(last good) are kept; look for NaN or infinity in that step's data, try a lower learning rate, or"
-        " clip gradients with Job(clip=1.0)"
+        f"{trouble} at step {job.step + 1}: that step was not applied{kept}; look for NaN"
+        " or infinity in that step's data, try a lower learning rate, or clip gradients with Job(clip=1.0)"
     )

@@ -48,6 +48,7 @@ MAY_CHANGE = frozenset(
         "sample_codecs",
         "copies",
         "monitors",
+        "verify",
     )
 )
 """Training settings that change nothing in the steps that a checkpoint holds, or in how they go on."""
@@ -87,8 +88,8 @@ def require_same_run(
 ) -> tuple[str, ...]:
     """Check that a checkpoint is of the run with this identity, which may have other `steps`.
 
-    `job` is the job file of the checkpoint's run. Returns warnings: other codecs, what could not be compared,
-    or differs in a few sampled items only.
+    `job` is the job file of the checkpoint's run. Returns warnings: other codecs, steps that less was
+    checked of than is to be, what could not be compared, or differs in a few sampled items only.
 
     Raises
     ------
@@ -102,8 +103,8 @@ def require_same_run(
             f"the checkpoint of step {record.step} is of another run (of {job}): {'; '.join(found)}."
             " Resume with the job as it was, or start a new run"
         )
-    codecs = _codec_warnings(record, current.training)
-    return (*codecs, *_data_warnings(record.identity.data, current.data))
+    settings = (*_codec_warnings(record, current.training), *_verify_warnings(record, current.training))
+    return (*settings, *_data_warnings(record.identity.data, current.data))
 
 
 def differences(record: CheckpointRecord, current: RunIdentity) -> list[str]:
@@ -205,6 +206,15 @@ def _codec_warnings(record: CheckpointRecord, here: Training) -> Iterator[str]:
         yield (
             f"codecs: format {there.codec_format} there, {here.codec_format} here; steps from"
             f" {record.step + 1} on may have other bits"
+        )
+
+
+def _verify_warnings(record: CheckpointRecord, here: Training) -> Iterator[str]:
+    there = record.identity.training
+    if there.verify < here.verify == 1:
+        yield (
+            f"verify: {there.verify:g} there, 1 here; what workers computed up to step {record.step} is not"
+            " checked now"
         )
 
 

@@ -85,3 +85,20 @@ def test_any_of_nothing_is_false(shape: tuple[int, ...]) -> None:
         for dim in range(len(shape)):
             for keepdim in (False, True):
                 assert torch.equal(composed(ATEN.any.dim, x, dim, keepdim), x.any(dim, keepdim))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize(
+    ("size", "wanted"), [((8, 8), (4, 4)), ((7, 9), (14, 5)), ((16, 5), (3, 24)), ((1, 6), (4, 1))], ids=str
+)
+def test_antialiased_images_and_their_gradients_are_those_of_torch(
+    mode: str, align_corners: bool, size: tuple[int, int], wanted: tuple[int, int]
+) -> None:
+    op = getattr(ATEN, f"_upsample_{mode}2d_aa").default
+    x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    expected, made = op(x, wanted, align_corners), composed(op, x, wanted, align_corners)
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    above = torch.linspace(-1, 1, expected.numel()).reshape(expected.shape)
+    (gradient,), (ours,) = (torch.autograd.grad(one, x, above) for one in (expected, made))
+    torch.testing.assert_close(ours, gradient, rtol=1e-5, atol=1e-5)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
+from farflung.opdag.capture import resampling
+
 _ATEN = torch.ops.aten
 Composition = Callable[..., Any]
 
@@ -192,6 +194,8 @@ OWN: dict[torch._ops.OperatorBase, Composition] = {
     _ATEN.div.Scalar_mode: _rounded,
     _ATEN.trunc.default: _trunc,
     _ATEN.logical_xor.default: lambda self, other: (self != 0) != (other != 0),
+    _ATEN._upsample_bilinear2d_aa.default: resampling.bilinear,
+    _ATEN._upsample_bicubic2d_aa.default: resampling.bicubic,
     _ATEN.tan.default: lambda self: self.sin() / self.cos(),
     _ATEN.sinh.default: lambda self: (self.expm1() - (-self).expm1()) / 2,
     _ATEN.cosh.default: lambda self: (self.exp() + (-self).exp()) / 2,

@@ -18,6 +18,7 @@ from farflung.broker.core.training.monitoring import Monitoring
 from farflung.broker.core.trusting.records import MOST_SUSPICIONS, Blame, Removal, Suspicion
 from farflung.broker.network.worker_addresses import WorkerAddresses
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.protocol.checks import PieceDigest
 from farflung.protocol.copies import HeldCopy
 from farflung.protocol.fields import MOST_COUNT
 from farflung.protocol.registration import Device, HomeLine
@@ -189,8 +190,10 @@ class Job:
 
     It was submitted at `since`; the last attempt that loaded its state took `loading_seconds` for that,
     and it last moved to a better plan at `moved_at` (0: never). `monitoring` is what its monitors have found.
-    From `draws`, a secret, follows which shares are checked. `blamed` are the workers that made an attempt
-    fail at a unit that the job has not got past: it uses them no more. Its graph has `graph_bytes`.
+    From `draws`, a secret, follows which shares are checked, and `checked` is what others found of the
+    weights that are collected. Its members began to run at `ran_at`, with the state of then. `blamed` are the
+    workers that made an attempt fail at a unit that the job has not got past: it uses them no more. Its graph
+    has `graph_bytes`.
 
     `standbys` maps members to idle workers that hold their copies; these come before `holders`. Those that
     may not do so until the attempt ends are `unfit_standbys`.
@@ -265,7 +268,9 @@ class Job:
     blamed: Mapping[str, Blame] = field(default_factory=dict)
     graph_bytes: int = 0
     checks: Checks = field(default_factory=Checks)
+    checked: tuple[PieceDigest, ...] = ()
     draws: int = 0
+    ran_at: float = 0.0
 
     @property
     def over(self) -> bool:

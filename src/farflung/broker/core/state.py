@@ -239,6 +239,8 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         if isinstance(message, CheckBegun | Checked | CopyLost):
             return
     match message:
+        case Loaded(unprotected=why) if why and job.training.verify == 1 and job.state == LOADING:
+            checking.on_unprotected(turn, job, event.worker, why)
         case Loaded():
             jobs.worker_loaded(turn, job, event.worker, message.unprotected, message.needs_bytes)
         case Copied():

@@ -12,14 +12,11 @@ from tests.broker.scenario import Scenario, digest_of, sent, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import SendLoad
-from farflung.broker.core.protecting import checks
 from farflung.broker.core.protecting.checks import drawn
 from farflung.broker.core.state import durable, replay
-from farflung.errors import ProtocolError
 from farflung.protocol.checks import CheckedUnit, PieceDigest
-from farflung.protocol.copies import CopyLost, StateVersion
+from farflung.protocol.copies import StateVersion
 from farflung.protocol.messages import (
-    Broken,
     CheckBegun,
     Checked,
     CheckSaid,
@@ -390,16 +387,6 @@ def test_two_members_that_contradict_each_other_do_not_decide_a_step() -> None:
     assert set(job.members) == {"a", "d", "e"}
 
 
-@pytest.mark.parametrize("segment", [1, 3, 4, 99])
-@pytest.mark.parametrize("field", ["sent", "received"])
-def test_a_member_names_only_segments_with_which_its_own_has_a_link(field: str, segment: int) -> None:
-    story = place()
-    with pytest.raises(ProtocolError, match=f"segment 1 exchanged with segment {segment}"):
-        story.ready("b", 0, **{field: {segment: b"x"}})
-    story.all_ready(0)
-    assert job_of(story).step == 1
-
-
 def test_a_neighbour_that_gives_two_checkers_something_else_is_suspended() -> None:
     story = place(idle="de", steps=20)
     story.ready("a", 0)
@@ -415,111 +402,6 @@ def test_a_neighbour_that_gives_two_checkers_something_else_is_suspended() -> No
         unit = msgspec.structs.replace(one.units[0], received={2: {1: other}})
         say(story, msgspec.structs.replace(one, units=[unit]))
     assert story.state.is_suspended("b")
-
-
-def give_up(story: Scenario, how: str) -> None:
-    """Member b makes the version under way fail, which it can by each of these."""
-    version = job_of(story).versions.under_way
-    assert version is not None
-    if how == "its copy is lost":
-        lost = CopyLost("job-1", 1, version.name, 1, "gone")
-        story.feed(events.WorkerMessage(story.now, "b", lost))
-    elif how == "its disk is full":
-        story.copied("b", version.name.unit, 1, trouble="no space")
-    else:
-        story.feed(events.WorkerMessage(story.now, "b", Broken("job-1", 1, "link lost", peer="c")))
-        for name in "abc":
-            story.loaded(name, attempt=2)
-
-
-@pytest.mark.parametrize("how", ["its copy is lost", "its disk is full", "it lost a link"])
-def test_what_was_drawn_of_a_version_is_checked_with_the_next_one_if_a_member_makes_it_fail(how: str) -> None:
-    story = place(idle="def", steps=200, verify=0.3)
-    story.all_ready(unit := 0)
-    while True:  # to a version of which b alone is drawn
-        spread(story, unit)
-        if job_of(story).checks.pending == (1,):
-            break
-        while job_of(story).checks.running is not None:
-            check(story)
-        while job_of(story).versions.under_way is None:
-            story.now += 30
-            unit += 1
-            story.all_ready(unit)
-    running, first = job_of(story).checks.running, load(story).unit
-    assert running is not None
-    give_up(story, how)
-    assert job_of(story).versions.under_way is None and job_of(story).checks.running is None
-    assert any(isinstance(one, Stop) for one in sent(story.commands, running.checker))
-    if how != "it lost a link":
-        assert "given up before b was checked: that is checked with the next one" in said(story)[-1].words
-    while job_of(story).versions.under_way is None:
-        story.now += 30
-        unit += 1
-        story.all_ready(unit)
-    name = StateVersion(job_of(story).attempt, unit)
-    spread(story, unit)
-    assert set(job_of(story).checks.pending) == {1, *drawn(0, 0.3, name, range(3))}
-    assert load(story).unit == first
-
-
-def test_what_a_checker_says_of_an_earlier_check_counts_for_nothing() -> None:
-    story = place(idle="d", steps=200)
-    story.all_ready(0)
-    spread(story, 0)
-    say(story, CheckBegun("job-1", 1, number(story), 0))
-    late = found(story)
-    give_up(story, "its copy is lost")
-    story.now += 20
-    for unit in (1, 2):
-        story.all_ready(unit)
-        if job_of(story).versions.under_way is not None:
-            spread(story, unit)
-    running = job_of(story).checks.running
-    assert running is not None and (running.checker, running.share) == ("d", 0)
-    say(story, CheckBegun("job-1", 1, late.check, 0))
-    say(story, late)
-    assert job_of(story).checks.running == running and not said(story)[0].agrees
-    for _ in range(3):
-        check(story)
-    assert job_of(story).versions.stable is not None and not story.state.suspicions
-
-
-def test_only_the_last_checks_keep_digests_and_only_those_of_the_owners_segments() -> None:
-    story = place()
-    for unit in range(3):
-        story.all_ready(unit)
-        if job_of(story).versions.under_way is not None:
-            spread(story, unit)
-        while (running := job_of(story).checks.running) is not None:
-            say(story, CheckBegun("job-1", 1, number(story), running.share))
-            strange = [PieceDigest(segment, f"weight-{segment}", FALSE * 6 + b"it") for segment in range(5)]
-            one = found(story)
-            say(story, msgspec.structs.replace(one, pieces=[*strange, *one.pieces]))
-            assert job_of(story).unit is None or not job_of(story).checks.pieces
-    (message,) = [one for one in told(story.commands) if isinstance(one, Collecting)]
-    assert message.checked == [
-        PieceDigest(segment, f"weight-{segment}", bytes([segment]) * 32) for segment in (0, 3, 1, 2)
-    ]
-
-
-def test_a_checker_that_leaves_out_a_parameter_has_checked_nothing() -> None:
-    story = place(steps=1)
-    story.all_ready(0)
-    spread(story, 0)
-    running = job_of(story).checks.running
-    assert running is not None
-    say(story, CheckBegun("job-1", 1, number(story), running.share))
-    say(story, msgspec.structs.replace(found(story), pieces=[]))
-    other = job_of(story).checks.running
-    assert other is not None and (other.owner, other.checker != running.checker) == ("a", True)
-    assert "did not say what each parameter is" in said(story)[-1].words
-
-
-def test_a_share_is_always_drawn_if_all_are_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_number", lambda *parts: 1.0)  # as a float it can round up to that
-    assert drawn(7, 1.0, StateVersion(1, 5), range(4)) == (0, 1, 2, 3)
-    assert drawn(7, 0.5, StateVersion(1, 5), range(4)) == ()
 
 
 def test_the_draw_takes_the_asked_share_of_all_shares() -> None:

@@ -7,12 +7,12 @@ disks, its neighbours have what they sent since, and the job can go back.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from farflung.protocol.checks import PieceDigest
-from farflung.protocol.copies import StateVersion
+from farflung.protocol.copies import Digest, StateVersion
 
 if TYPE_CHECKING:
     from farflung.broker.core.protecting.versions import Versions
@@ -66,7 +66,8 @@ class Checks:
     to be checked, the first one first; those in `tried` could not do that. What other checks found at the end
     of the job is in `pieces`. `said` is the newest remark that is not about one check. Those that are
     `carried` were drawn in a version that was given up before they were checked. So many checks have begun in
-    the attempt that the newest has this `number`.
+    the attempt that the newest has this `number`. The copies had these `digests` at `since`: members
+    could exchange those that are not drawn. Workers that `failed` in a check of the job are taken last.
     """
 
     attempt: int = 0
@@ -81,12 +82,15 @@ class Checks:
     said: str = ""
     carried: frozenset[int] = frozenset()
     number: int = 0
+    digests: Mapping[int, Digest] = field(default_factory=dict)
+    failed: frozenset[str] = frozenset()
 
-    def of_version(self, version: StateVersion, now: float, shares: Iterable[int]) -> Checks:
+    def of_version(
+        self, version: StateVersion, now: float, shares: Iterable[int], digests: Mapping[int, Digest]
+    ) -> Checks:
         """The checks once all copies of a version are there, and these shares of it are to be checked."""
-        return replace(
-            self, version=version, since=now, pending=tuple(sorted(shares)), pieces=(), carried=frozenset()
-        )
+        begun = replace(self, version=version, since=now, pending=tuple(sorted(shares)), digests=digests)
+        return replace(begun, pieces=(), carried=frozenset())
 
     def is_given_up(self, versions: Versions) -> bool:
         """Whether the version that is checked is given up, with some of its shares left to check."""
@@ -96,11 +100,12 @@ class Checks:
     def given_up(self) -> Checks:
         """The checks once their version is given up: what is left is checked with the next one."""
         left = self.carried.union(self.pending)
-        return Checks(self.attempt, said=self.said, carried=left, number=self.number)
+        return Checks(self.attempt, said=self.said, carried=left, number=self.number, failed=self.failed)
 
     def in_attempt(self, attempt: int, keeps: bool) -> Checks:
         """The checks as an attempt begins; members have the state that they had if it `keeps` that."""
-        return Checks(attempt, carried=self.carried.union(self.pending) if keeps else frozenset())
+        carried = self.carried.union(self.pending) if keeps else frozenset()
+        return Checks(attempt, carried=carried, failed=self.failed)
 
     def passes(self, version: StateVersion) -> bool:
         """Whether nothing of a version is left to check."""

@@ -120,11 +120,20 @@ def _awaited_for(turn: Transition, job: Job) -> float:
 
 
 def _awaited_seconds(job: Job) -> float:
-    """What members may take to write their own disks while the job stands still for them."""
-    return max(LEAST_SECONDS, LATE * job.versions.took)
+    """What members may take while the job stands still for them, which is to write their own disks.
+
+    A job that is checked waits for all copies, which also come over lines.
+    """
+    least = max(LEAST_SECONDS, LATE * job.versions.took)
+    return max(least, _line_seconds(job)) if job.training.verify else least
 
 
 def _members_seconds(job: Job) -> float:
+    return max(MEMBERS_SECONDS, _line_seconds(job))
+
+
+def _line_seconds(job: Job) -> float:
+    """How long the whole state takes over one slow line."""
     assert job.plan is not None
     parameters = sum(part.parameter_bytes for part in job.plan.placements)
-    return max(MEMBERS_SECONDS, (1 + job.training.optimizer.moments) * parameters / BYTES_PER_SECOND)
+    return (1 + job.training.optimizer.moments) * parameters / BYTES_PER_SECOND

@@ -326,10 +326,11 @@ def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
     why = f"{missing} did not come back within {waited:.0f} s"
     usable = job_queue.usable_for(turn.state, job)
     can_run = len(usable) >= (len(job.on) or job.asked or 1)
-    if job_queue.recut_on(turn.state, job)[0]:
+    needs_plan = job.training.verify == 1  # no check begins with a version of another plan
+    if not needs_plan and job_queue.recut_on(turn.state, job)[0]:
         if waited > least_seconds:
             job_queue.give_plan_up(turn, job, why)
-    elif recutting.is_readable(turn.state, job, usable) and not job.recovery.scattered:
+    elif not needs_plan and recutting.is_readable(turn.state, job, usable) and not job.recovery.scattered:
         return
     elif can_run and waited > restoring.worth_waiting_seconds(job, least_seconds):
         job_queue.give_version_up(turn, job, why)

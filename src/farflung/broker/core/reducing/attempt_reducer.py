@@ -83,6 +83,7 @@ def job_rolled_back(fact: facts.JobRolledBack, state: State) -> State:
         unit=unit,
         step=unit.step,
         ending="",
+        checked=(),
         loaded=frozenset(),
         decisions=(),
         tuning=None,
@@ -249,7 +250,9 @@ def job_running(fact: facts.JobRunning, state: State) -> State:
     job = state.jobs[fact.job]
     pace = replace(job.pace, moved_at=fact.at) if job.keeps else Pace(fact.at)
     loading = job.loading_seconds if job.keeps else fact.at - job.pace.moved_at
+    ran_at = job.ran_at if job.keeps else fact.at
     job = replace(job, state=RUNNING, reason="", pace=pace, waits_since=None, loading_seconds=loading)
+    job = replace(job, ran_at=ran_at)
     return state.with_job(replace(job, recovery=replace(job.recovery, unlinked=0, refused=0, apart="")))
 
 

@@ -149,7 +149,7 @@ def _apply_job_ending(fact: facts.JobEnding, state: State) -> State:
 
 @_evolve.register
 def _apply_job_collecting(fact: facts.JobCollecting, state: State) -> State:
-    job = replace(state.jobs[fact.job], reason=fact.reason, ending=fact.state)
+    job = replace(state.jobs[fact.job], reason=fact.reason, ending=fact.state, checked=tuple(fact.checked))
     is_checked = job.unit is None and bool(job.training.verify)  # then it was made for that alone
     collecting = replace(
         job,
@@ -187,6 +187,7 @@ def _apply_job_ended(fact: facts.JobEnded, state: State) -> State:
         recovery=Recovery(),
         tuning=None,
         checks=Checks(),
+        checked=(),
         results=(),
         held_since=None,
         waits_since=None,

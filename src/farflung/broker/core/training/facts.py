@@ -9,6 +9,7 @@ import msgspec
 from farflung.broker.core.blobs import Digest
 from farflung.broker.core.decision import Decision
 from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.protocol.checks import PieceDigest
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.submitter import PATIENCE_SECONDS, CodecChange
 from farflung.protocol.worker import ShareDigest
@@ -167,11 +168,15 @@ class CodecsDecided(Decision, frozen=True):
 
 
 class JobCollecting(Decision, frozen=True):
-    """No further unit runs. Workers send their state, then the job ends as `state`."""
+    """No further unit runs. Workers send their state, then the job ends as `state`.
+
+    Of a job that is checked, others have found these digests of the parameters and buffers: `checked`.
+    """
 
     job: str
     state: str
     reason: str
+    checked: list[PieceDigest] = []
 
 
 class JobEnded(Decision, frozen=True):

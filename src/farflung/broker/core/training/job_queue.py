@@ -63,6 +63,10 @@ def _start(turn: Transition, job: Job, blocked: Job | None) -> Job | None:
     if job.plan is not None and (why := recutting.loss_of_version(turn.state, job)):
         give_version_up(turn, job, why)
         job = turn.state.jobs[job.job]
+    if job.plan is not None and job.recuts and job.training.verify == 1:
+        why = f"{job.reason}; on another plan the steps before its version can't be checked (verify=1)"
+        give_version_up(turn, job, why)
+        job = turn.state.jobs[job.job]
     if job.plan is not None:
         is_begun = _restore(turn, job) or _recut(turn, job)
         return None if is_begun else _wait_for_members(turn, job)

@@ -118,7 +118,8 @@ def worker_loaded(
 def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
     """Make the workers send their state; the job then ends as `state`."""
     reason = one_line(reason)
-    turn.emit(facts.JobCollecting(turn.now, job.job, state, reason))
+    found = job.checks.pieces or job.checked
+    turn.emit(facts.JobCollecting(turn.now, job.job, state, reason, list(found) if state == DONE else []))
     turn.send_members(job, SendState(job.job, job.attempt, job.checkpoint_end))
     turn.tell(job.job, collecting_of(turn.state.jobs[job.job]))
 
@@ -126,8 +127,7 @@ def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
 def collecting_of(job: Job) -> Collecting:
     """What the submitter hears of a job that is collected."""
     found = list(job.monitoring.states)
-    checked = list(job.checks.pieces) if job.ending == DONE else []
-    return Collecting(job.job, job.attempt, job.step, job.ending, job.reason, found, checked)
+    return Collecting(job.job, job.attempt, job.step, job.ending, job.reason, found, list(job.checked))
 
 
 def on_collected(turn: Transition, job: Job, message: Collected) -> None:

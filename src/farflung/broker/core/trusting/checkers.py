@@ -60,20 +60,27 @@ def obstacle(state: State, job: Job, owner: str) -> str:
 
 
 def candidates(state: State, job: Job, owner: str) -> list[str]:
-    """The idle workers that compute just as the owner does, the best one first."""
+    """The workers that may check the owner's share now, the best one first."""
     assert job.plan is not None
     stable, share = job.versions.stable, min(job.plan.segments_of(owner))
     having = [] if stable is None else who_has(state, job, stable, share)
     busy = state.checking() | set(job.checks.tried)
-    able = [
+
+    def rank(name: str) -> tuple[bool, bool, bool, str]:
+        return name in state.suspicions, name in job.checks.failed, name not in having, name
+
+    return sorted((name for name in able(state, job, owner) if name not in busy), key=rank)
+
+
+def able(state: State, job: Job, owner: str) -> list[str]:
+    """The workers without a part in any job that compute just as the owner does."""
+    return [
         name
         for name in state.idle_for(job)
-        if name not in busy
-        and (not job.on or name in job.on)
+        if (not job.on or name in job.on)
         and state.workers[name].leaving is None
         and restoring.fits(state.workers[name], state.workers[owner], job, is_alike=True, keeps_copies=False)
     ]
-    return sorted(able, key=lambda name: (name in state.suspicions, name not in having, name))
 
 
 def why_none(state: State, job: Job, owner: str) -> str:

@@ -25,13 +25,14 @@ from farflung.broker.core.transition import Transition
 from farflung.broker.core.trusting import blaming, checkers, verdicts
 from farflung.plans import Plan
 from farflung.protocol.checks import PieceDigest
+from farflung.protocol.copies import StateVersion
 from farflung.protocol.fields import one_line
 from farflung.protocol.messages import CheckBegun, Checked, CopyLost, Message, Stop
 from farflung.protocol.submitter import CheckSaid
 from farflung.text import and_more
 
 LEAST_SECONDS, LATE = 120.0, 20.0
-"""A check may take so long, or so many times as long as its units took."""
+"""A check may take so long, or so many times as long as its units took, and as long as loading takes."""
 
 AGAIN_SECONDS = 10.0
 """After so long a worker that could not check may try again, if the job waits for it."""
@@ -49,6 +50,12 @@ def is_waited_for(job: Job) -> bool:
     """Whether a job may stand still because of checks, with deadlines of their own."""
     is_ready = job.unit is None or (job.group is not None and job.group.complete)
     return bool(job.training.verify) and job.state == RUNNING and is_ready
+
+
+def on_unprotected(turn: Transition, job: Job, worker: str, reason: str) -> None:
+    """A member of a job of which all is checked can make no copies: go on without it, or end the job."""
+    why = f"worker {worker} makes no copies of its state, so its work can't be checked (verify=1): {reason}"
+    blaming.on_failure(turn, job, worker, reason, one_line(why), excused=True)
 
 
 def lost(turn: Transition, worker: str) -> None:
@@ -100,7 +107,15 @@ def _settle_version(turn: Transition, job: Job, version: Version, is_hindered: b
         if job.checks.version != version.name:
             shares = set(drawn(job.draws, job.training.verify, version.name, copies))
             shares = set() if is_hindered else shares | (job.checks.carried & copies.keys())
-            _change(turn, job, job.checks.of_version(version.name, turn.now, shares))
+            digests = {share: copy.sha256 for share, copy in copies.items()}
+            _change(turn, job, job.checks.of_version(version.name, turn.now, shares, digests))
+        elif changed := [share for share in copies if copies[share].sha256 != job.checks.digests[share]]:
+            names = and_more([shares_of(_plan(job))[share] for share in changed])
+            why = f"{names} says that its copy is another one than when it was drawn which are checked"
+            protection.fail(turn, job, version, why, FIRST_RETRY_SECONDS)
+            _change(turn, job, replace(job.checks, pending=tuple({*job.checks.pending, *changed})))
+            _carry(turn, turn.state.jobs[job.job])
+            return
         _advance(turn, turn.state.jobs[job.job], version)
     elif job.checks.version == version.name:
         protection.fail(turn, job, version, "a copy was lost before it was checked", FIRST_RETRY_SECONDS)
@@ -130,7 +145,7 @@ def _warn(turn: Transition, job: Job) -> None:
     """Say at the start whose work no idle worker can check, if all is to be checked."""
     if job.training.verify < 1:
         return
-    alone = [name for name in _plan(job).workers() if not checkers.candidates(turn.state, job, name)]
+    alone = [name for name in _plan(job).workers() if not checkers.able(turn.state, job, name)]
     if alone:
         _say(
             turn,
@@ -153,7 +168,19 @@ def _end(turn: Transition, job: Job) -> None:
         why = job.versions.trouble or "an attempt ended before its last units were checked"
         recovery.give_up(turn, job, f"the weights can't be handed out: {why}")
     elif version is None or job.checks.passes(version.name):
+        if version is None:
+            _say_unchecked(turn, job)
         jobs.collect(turn, job, DONE, is_over(job.training, job.monitoring.states))
+
+
+def _say_unchecked(turn: Transition, job: Job) -> None:
+    """Say whose last units were drawn and not checked, because the copies after them were given up."""
+    name, shares = StateVersion(job.attempt, job.next_unit - 1), shares_of(_plan(job))
+    left = job.checks.carried & shares.keys() | {*drawn(job.draws, job.training.verify, name, shares)}
+    if left and not checkers.hindrance(turn.state, job):
+        names = and_more([shares[share] for share in sorted(left)])
+        why = job.versions.trouble or "the broker was restarted while copies were made"
+        _say(turn, job, f"the last units of {names} are not checked, because {why}")
 
 
 def _advance(turn: Transition, job: Job, version: Version) -> None:
@@ -177,8 +204,9 @@ def _trouble(turn: Transition, job: Job, version: Version) -> str:
     running, stable = job.checks.running, job.versions.stable
     assert running is not None
     worker = turn.state.workers[running.checker]
-    began = job.pace.moved_at if stable is None else stable.at
-    allowed = max(LEAST_SECONDS, LATE * (version.at - began))
+    began = job.ran_at if stable is None else max(job.ran_at, stable.at)
+    loading = job.loading_seconds + job.versions.took + job.versions.base_seconds
+    allowed = max(LEAST_SECONDS, LATE * (version.at - began)) + loading
     if not worker.idle:
         return "it was lost, or another job took it"
     return "it took too long" if turn.now - running.began > allowed else ""
@@ -212,7 +240,7 @@ def _begin_next(turn: Transition, job: Job, version: Version) -> bool:
         _change(turn, job, replace(job.checks, tried=()))
         return True
     waits = f"{_what(job, version, owner)} waits for a check: {checkers.why_none(turn.state, job, owner)}"
-    _say(turn, job, waits, lacking=True)
+    _say(turn, job, waits, lacking=not checkers.able(turn.state, job, owner))
     return False
 
 
@@ -258,7 +286,8 @@ def _agreed(
     turn: Transition, job: Job, version: Version, check: Check, pieces: tuple[PieceDigest, ...]
 ) -> None:
     words = f"{_what(job, version, check.owner)} is checked: {check.checker} found the same"
-    _change(turn, job, replace(job.checks, pieces=(*job.checks.pieces, *pieces)))
+    pieces, failed = (*job.checks.pieces, *pieces), job.checks.failed - {check.checker}
+    _change(turn, job, replace(job.checks, pieces=pieces, failed=failed))
     _checked(turn, turn.state.jobs[job.job], version, check.owner, words, check.checker)
 
 
@@ -302,8 +331,8 @@ def _failed(turn: Transition, job: Job, why: str, stop: bool = True) -> None:
     words = one_line(f"{running.checker} could not check {running.owner}: {why}")
     if version is not None:
         _tell(turn, job, version, running.owner, words)
-    tried = (*job.checks.tried, running.checker)
-    _change(turn, job, replace(job.checks, running=None, tried=tried, tried_at=turn.now))
+    tried, failed = (*job.checks.tried, running.checker), job.checks.failed | {running.checker}
+    _change(turn, job, replace(job.checks, running=None, tried=tried, tried_at=turn.now, failed=failed))
 
 
 def _stop(turn: Transition, job: Job) -> None:

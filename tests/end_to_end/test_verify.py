@@ -125,6 +125,7 @@ def test_every_step_of_honest_workers_is_checked_before_the_weights_come_home(pl
         assert [first for first, _ in mine] == [0, *(over for _, over in mine[:-1])]
         assert mine[-1][1] == STEPS
     assert not place.suspicions() and not run.events("rolled back")
+    assert run.summary["weights_step"] == run.summary["checkpoint_step"] == STEPS
 
 
 @pytest.mark.parametrize("place", ["nothing bad"], indirect=True)
@@ -135,6 +136,7 @@ def test_a_run_that_is_stopped_brings_home_nothing_that_was_not_checked(place: P
     run.command.signal(signal.SIGINT)
     assert run.command.code() == 130, run.command.err
     assert "no weights came home, as the last were not checked (verify=1): train again" in run.command.err
+    assert "stopping: no weights come home" in run.command.err
     assert run.summary["state"] == "cancelled" and run.summary["weights_step"] is None
     assert not (run.folder / "model.safetensors").exists()
     assert not [*(run.folder / "checkpoints").glob("[0-9]*")]

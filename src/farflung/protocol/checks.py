@@ -21,11 +21,12 @@ class CheckedUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PieceDigest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The SHA-256 of a parameter or buffer of a segment."""
+    """The SHA-256 of a parameter or buffer of a segment, or with `slot` of a piece of optimizer state."""
 
     segment: Count
     name: Name
     sha256: Digest
+    slot: Text = ""
 
 
 MOST_CHECKED = 100_000

@@ -35,17 +35,22 @@ def prepared() -> Prepared:
     return Prepared(made, capture_job(made).graph, b"", made.model.state_dict(), ())
 
 
-def came(**others: Tensor) -> ReceivedState:
+def came(momentum: Tensor = TENSORS["layer.weight"], **others: Tensor) -> ReceivedState:
     """What the workers send: `TENSORS`, and a slot of the optimizer, with some `others` instead."""
     tensors = {StateKey(name): tensor for name, tensor in (TENSORS | others).items()}
-    return ReceivedState({**tensors, StateKey("layer.weight", "momentum"): torch.ones(2, 2)}, {})
+    return ReceivedState({MOMENTUM: momentum, **tensors}, {})
 
 
 def digest(name: str) -> bytes:
     return hashlib.sha256(memory(TENSORS[name])).digest()
 
 
-ALL = {(0, "layer.weight"): digest("layer.weight"), (1, "layer.bias"): digest("layer.bias")}
+MOMENTUM = StateKey("layer.weight", "momentum")
+ALL = {
+    (0, StateKey("layer.weight")): digest("layer.weight"),
+    (0, MOMENTUM): digest("layer.weight"),
+    (1, StateKey("layer.bias")): digest("layer.bias"),
+}
 
 
 def test_what_checkers_found_may_come_home(prepared: Prepared) -> None:
@@ -67,16 +72,24 @@ def test_other_weights_than_checkers_found_are_refused_and_their_worker_is_named
 def test_what_a_checker_of_another_share_says_of_a_weight_does_not_count(prepared: Prepared) -> None:
     """The checker of a's share can't let a false bias of b pass, or have the true one refused."""
     other = torch.full((2,), 7.0)
-    said = {**ALL, (0, "layer.bias"): hashlib.sha256(memory(other)).digest()}
+    said = {**ALL, (0, StateKey("layer.bias")): hashlib.sha256(memory(other)).digest()}
     require_checked(prepared, PLANNED, came(), said, is_all=True)
     with pytest.raises(RunFailed, match="segment 1 of worker b"):
         require_checked(prepared, PLANNED, came(**{"layer.bias": other}), said, is_all=True)
 
 
-@pytest.mark.parametrize("name", sorted(TENSORS))
-def test_where_all_is_checked_each_weight_must_have_been(prepared: Prepared, name: str) -> None:
-    known = {key: found for key, found in ALL.items() if key[1] != name}
-    place = "segment 0 of worker a" if name == "layer.weight" else "segment 1 of worker b"
+def test_a_false_slot_of_the_optimizer_is_refused(prepared: Prepared) -> None:
+    """A checkpoint would hold it, and the weights' moving averages are slots."""
+    with pytest.raises(RunFailed, match="segment 0 of worker a"):
+        require_checked(prepared, PLANNED, came(momentum=torch.zeros(2, 2)), ALL, is_all=True)
+
+
+@pytest.mark.parametrize("left_out", sorted(ALL))
+def test_where_all_is_checked_each_piece_must_have_been(
+    prepared: Prepared, left_out: tuple[int, StateKey]
+) -> None:
+    known = {key: found for key, found in ALL.items() if key != left_out}
+    place = "segment 0 of worker a" if left_out[0] == 0 else "segment 1 of worker b"
     with pytest.raises(RunFailed, match=rf"not checked \(verify=1\), in {place}: none is saved"):
         require_checked(prepared, PLANNED, came(), known, is_all=True)
     require_checked(prepared, PLANNED, came(), known)

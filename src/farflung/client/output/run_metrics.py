@@ -276,6 +276,8 @@ class RunMetrics:
             return "" if saved is None else f": the checkpoint of step {saved} stays"
         if not self.steps:
             return ": no step is done yet, so there are no weights to collect"
+        if self._training.verify == 1:
+            return ": no weights come home, as the last were not checked (verify=1)"
         return ": collecting the weights of the last applied step first"
 
     def _go_to(self, unit: int) -> None:

@@ -20,6 +20,7 @@ from farflung.errors import ConnectionFailed, RunFailed
 from farflung.plans import Plan
 from farflung.plans.wishes import NOTHING_AT_HOME, KeepHome
 from farflung.protocol.messages import Collecting, FeedCheck, Planned, RolledBack
+from farflung.runtime.state import StateKey
 
 
 class Attempts:
@@ -155,7 +156,7 @@ class Attempts:
         self._checkpoints.stop_asking()
         await self._recorder.collecting(message)
         self._tasks.stop()
-        checked = {(one.segment, one.name): one.sha256 for one in message.checked}
+        checked = {(one.segment, StateKey(one.name, one.slot)): one.sha256 for one in message.checked}
         self._tasks.begin(
             partial(self._saver().collect, message.step, self.start.step, checked), collect=False
         )

@@ -71,13 +71,13 @@ def require_checked(
     prepared: Prepared,
     planned: Planned,
     state: ReceivedState,
-    checked: Mapping[tuple[int, str], bytes],
+    checked: Mapping[tuple[int, StateKey], bytes],
     is_all: bool = False,
 ) -> None:
     """Check that what came home is what other workers found when they ran the last units again.
 
-    `checked` has the SHA-256 of parameters and buffers, by the segment that owns them and their names; those
-    of all that a step changes if `is_all`.
+    `checked` has the SHA-256 of parameters, buffers and optimizer slots, by the segment that owns them and
+    their keys; those of all that a step changes if `is_all`. The state of coders is not compared.
 
     Raises
     ------
@@ -86,9 +86,9 @@ def require_checked(
     """
     from farflung.runtime.torch_backend.tensors import memory
 
-    changed = [key for key in state.tensors if key.name in prepared.changed and not key.slot]
+    changed = [key for key in state.tensors if key.name in prepared.changed]
     at = {name: segment for segment in _home_segments(planned) for name in planned.owned[segment]}
-    found = {key: checked.get((at.get(key.name, NOWHERE), key.name)) for key in changed}
+    found = {key: checked.get((at.get(key.name, NOWHERE), key)) for key in changed}
     missing = [key for key in changed if found[key] is None and state.tensors[key].numel()]
     if missing and is_all:
         raise RunFailed(

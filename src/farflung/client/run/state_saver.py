@@ -16,6 +16,7 @@ from farflung.client.run.events import WeightsSaved
 from farflung.client.run.result_check import compared_loss, require_checked, require_finite
 from farflung.client.run.state_collector import ReceivedState
 from farflung.runtime.optimizers.slots import EMA
+from farflung.runtime.state import StateKey
 from farflung.schedule import Unit
 
 
@@ -47,10 +48,12 @@ class StateSaver:
         best = metrics.best
         self._is_best = best is not None and best.step == metrics.steps
 
-    async def collect(self, step: int, began_at: int, checked: Mapping[tuple[int, str], bytes] = {}) -> None:
+    async def collect(
+        self, step: int, began_at: int, checked: Mapping[tuple[int, StateKey], bytes] = {}
+    ) -> None:
         """Receive the state at the end, after `step` steps, and save weights and checkpoint.
 
-        Parameters and buffers were `checked` to have these SHA-256, as in `require_checked`.
+        Pieces of the state were `checked` to have these SHA-256, as in `require_checked`.
 
         An attempt that began at this step leaves the checkpoint as it is.
         """

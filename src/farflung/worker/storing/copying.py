@@ -120,7 +120,7 @@ class Copying:
     async def checked(self, load: Load, found: ShareReplayed) -> Checked:
         """What a checker says of the share that it ran again."""
         share, version = share_of(load, self._worker), StateVersion(load.attempt, _last(load))
-        pieces = [(piece, data) for piece, data in (found.pieces | found.base).items() if not piece.key.slot]
+        pieces = (found.pieces | found.base).items()
         asked = [one for one in pieces if load.pieces and one[0].key != CODERS]
         return Checked(
             load.job,
@@ -371,7 +371,7 @@ def _last(load: Load) -> int:
 
 
 def _piece_digest(piece: Piece, data: memoryview) -> PieceDigest:
-    return PieceDigest(piece.segment, piece.key.name, _sha256(data))
+    return PieceDigest(piece.segment, piece.key.name, _sha256(data), piece.key.slot)
 
 
 def _sha256(data: memoryview) -> bytes:

@@ -74,7 +74,11 @@ def found(story: Scenario, false: Mapping[int, bytes] = {}, state: bytes = b"") 
         units,
         b"" if stable is None else stable.digests[running.share],
         state or digest_of(version.name.unit, running.share),
-        [PieceDigest(segment, f"weight-{segment}", bytes([segment]) * 32) for segment in segments]
+        [
+            PieceDigest(segment, f"weight-{segment}", bytes([segment]) * 32, slot)
+            for segment in segments
+            for slot in ("", "momentum")
+        ]
         if given.pieces
         else [],
     )

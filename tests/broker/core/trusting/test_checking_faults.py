@@ -278,7 +278,9 @@ def test_only_the_last_checks_keep_digests_and_only_those_of_the_owners_segments
             assert job_of(story).unit is None or not job_of(story).checks.pieces
     (message,) = [one for one in told(story.commands) if isinstance(one, Collecting)]
     assert message.checked == [
-        PieceDigest(segment, f"weight-{segment}", bytes([segment]) * 32) for segment in (0, 3, 1, 2)
+        PieceDigest(segment, f"weight-{segment}", bytes([segment]) * 32, slot)
+        for segment in (0, 3, 1, 2)
+        for slot in ("", "momentum")
     ]
 
 

@@ -1,4 +1,4 @@
-"""Who can run a member's share again to check it, and what all that take part in that are told. Pure."""
+"""Who can run a member's share again to check it, and what all that take part in that hear. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farflung.protocol.worker import PastUnit
 
 
 def hindrance(state: State, job: Job) -> str:
-    """Why no share of a job that runs can be checked, whoever is there; empty if they can be."""
+    """Why no share of a job that runs can be checked, whichever workers are idle; empty if they can be."""
     assert job.plan is not None
     stable, members = job.versions.stable, job.plan.workers()
     unknown = [name for name in members if not state.workers[name].device.kernels]
@@ -43,7 +43,7 @@ def hindrance(state: State, job: Job) -> str:
 
 
 def obstacle(state: State, job: Job, owner: str) -> str:
-    """Why the owner's share of the version under way can't be checked, whoever is there; empty if it can."""
+    """Why the owner's share of the version under way can't be checked by any worker; empty if it can."""
     version, first = job.versions.under_way, first_unit(job)
     assert version is not None and job.plan is not None
     known = job.history.since(first)
@@ -111,7 +111,7 @@ def load_of(state: State, job: Job, check: Check) -> SendLoad:
         unit=first,
         version=None if stable is None else stable.name,
         donors={check.checker: donor} if donor else {},
-        history=[_untold(one, job, check) for one in past],
+        history=[_without_digests(one, job, check) for one in past],
         replayers=[check.checker],
         check=check.number,
         pieces=job.unit is None,
@@ -179,8 +179,8 @@ def _donor(state: State, job: Job, check: Check) -> str:
     return next(iter([name for name in members if name != check.owner] or members), "")
 
 
-def _untold(past: PastUnit, job: Job, check: Check) -> PastUnit:
-    """A unit for a checker, which is not told what to find."""
+def _without_digests(past: PastUnit, job: Job, check: Check) -> PastUnit:
+    """A unit for a checker, which does not hear what to find."""
     assert job.plan is not None
     codecs = past.codecs
     if codecs is not None:

@@ -1,10 +1,10 @@
 """Spot checks: idle workers run members' shares again, before a version of the state becomes stable. Pure.
 
 A *checker* begins with the share of the version before, and gets what its neighbours and the submitter
-sent since. It is not told what the owner said; the broker compares. A second checker decides who is right if
-they differ: who did other work than it said is suspended, and all go back to the version before. So a false
-step is never part of a stable version whose share was checked. Which ones are is drawn when their copies are
-complete, and no worker can foresee it.
+sent since. It does not hear what the owner said; the broker compares. A second checker decides who is right
+if they differ: who did other work than it said is suspended, and all go back to the version before. So a
+false step is never part of a stable version whose share was checked. Which ones are is drawn when their
+copies are complete, and no worker can foresee it.
 """
 
 from __future__ import annotations

@@ -55,11 +55,13 @@ def _differs(
 
 
 def pieces_of(job: Job, owner: str, found: Checked) -> tuple[PieceDigest, ...] | None:
-    """What a checker found of each parameter and buffer of the owner's segments; None if it left any out."""
+    """What a checker found of the state of the owner's segments; None if a parameter or buffer lacks."""
     assert job.plan is not None
     wanted = {(segment, name) for segment in job.plan.segments_of(owner) for name in job.owned[segment]}
-    said = {(one.segment, one.name): one for one in found.pieces}
-    return tuple(said[at] for at in sorted(wanted)) if wanted <= said.keys() else None
+    said = {(one.segment, one.name, one.slot): one for one in found.pieces}
+    if not wanted <= {(segment, name) for segment, name, slot in said if not slot}:
+        return None
+    return tuple(one for (segment, name, _), one in sorted(said.items()) if (segment, name) in wanted)
 
 
 def contradiction(job: Job, group: CommitGroup) -> tuple[str, str] | None:

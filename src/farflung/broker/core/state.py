@@ -236,6 +236,8 @@ def _on_worker_message(event: events.WorkerMessage, turn: Transition) -> None:
         return
     if job.checks.running is not None and event.worker == job.checks.running.checker:
         checking.on_message(turn, job, message)
+        if isinstance(message, CopyLost):
+            protection.on_copy_lost(turn, turn.state.jobs[job.job], event.worker, message)
         if isinstance(message, CheckBegun | Checked | CopyLost):
             return
     match message:

@@ -7,14 +7,14 @@ import pytest
 from tests.broker.core.test_protection import job_of, spread
 from tests.broker.core.test_replaying import KERNELS
 from tests.broker.core.trusting.test_checking import FALSE, check, found, load, number, place, said, say
-from tests.broker.scenario import Scenario, sent, told
+from tests.broker.scenario import Scenario, digest_of, sent, told
 
 from farflung.broker.core import events
 from farflung.broker.core.protecting import checks, late_versions
 from farflung.broker.core.protecting.checks import drawn
 from farflung.errors import ProtocolError
 from farflung.protocol.checks import PieceDigest
-from farflung.protocol.copies import Copied, CopyLost, StateVersion
+from farflung.protocol.copies import Copied, CopyLost, HeldCopy, StateVersion
 from farflung.protocol.messages import (
     Broken,
     CheckBegun,
@@ -72,8 +72,7 @@ def test_what_was_drawn_of_a_version_is_checked_with_the_next_one_if_a_member_ma
     give_up(story, how)
     assert job_of(story).versions.under_way is None and job_of(story).checks.running is None
     assert any(isinstance(one, Stop) for one in sent(story.commands, running.checker))
-    if how != "it lost a link":
-        assert "given up before b was checked: that is checked with the next one" in said(story)[-1].words
+    assert "before b was checked: that is checked with the next" in said(story)[-1].words
     while job_of(story).versions.under_way is None:
         story.now += 30
         unit += 1
@@ -197,6 +196,25 @@ def test_a_checker_that_failed_before_is_taken_last() -> None:
         assert running is not None and silent is not None and running.checker != silent.checker
         check(story)
     assert job_of(story).versions.stable is not None
+
+
+def test_a_checker_whose_copy_is_lost_counts_no_longer_as_one_that_has_it() -> None:
+    story = place(idle="d", steps=200)
+    story.all_ready(unit := 0)
+    spread(story, 0)
+    for _ in range(3):
+        check(story)
+    held = HeldCopy("job-1", StateVersion(1, 0), 0, digest_of(0, 0), 500)
+    story.join("x", device=KERNELS, disk_bytes=10**9, held=[held])
+    while job_of(story).versions.under_way is None:
+        story.all_ready(unit := unit + 1)
+    spread(story, unit)
+    running = job_of(story).checks.running
+    assert running is not None and running.checker == "x"
+    lost = CopyLost("job-1", 1, StateVersion(1, 0), 0, "damaged")
+    story.feed(events.WorkerMessage(story.now, "x", lost))
+    assert held not in story.state.workers["x"].held
+    assert "x could not check a: damaged" in [one.words for one in said(story)]
 
 
 def test_the_last_version_of_a_job_that_is_checked_may_take_as_long_as_slow_lines_need(

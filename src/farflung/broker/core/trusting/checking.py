@@ -88,6 +88,10 @@ def _settle(turn: Transition, job: Job) -> None:
         _change(turn, job, job.checks.in_attempt(job.attempt, job.keeps))
         job = turn.state.jobs[job.job]
         _warn(turn, job)
+        shares = shares_of(_plan(job))
+        if left := [shares[share] for share in sorted(job.checks.carried & shares.keys())]:
+            what = f"an attempt ended before {and_more(left)} was checked"
+            _say(turn, job, f"{what}: that is checked with the next version")
     if (why := checkers.hindrance(turn.state, job)) and job.training.verify == 1:
         jobs.end(turn, job, FAILED, f"its work can't be checked (verify=1): {why}")
         return

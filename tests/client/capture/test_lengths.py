@@ -83,8 +83,11 @@ def test_a_quantized_base_has_the_lengths_of_the_job() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"codec": "int8"}, "codec='int8' writes batches of one length: give Pad one, or leave codec out"),
-        ({"codec": "auto"}, "codec='auto' writes batches of one length"),
+        (
+            {"codec": "int8"},
+            "codec='int8' needs batches of one length: give Pad one, or leave codec out",
+        ),
+        ({"codec": "auto"}, "codec='auto' needs batches of one length"),
         ({"compiled": True}, "a compiled job has batches of one length: give Pad one, or leave compiled out"),
         ({"lengths": range(1, 19)}, "a job has at most 16 lengths, Pad has 18: drop some"),
     ],

@@ -261,7 +261,8 @@ def _on_validation(job: Job) -> Iterator[str]:
             f" fewer than validation_batches={asked}{default}"
         )
     elif asked and asked == Job.validation_batches and (whole := len(job.held_out) // size) > asked:
-        yield f"an evaluation takes {asked} of {whole} batches of validation (validation_batches=None: all)"
+        found = f"{asked} of {whole} microbatches of validation"
+        yield f"an evaluation takes {found} (validation_batches=None: all)"
 
 
 MOST_ALTERNATIVES = 6

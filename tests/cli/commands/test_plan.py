@@ -309,7 +309,7 @@ def test_there_is_one_reason_for_each_who_is_left_out(
 ) -> None:
     rates = [[0, 50, 50], [50, 0, 0], [50, 50, 0]]
     workers = [worker("home-1"), worker("home-2"), worker("lab", tflops=1e-7)]
-    topology = fleet("home-1", "home-2", "lab", bandwidth_mbps=rates, workers=workers, submitter="lab")
+    topology = fleet("home-1", "home-2", "lab", bandwidth_mbps=rates, workers=workers, submitter="home-1")
     (folder / "fleet.json").write_text(json.dumps(topology))
     assert plan("--no-what-if", "--workers", "1", "--picture", "step.svg") == 0
     told = " ".join(capsys.readouterr().out.split())

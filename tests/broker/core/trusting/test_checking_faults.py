@@ -315,6 +315,22 @@ def test_a_checker_that_leaves_out_a_parameter_has_checked_nothing() -> None:
     assert "did not say what each parameter is" in said(story)[-1].words
 
 
+def test_a_checker_that_names_slots_without_end_has_checked_nothing() -> None:
+    story = place(steps=1)
+    story.all_ready(0)
+    spread(story, 0)
+    running = job_of(story).checks.running
+    assert running is not None
+    say(story, CheckBegun("job-1", 1, number(story), running.share))
+    one = found(story)
+    weight = one.pieces[0]
+    many = [msgspec.structs.replace(weight, slot=f"slot-{at}") for at in range(1000)]
+    say(story, msgspec.structs.replace(one, pieces=[*one.pieces, *many]))
+    other = job_of(story).checks.running
+    assert other is not None and (other.owner, other.checker != running.checker) == ("a", True)
+    assert not job_of(story).checks.pieces
+
+
 def test_a_share_is_always_drawn_if_all_are_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_number", lambda *parts: 1.0)  # as a float it can round up to that
     assert drawn(7, 1.0, StateVersion(1, 5), range(4)) == (0, 1, 2, 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from farflung.broker.core.protecting.checks import Dispute, first_unit
 from farflung.broker.core.records import Job
 from farflung.broker.core.training.commit import CommitGroup
@@ -54,14 +56,23 @@ def _differs(
     return None
 
 
+MOST_SLOTS = 16
+"""Pieces of optimizer state of a weight that a checker may name: no optimizer here has as many."""
+
+
 def pieces_of(job: Job, owner: str, found: Checked) -> tuple[PieceDigest, ...] | None:
-    """What a checker found of the state of the owner's segments; None if a parameter or buffer lacks."""
+    """What a checker found of the state of the owner's segments.
+
+    None if a parameter or buffer lacks, or has more slots than any optimizer: then it has checked nothing.
+    """
     assert job.plan is not None
     wanted = {(segment, name) for segment in job.plan.segments_of(owner) for name in job.owned[segment]}
     said = {(one.segment, one.name, one.slot): one for one in found.pieces}
     if not wanted <= {(segment, name) for segment, name, slot in said if not slot}:
         return None
-    return tuple(one for (segment, name, _), one in sorted(said.items()) if (segment, name) in wanted)
+    pieces = tuple(one for (segment, name, _), one in sorted(said.items()) if (segment, name) in wanted)
+    by_weight = Counter((one.segment, one.name) for one in pieces if one.slot)
+    return None if max(by_weight.values(), default=0) > MOST_SLOTS else pieces
 
 
 def contradiction(job: Job, group: CommitGroup) -> tuple[str, str] | None:

@@ -12,8 +12,8 @@ Each case runs in a process of its own with limits of time and memory. A case ha
 Results are kept in a file, one JSON object a line; a case that stands there is not run again. Seconds
 are of processor time, so that a busy machine changes no outcome.
 
-    python -m benchmarks.coverage --results build/coverage.jsonl [--only PART ...] [--sample N --seed S]
-    python -m benchmarks.coverage --results build/coverage.jsonl --page docs/reference/coverage.md
+    python -m benchmarks.coverage [--results FILE] [--only PART ...] [--sample N --seed S]
+    python -m benchmarks.coverage [--results FILE] --page docs/reference/coverage.md
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from farflung.files import write_atomically
 from farflung.runtime.optimizers.declared import SGD
 from farflung.text import first_line
 
+RESULTS = Path(__file__).parent / "coverage_cases" / "results.jsonl"
 SEGMENTS = 4
 STEPS = 1
 MICROBATCHES = 2
@@ -233,7 +234,7 @@ def _import_all() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("build/coverage.jsonl"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument(
         "--only", nargs="+", default=[], help="run cases whose key contains one of these texts"
     )

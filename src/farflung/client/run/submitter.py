@@ -342,7 +342,8 @@ class Submitter:
     async def _check_said(self, message: CheckSaid) -> Outcome | None:
         await self.recorder.check_said(message)
         if self._closed and message.lacking:
-            return Outcome(FAILED, f"no other workers will join here: {message.words}")
+            fix = "start a broker, and one more worker than the job uses"
+            return Outcome(FAILED, f"no other workers will join here: {message.words}; {fix}")
         return None
 
     async def _answered(self) -> None:

@@ -15,7 +15,8 @@ from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.run_folder import RunFolder
 from farflung.plans import Placement, Plan, Prediction
-from farflung.protocol.messages import Considered, Planned, RolledBack, UnitDone
+from farflung.protocol.messages import Collecting, Considered, Planned, RolledBack, UnitDone
+from farflung.protocol.submitter import CheckSaid
 from farflung.protocol.traffic import LinkTraffic
 
 
@@ -142,3 +143,19 @@ def test_an_attempt_on_the_plan_of_before_says_nothing_of_predictions() -> None:
     assert any("not measured yet" in line for line in planned_lines(first))
     again = msgspec.structs.replace(first, attempt=2)
     assert not any("not measured yet" in line for line in planned_lines(again))
+
+
+def test_checks_are_heard_of_at_the_end_and_what_is_not_checked_once(tmp_path: Path) -> None:
+    agreed = CheckSaid("job-1", 1, "checked", "a", "d", over=2, agrees=True)
+    lacking = CheckSaid("job-1", 1, "a's part of step 3 is not checked, because none is idle", "a")
+
+    async def scene(listener: Listener) -> None:
+        books = Recorder(job(), RunFolder.create(tmp_path / "run"), listener)
+        for message in (agreed, lacking, agreed, lacking):
+            await books.check_said(message)
+        assert listener.notes == [lacking.words]
+        await books.collecting(Collecting("job-1", 1, 2, "done", ""))
+        books.folder.close()
+
+    asyncio.run(scene(listener := Listener()))
+    assert listener.notes[1:] == ["2 intervals of workers ran again on others, which found the same"]

@@ -54,6 +54,7 @@ class Recorder:
         self._state = ""
         self._warned = False
         self._unchecked = ""  # why a share was last not checked
+        self._agreed = 0  # intervals of one worker that another one found to be so
         self._slow: set[str] = set()
 
     async def submitted(self, name: str, broker: str) -> None:
@@ -191,6 +192,7 @@ class Recorder:
 
     async def check_said(self, message: CheckSaid) -> None:
         """A share was run again to check it, or was not."""
+        self._agreed += message.agrees
         if message.checker is not None and not message.agrees:
             self.observer.warned(message.words)
         elif not message.agrees and (why := message.words.rpartition(" because ")[2]) != self._unchecked:
@@ -293,6 +295,9 @@ class Recorder:
     async def collecting(self, message: Collecting) -> None:
         """The workers are sending the trained weights."""
         self.metrics.monitored = tuple(message.monitored)
+        if self._agreed:
+            intervals = count_of(self._agreed, "interval of a worker", "intervals of workers")
+            self.observer.noted(f"{intervals} ran again on others, which found the same")
         await self._record("collecting", step=message.step, state=message.state, reason=message.reason)
 
     async def checked(self, step: int, reported: float, loss: float | None, seconds: float) -> None:

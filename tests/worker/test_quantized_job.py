@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def test_large_tensors_have_pages_of_their_own_on_a_quantized_base(
     training = Training(steps=1, microbatches=1, microbatch_size=SAMPLES, optimizer=SGD(lr=0.1))
     load = Load("job-1", 1, planned.plan, training, [program], {}, "desk")
     receiver = StateReceiver(load, [0], 10**9, tensors.allocate)
-    unused: Any = None
+    unused: Any = SimpleNamespace(post=None)  # nothing is posted to the codec thread
     running_job.RunningJob(
         "a", load, receiver, 10**9, TorchBackend(), unused, unused, limits(), unused, unused
     )  # fmt: skip

@@ -75,9 +75,7 @@ def require_lengths(job: Job) -> None:
     if job.lengths and job.compiled:
         raise JobError("a compiled job has batches of one length: give Pad one, or leave compiled out")
     if job.lengths and job.codec != DENSE:
-        raise JobError(
-            f"codec={job.codec!r} needs batches of one length: give Pad one length, or leave codec out"
-        )
+        raise JobError(f"codec={job.codec!r} needs batches of one length: give Pad one, or leave codec out")
 
 
 def kind_name(value: object) -> str:

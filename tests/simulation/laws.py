@@ -147,7 +147,8 @@ class Laws:
         for member, donor in fact.donors.items():
             share = min(fact.plan.segments_of(member))
             held = who_has(state, job, job.versions.stable, share)
-            idle = [one for one in held if state.workers[one].idle]
+            taken = fact.plan.workers()  # an idle one that has its own place back, too
+            idle = [one for one in held if state.workers[one].idle and one not in taken]
             self._require(not idle, f"{fact}: {donor} sends what {idle} have")
 
     def _require_end_of_wait(self, job: Job, state: State, event: events.Tick) -> None:

@@ -63,7 +63,7 @@ class _Sleep(torch.autograd.Function):
 
 
 def share_buffers() -> None:
-    """Let all of a rank's microbatches be received into the same memory, since nobody reads them.
+    """Let all of a rank's microbatches be received into the same memory, since none of them is read.
 
     A real device holds them all; eight ranks on one machine would need as much memory as eight devices.
     """

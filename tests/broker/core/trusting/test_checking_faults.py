@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from tests.broker.core.test_protection import job_of, spread
@@ -302,20 +304,8 @@ def test_only_the_last_checks_keep_digests_and_only_those_of_the_owners_segments
     ]
 
 
-def test_a_checker_that_leaves_out_a_parameter_has_checked_nothing() -> None:
-    story = place(steps=1)
-    story.all_ready(0)
-    spread(story, 0)
-    running = job_of(story).checks.running
-    assert running is not None
-    say(story, CheckBegun("job-1", 1, number(story), running.share))
-    say(story, msgspec.structs.replace(found(story), pieces=[]))
-    other = job_of(story).checks.running
-    assert other is not None and (other.owner, other.checker != running.checker) == ("a", True)
-    assert "did not say what each parameter is" in said(story)[-1].words
-
-
-def test_a_checker_that_names_slots_without_end_has_checked_nothing() -> None:
+def refuted(pieces: Callable[[list[PieceDigest]], list[PieceDigest]]) -> Scenario:
+    """A job whose first checker of its last units names these pieces, and so is followed by another one."""
     story = place(steps=1)
     story.all_ready(0)
     spread(story, 0)
@@ -323,12 +313,22 @@ def test_a_checker_that_names_slots_without_end_has_checked_nothing() -> None:
     assert running is not None
     say(story, CheckBegun("job-1", 1, number(story), running.share))
     one = found(story)
-    weight = one.pieces[0]
-    many = [msgspec.structs.replace(weight, slot=f"slot-{at}") for at in range(1000)]
-    say(story, msgspec.structs.replace(one, pieces=[*one.pieces, *many]))
+    say(story, msgspec.structs.replace(one, pieces=pieces(one.pieces)))
     other = job_of(story).checks.running
     assert other is not None and (other.owner, other.checker != running.checker) == ("a", True)
-    assert not job_of(story).checks.pieces
+    return story
+
+
+def test_a_checker_that_leaves_out_a_parameter_has_checked_nothing() -> None:
+    story = refuted(lambda pieces: [])
+    assert "did not say what each parameter is" in said(story)[-1].words
+
+
+def test_a_checker_that_names_slots_without_end_has_checked_nothing() -> None:
+    def endless(pieces: list[PieceDigest]) -> list[PieceDigest]:
+        return [*pieces, *(msgspec.structs.replace(pieces[0], slot=f"slot-{at}") for at in range(1000))]
+
+    assert not job_of(refuted(endless)).checks.pieces
 
 
 def test_a_share_is_always_drawn_if_all_are_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:

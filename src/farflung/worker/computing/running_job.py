@@ -90,7 +90,7 @@ class RunningJob(Generic[Array]):
         }
         self._summed = load.plan.summed()
         self._post_codec = codecs.post
-        self._digests = self._no_digests()
+        self._digests = self._fresh_digests()
         self._checked: list[CheckedUnit] = []
         self._has_codecs = bool(load.training.codecs)
         self.uses_codec_thread = self._has_codecs or backend.overlaps
@@ -114,7 +114,7 @@ class RunningJob(Generic[Array]):
         self._watched: int | None = None
         self._updated = (0.0, 0.0)
 
-    def _no_digests(self) -> PayloadDigests | None:
+    def _fresh_digests(self) -> PayloadDigests | None:
         return PayloadDigests(self.segments) if self._load.training.verify else None
 
     @property
@@ -306,7 +306,7 @@ class RunningJob(Generic[Array]):
         self._load, self._attempt = load, load.key
         self._timer.reset()
         self._ran, self._watched = [], None
-        self._digests = self._no_digests()
+        self._digests = self._fresh_digests()
         self._peers = self._peers_of(load)
         self.live_from = load.unit
         return ""

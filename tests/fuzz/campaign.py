@@ -34,6 +34,7 @@ class Figures(msgspec.Struct):
     healthy_exchanges: int
     healthy_slowest_seconds: float
     trickles_hung_up_on: int
+    over_limits: int
     left_links: int
     left_descriptors: int
     frame_outcomes: dict[str, int]
@@ -99,6 +100,7 @@ async def run(
         healthy_exchanges=healthy.exchanges,
         healthy_slowest_seconds=healthy.slowest_seconds,
         trickles_hung_up_on=hung_up_on,
+        over_limits=after.over_limits,
         left_links=after.links - before.links,
         left_descriptors=after.descriptors - before.descriptors,
         frame_outcomes=dict(sorted(tally.outcomes.items())),
@@ -132,6 +134,7 @@ def together(parts: Sequence[Figures]) -> Figures:
         healthy_exchanges=sum(part.healthy_exchanges for part in parts),
         healthy_slowest_seconds=max(part.healthy_slowest_seconds for part in parts),
         trickles_hung_up_on=sum(part.trickles_hung_up_on for part in parts),
+        over_limits=sum(part.over_limits for part in parts),
         left_links=max(part.left_links for part in parts),
         left_descriptors=max(part.left_descriptors for part in parts),
         frame_outcomes=dict(sorted(frames.items())),

@@ -49,8 +49,8 @@ class Sample:
     def of(cls, frames: list[tuple[Frame, bytes]]) -> Sample | None:
         """The sample that recorded frames give; None if they give little to say."""
         hello = frames[0][0]
-        if not isinstance(hello, Hello) or hello.kind not in _UNIONS:
-            return None
+        if not isinstance(hello, Hello) or hello.kind not in _UNIONS or hello.role != "worker":
+            return None  # unfinished messages of all viewers' links together soon break their limit
         whole = [payload for frame, payload in frames if isinstance(frame, Control) and not frame.offset]
         headers = [frame.header for frame, _ in frames if isinstance(frame, Open)]
         return cls(hello, whole, headers) if whole or headers else None

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.fuzz.course import Course, Sample
-from tests.fuzz.sessions import Recorded
+from tests.fuzz.sessions import ATTACKERS, Recorded
 
 from farflung.transport.net.addresses import parse_address
 from farflung.transport.net.tls_stream import TlsStream
+from farflung.transport.security.peer import Peer
 from farflung.transport.wire.frame_reader import FrameReader
 from farflung.transport.wire.frames import Close, Frame, Hello, Ping, Pong, Stripe, encode
 
@@ -197,7 +198,7 @@ async def _attack_further(
 
 async def attack_until(
     address: str,
-    context: ssl.SSLContext,
+    contexts: dict[Peer, ssl.SSLContext],
     sessions: list[list[Recorded]],
     frames: int,
     seed: int,
@@ -214,6 +215,7 @@ async def attack_until(
         while tally.frames < frames:
             random = Random(f"{seed} {next(numbers)}")
             session = random.choice(sessions)
+            context = contexts[_speaker(session) or random.choice(ATTACKERS)]
             sample = Sample.of([(recorded.frame, recorded.payload) for recorded in session])
             try:
                 if sample is not None and random.random() < _WANDERING_SHARE:
@@ -225,3 +227,9 @@ async def attack_until(
                 tally.outcomes["connection did not come about"] += 1
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+
+
+def _speaker(session: list[Recorded]) -> Peer | None:
+    """Who says hello in a session; None if it begins with a token that the victim has not given."""
+    hello = session[0].frame
+    return Peer(hello.id, hello.role) if isinstance(hello, Hello) else None

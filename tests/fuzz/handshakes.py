@@ -15,6 +15,7 @@ from random import Random
 
 from tests.fuzz.frames import AT_ONCE, VICTIM_NAME
 from tests.fuzz.mutators import Mutator
+from tests.fuzz.sessions import ATTACKERS
 from tests.support.certificates import TestAuthority
 
 from farflung.transport.net.addresses import parse_address
@@ -22,6 +23,7 @@ from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.security import join_messages
 from farflung.transport.security.certificates import ALPN
 from farflung.transport.security.join_messages import AskAuthority, AskCertificate
+from farflung.transport.security.peer import Peer
 from farflung.transport.wire.frames import Hello, Join, encode
 
 PATIENCE_SECONDS = 0.1
@@ -33,12 +35,13 @@ _ABRUPTLY = struct.pack("ii", 1, 0)  # SO_LINGER: a reset instead of a farewell
 class Weapons:
     """What handshakes are begun with: a good ClientHello, and contexts with something wrong in them.
 
-    `hasty` shows a good certificate and does not look at the victim's, which takes half the time.
+    `hasty` show a good certificate of each attacker, and do not look at the victim's, which takes half the
+    time.
     """
 
     client_hello: bytes
     good: ssl.SSLContext
-    hasty: ssl.SSLContext
+    hasty: dict[Peer, ssl.SSLContext]
     contexts: dict[str, ssl.SSLContext]
 
     @classmethod
@@ -54,7 +57,7 @@ class Weapons:
         }
         contexts["another protocol"].set_alpn_protocols(["h2", "http/1.1"])
         good = authority.holder("a", "worker").client
-        hasty = _careless(authority.holder("a", "worker").client)
+        hasty = {one: _careless(authority.holder(one.id, one.role).client) for one in ATTACKERS}
         return cls(_client_hello(good), good, hasty, contexts)
 
 

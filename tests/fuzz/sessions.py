@@ -14,9 +14,22 @@ from tests.support.links import RawPeer, Recorder, slice_header, value_header
 
 from farflung.protocol import messages
 from farflung.protocol.fields import Opset
-from farflung.protocol.messages import Ask, Claim, Loaded, Refused, Register, UnitReady, Welcome
+from farflung.protocol.messages import (
+    Ask,
+    AskStep,
+    Claim,
+    Loaded,
+    Refused,
+    Register,
+    Submit,
+    UnitReady,
+    Welcome,
+)
+from farflung.protocol.probing import AskTopology
 from farflung.protocol.registration import Device
 from farflung.protocol.worker import Share
+from farflung.runtime.optimizers.declared import SGD
+from farflung.runtime.training import Training
 from farflung.transport.endpoint import Link, Peer, dial
 from farflung.transport.probing.probe import Question
 from farflung.transport.timeouts import Timeouts
@@ -39,6 +52,8 @@ from farflung.transport.wire.frames import (
 from farflung.transport.wire.headers import ProbeHeader
 
 _LARGE_BYTES = 70_000
+LIMITS = [2**13, 2**20, 2**22, 2**24, 2**26]
+"""Sizes at which a message becomes too large for some role or kind."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,9 @@ class Recorded:
         mutator, head = Mutator(random), encode(self.frame, len(self.payload))
         prefix, header = head[:PREFIX_BYTES], head[PREFIX_BYTES:]
         where = random.random()
+        if where < 0.1 and isinstance(self.frame, Control):
+            total = random.choice(LIMITS) + random.choice([-1, 0, 1])
+            return _framed(prefix, encode(Control(self.frame.offset, total))[PREFIX_BYTES:], self.payload)
         if where < 0.3 and self.payload:
             damage = mutator.values if isinstance(self.frame, Control) else mutator.bytes
             payload = damage(self.payload)
@@ -85,8 +103,8 @@ def _resized(frame: Frame, header: bytes, size: int) -> bytes:
 
 
 async def record(authority: TestAuthority) -> list[list[Recorded]]:
-    """What worker `a` writes on links of each kind, hello first and a reason for closing last."""
-    sessions = [await _recorded(authority, kind, scene) for kind, scene in SCENES]
+    """What attackers write on links of each kind, hello first and a reason for closing last."""
+    sessions = [await _recorded(authority, speaker, kind, scene) for speaker, kind, scene in SCENES]
     much = sessions[2]
     opening = next(one for one in much if isinstance(one.frame, Open))
     cancelled = [much[0], opening, Recorded(Cancel(0, len(opening.payload)), b""), much[-1]]
@@ -125,13 +143,31 @@ def _probe(link: Link) -> None:
     link.send_control(msgspec.msgpack.encode(Question(0)))
 
 
-SCENES: list[tuple[Kind, Callable[[Link], None]]] = [
-    ("control", _talk), ("data", _carry), ("data", _carry_much), ("probe", _probe),
+def _watch(link: Link) -> None:
+    for message in [Ask(), AskTopology(), AskStep("job-1"), Ask()]:
+        link.send_control(messages.encode(message))
+
+
+def _submit(link: Link) -> None:
+    training = Training(steps=10, microbatches=2, microbatch_size=2, optimizer=SGD(lr=0.1))
+    for message in [Submit("a job", bytes(5000), training, 2), Ask(), AskTopology(survey=True)]:
+        link.send_control(messages.encode(message))
+
+
+_WORKER, _VIEWER, _SUBMITTER = Peer("a", "worker"), Peer("v", "viewer"), Peer("s", "submitter")
+ATTACKERS = (_WORKER, _VIEWER, _SUBMITTER)
+"""Who speaks in the sessions."""
+
+SCENES: list[tuple[Peer, Kind, Callable[[Link], None]]] = [
+    (_WORKER, "control", _talk), (_WORKER, "data", _carry), (_WORKER, "data", _carry_much),
+    (_WORKER, "probe", _probe), (_VIEWER, "control", _watch), (_SUBMITTER, "control", _submit),
 ]  # fmt: skip
 
 
-async def _recorded(authority: TestAuthority, kind: Kind, scene: Callable[[Link], None]) -> list[Recorded]:
-    """What `a` writes during a scene; the other side answers by hand, and asks a little itself."""
+async def _recorded(
+    authority: TestAuthority, speaker: Peer, kind: Kind, scene: Callable[[Link], None]
+) -> list[Recorded]:
+    """What a holder writes during a scene; the other side answers by hand, and asks a little itself."""
     over: asyncio.Future[list[Recorded]] = asyncio.get_running_loop().create_future()
 
     async def entered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,8 +183,9 @@ async def _recorded(authority: TestAuthority, kind: Kind, scene: Callable[[Link]
 
     server = await asyncio.start_server(entered, "127.0.0.1", 0, ssl=authority.holder("b", "worker").server)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    heard, hello, expected = Recorder(), Hello("a", "worker", kind), Peer("b", "worker")
-    link = await dial(address, authority.holder("a", "worker").client, hello, expected, heard, Timeouts(1.0))
+    heard, hello, expected = Recorder(), Hello(speaker.id, speaker.role, kind), Peer("b", "worker")
+    context = authority.holder(speaker.id, speaker.role).client
+    link = await dial(address, context, hello, expected, heard, Timeouts(1.0))
     scene(link)
     await heard.until(lambda: bool(heard.messages and heard.controls))
     await asyncio.sleep(2.5 * link.timeouts.heartbeat_seconds)  # until it has asked for a sign of life

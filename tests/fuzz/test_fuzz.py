@@ -37,5 +37,6 @@ def test_a_live_endpoint_stands_damaged_frames_and_wrong_handshakes(
         assert figures.frame_outcomes.get(f"{kind} refused", 0) > 5, (kind, figures)
     odd = [what for what in figures.frame_outcomes if what.startswith("odd ") and what.endswith(" refused")]
     assert not odd, figures  # what may be said is not refused, however strange
+    assert figures.over_limits > 5, figures  # messages too large for the sender's role, or for their kind
     further = [count for what, count in figures.frame_outcomes.items() if what.startswith("further")]
     assert sum(further) > 15, figures

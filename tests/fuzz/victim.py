@@ -1,4 +1,5 @@
-"""The endpoint that is attacked: a process of its own, with the handlers of a worker in little.
+"""The endpoint that is attacked: a process of its own, with the handlers of a worker in little, and with the
+limits that a broker sets to the messages of each role.
 
 Says its address, and answers each line on standard input with what it holds at that moment.
 """
@@ -10,11 +11,16 @@ import hashlib
 import logging
 import ssl
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 
+from farflung.broker.network.allowances import Allowances
 from farflung.errors import ProtocolError
 from farflung.protocol import messages
 from farflung.transport.endpoint import Handler, Hello, Link, listen
@@ -29,6 +35,10 @@ LEASE_SECONDS = 15.0
 """Patience with attackers who stand still for a moment: they are to be refused for what they say."""
 MOST_BYTES = 2**18
 """What the plan of this endpoint allows a message to have."""
+TO_BROKER: dict[str, Any] = {
+    "worker": messages.FromWorker, "submitter": messages.FromSubmitter, "viewer": messages.FromViewer,
+}  # fmt: skip
+"""What each role may say on a control connection."""
 SPOKEN_BYTES = 100
 """What it sends to everybody: so many bytes of data in one message, and one control message."""
 
@@ -42,6 +52,37 @@ class Holding(msgspec.Struct):
     tasks: int
     descriptors: int
     verified: int
+    over_limits: int
+
+
+class Limits:
+    """A broker's limits of each role (`transport.handler.ControlGuard`); `broken` counts who broke one."""
+
+    def __init__(self) -> None:
+        self.broken = 0
+        self._allowances = Allowances()
+
+    def on_control_begins(self, link: Link, total: int) -> None:
+        """Refuse what is too large for its sender, as the broker does."""
+        with self._counting():
+            self._allowances.begin(link, link.peer, total, time.monotonic())
+
+    def on_control_head(self, link: Link, head: bytes, total: int) -> None:
+        """Refuse what is too large for its kind."""
+        with self._counting():
+            self._allowances.check_kind(head, total)
+
+    def on_control_ends(self, link: Link) -> None:
+        """It is complete, or the link is over."""
+        self._allowances.end(link)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        try:
+            yield
+        except ProtocolError:
+            self.broken += 1
+            raise
 
 
 class Victim:
@@ -50,6 +91,7 @@ class Victim:
     def __init__(self) -> None:
         self.links: set[Link] = set()
         self.verified = 0
+        self.limits = Limits()
 
     def admit(self, link: Link) -> Handler:
         """Everybody with a certificate is let in."""
@@ -57,15 +99,17 @@ class Victim:
             asyncio.get_running_loop().call_soon(_speak, link)
             return Prober()
         self.links.add(link)
+        if link.kind == "control":
+            link.guard = self.limits
         if link.peer.id != HEALTHY:
             # What the sessions were recorded with: their credit and receipts are for this.
             asyncio.get_running_loop().call_soon(_speak, link)
         return self
 
     def control(self, link: Link, message: bytes) -> None:
-        """Whatever a worker may say, to a broker or to another worker."""
+        """Whatever a holder may say to a broker, or a worker to another one."""
         if link.kind == "control":
-            messages.decode(message, messages.FromWorker)
+            messages.decode(message, TO_BROKER[link.peer.role])
         else:
             messages.decode(message, messages.FromPeer)
 
@@ -87,6 +131,7 @@ class Victim:
 
     def closed(self, link: Link, reason: str) -> None:
         """Forget it."""
+        self.limits.on_control_ends(link)
         self.links.discard(link)
 
 
@@ -104,6 +149,7 @@ async def main(context: ssl.SSLContext) -> None:
             tasks=len(asyncio.all_tasks()),
             descriptors=process.num_fds(),
             verified=victim.verified,
+            over_limits=victim.limits.broken,
         )
         print(msgspec.json.encode(holding).decode(), flush=True)
         if not await asyncio.to_thread(sys.stdin.readline):

@@ -11,20 +11,17 @@ import socket
 import ssl
 import weakref
 from collections.abc import Callable
-from functools import partial
 
 from farflung.errors import ConnectionFailed, ProtocolError
+from farflung.transport.arrivals import Arrivals, Proven
 from farflung.transport.failures import why_unreachable
 from farflung.transport.handler import Handler
-from farflung.transport.handshakes import Handshakes
 from farflung.transport.link.link import Link
 from farflung.transport.net.addresses import format_address, parse_address
 from farflung.transport.net.sockets import (
-    accept,
     ask_for_congestion_control,
     first_byte,
     listening_socket,
-    peer_host,
 )
 from farflung.transport.net.tls_stream import TlsStream
 from farflung.transport.options import DEFAULT_OPTIONS, LinkOptions
@@ -37,6 +34,9 @@ from farflung.transport.timeouts import Timeouts
 from farflung.transport.wire.frames import Hello, closing
 
 _log = logging.getLogger("farflung.transport")
+
+PROVEN_SECONDS = 1.0
+"""How long a link must last to have been worth its handshake."""
 
 MOST_UNGREETED = 32
 """Connections of one holder that have not said yet what they are for; a link may open 16 at a time."""
@@ -56,7 +56,6 @@ class Listener:
         options: LinkOptions,
     ) -> None:
         self.address = format_address(*listening.getsockname()[:2])
-        self._listening = listening
         self._context = context
         self._own = own
         self._admit = admit
@@ -65,13 +64,10 @@ class Listener:
         self._options = options
         self._by_token: weakref.WeakValueDictionary[bytes, Link] = weakref.WeakValueDictionary()
         self._links: weakref.WeakSet[Link] = weakref.WeakSet()
-        self._handshakes = Handshakes[asyncio.Task[None]]()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._ungreeted: dict[Peer, list[Link]] = {}
         self._sparse = SparseLog(_log)
         self._relay: Relay | None = None
-        self._pause: asyncio.TimerHandle | None = None
-        self._accept_again()
+        self._arrivals = Arrivals(listening, timeouts, self._admit_connection)
 
     @property
     def port(self) -> int:
@@ -80,7 +76,7 @@ class Listener:
 
     def set_timeouts(self, timeouts: Timeouts) -> None:
         """Use other timeouts for connections that arrive from now on."""
-        self._timeouts = timeouts
+        self._timeouts = self._arrivals.timeouts = timeouts
 
     def set_context(self, context: ssl.SSLContext) -> None:
         """Use another certificate and other authorities for connections that arrive from now on."""
@@ -112,52 +108,17 @@ class Listener:
 
     async def close(self, reason: str = "this process is shutting down") -> None:
         """Close the port and every link that it accepted; returns when all are gone."""
-        if self._listening.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._listening)
-            self._listening.close()
-        if self._pause is not None:
-            self._pause.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._arrivals.close()
         if self._relay is not None:
             await self._relay.close()
         await asyncio.gather(*(link.close(reason) for link in list(self._links)))
 
-    def _accept_again(self) -> None:
-        asyncio.get_running_loop().add_reader(self._listening, self._accept)
-
-    def _accept(self) -> None:
-        raw = accept(self._listening, self._timeouts)
-        if raw is None:
-            # The peer is gone again; or no file descriptor is left, and the socket would wake us endlessly.
-            asyncio.get_running_loop().remove_reader(self._listening)
-            self._pause = asyncio.get_running_loop().call_later(
-                self._timeouts.heartbeat_seconds, self._accept_again
-            )
-            return
-        host = peer_host(raw)
-        task = asyncio.get_running_loop().create_task(self._admit_connection(raw))
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._finished, raw))
-        if oldest := self._handshakes.add(task, host):
-            oldest.cancel()
-            self._sparse.write(
-                logging.WARNING, "too many connections do not say who they are, also from %s", host
-            )
-
-    def _finished(self, raw: socket.socket, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._handshakes.discard(task)
-        if task.cancelled():
-            raw.close()  # it may never have begun
-
-    async def _admit_connection(self, raw: socket.socket) -> None:
+    async def _admit_connection(self, raw: socket.socket, proven: Proven) -> None:
         try:
             async with asyncio.timeout(self._timeouts.dial_seconds):
                 begins_circuit = await self._begins_circuit(raw)
                 if self._relay is not None and begins_circuit:
-                    await self._admit_circuit(raw, self._relay)
+                    await self._admit_circuit(raw, self._relay, proven)
                     return
                 connection = await TlsStream.shake_hands(raw, self._context, True, None)
         except OSError as error:
@@ -176,11 +137,12 @@ class Listener:
             await self._serve_joiner(connection, None)
             return
         if peer.role == "broker":
+            proven()
             connection.abort()  # it only checks whose key is here, and has seen it now
             return
-        self._link(connection, peer, "direct")
+        self._prove_later(self._link(connection, peer, "direct"), proven)
 
-    async def _admit_circuit(self, raw: socket.socket, relay: Relay) -> None:
+    async def _admit_circuit(self, raw: socket.socket, relay: Relay, proven: Proven) -> None:
         token = None
         try:
             token = await read_hello(raw)
@@ -188,7 +150,12 @@ class Listener:
             if token is None:
                 raw.close()
         if token is not None:
+            proven()
             relay.admit(token, raw)
+
+    def _prove_later(self, link: Link, proven: Proven) -> None:
+        """Count a link as worth its handshake if it lasts, or becomes a further connection of another."""
+        link.on_over = asyncio.get_running_loop().call_later(PROVEN_SECONDS, proven).cancel
 
     def _link(self, connection: TlsStream, peer: Peer, path: str) -> Link:
         link = Link(

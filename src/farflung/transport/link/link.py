@@ -64,6 +64,7 @@ class Link(LinkStats):
     reason : Why the link is over; None while it is open.
     cause : How it ended, which decides whether its session may continue over another link.
     guard : May refuse control messages by their size. The side that admits the link may set it.
+    on_over : Called once when the link is over, but not if it becomes a further connection of another one.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Link(LinkStats):
         self.reason: str | None = None
         self.cause: Cause = "closed"
         self.guard: ControlGuard | None = None
+        self.on_over: Callable[[], None] = lambda: None
         self._settled = asyncio.Event()
         self._own = own
         self._admit = admit
@@ -367,6 +369,7 @@ class Link(LinkStats):
         if self.reason is not None:
             return
         self.reason, self.cause = reason, cause
+        self.on_over()
         self._stripes.ignore()
         if self._heartbeat is not None:
             self._heartbeat.stop()

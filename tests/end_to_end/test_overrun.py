@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,4 +46,26 @@ def test_a_worker_whose_pass_does_not_end_leaves_its_job_and_offers_its_device_a
     again = train(on, "again", "--broker", on.address, "--on", "good,slow", "--steps", "3")
     assert again.command.code() == 0, again.command.err
     for worker in (slow, good):
+        worker.stop()
+
+
+GREEDY = "torch.ones(2**31)"
+"""8 GB, of which no estimate knows."""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process may allocate")
+def test_an_op_that_takes_more_memory_than_its_worker_offers_does_not_get_it(
+    on: Machines, tmp_path: Path
+) -> None:
+    token = on.token("worker", "--uses", "2")
+    sources = installation(tmp_path / "sources", in_fourth_step(GREEDY))
+    greedy = on.worker("greedy", token, sources, "--memory", "1")
+    good = on.worker("good", token)
+    for worker in (greedy, good):
+        worker.says("idle in the backup pool")
+    reason = train(on, "failed", "--broker", on.address, "--on", "good,greedy").fails()
+    assert re.search(r"no memory left for the job \(.*you tried to allocate 8589934592 bytes", reason), reason
+    on.idle("good", "greedy")
+    for worker in (greedy, good):
         worker.stop()

@@ -197,9 +197,11 @@ class Machines:
         """A new token of the broker whose home it is."""
         return str(self.document(home, "token", "create", "--role", role, *arguments)["token"])
 
-    def worker(self, name: str, token: str | None = None, sources: Path | None = None) -> Command:
+    def worker(
+        self, name: str, token: str | None = None, sources: Path | None = None, *options: str
+    ) -> Command:
         """A worker of that name; without a token it has joined before."""
-        arguments = ["join", self.address, "--name", name, "--listen", self.listen]
+        arguments = ["join", self.address, "--name", name, "--listen", self.listen, *options]
         told = ["--token", token] if token else []
         return self.start(name, *arguments, *told, sources=sources)
 

@@ -179,6 +179,7 @@ def join(
             # Last: a worker that is refused need not wait for it.
             computes, free_bytes = _imported(framework, tflops, device)
             from farflung.protocol.registration import HomeLine
+            from farflung.worker.memory_limit import limit_memory
             from farflung.worker.options import WorkerOptions
 
             options = WorkerOptions(
@@ -196,6 +197,8 @@ def join(
                 base=allowed,
                 home_of=homes,
             )
+            if framework == "torch" and free_bytes is None:  # XLA ends the process where memory is short
+                limit_memory(options.memory_bytes)
             _work(options, as_json, hands_over=exit_with_parent is None)
     except DeviceHeld as held:
         restart_process(str(held))

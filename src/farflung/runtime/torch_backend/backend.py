@@ -86,14 +86,16 @@ LOST = ("CUDA error", "HIP error", "XPU error")
 """How the messages of errors begin after which a process cannot use its device; cuBLAS's are among them."""
 
 
-NO_ROOM = "_STATUS_ALLOC_FAILED"
-"""cuBLAS and cuDNN find no memory for their workspaces; the device works on."""
+NO_ROOM = ("_STATUS_ALLOC_FAILED", "can't allocate memory", "std::bad_alloc")
+"""cuBLAS and cuDNN find no memory for their workspaces, or a CPU's allocator none; the device works on."""
 
 
 def failure_of(error: Exception, device: torch.device) -> JobError | DeviceFailed | None:
     """See `runtime.backend.Backend.failure`."""
     said = str(error).strip().partition("\n")[0]
-    if isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and NO_ROOM in said):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in said for words in NO_ROOM)
+    ):
         wanted = next((part.strip() for part in said.split(". ") if "allocate" in part), said).rstrip(".")
         return JobError(
             f"{device} has no memory left for the job ({wanted[:100]}): offer less of it"

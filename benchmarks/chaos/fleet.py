@@ -22,6 +22,7 @@ PORT = 7700
 LISTENS, SURVEYED = b"listens on", b"survey: finished"
 BROKER, SUBMITTER = "broker", "submitter"
 RELAYED = "relay through "
+FARFLUNG = "farflung"
 
 
 class NoAnswer(RuntimeError):
@@ -143,12 +144,14 @@ class ChaosFleet:
         """The id of a process."""
         return self._processes[name].pid
 
-    def _start(self, key: str, home: str, *arguments: str, log: Path | None = None) -> None:
+    def _start(
+        self, key: str, home: str, *arguments: str, log: Path | None = None, program: str = FARFLUNG
+    ) -> None:
         path = log or self._folder / f"{key}.log"
         prefix = self._place.prefix(home) if self._place else []
         with path.open("ab") as output, Path(os.devnull).open("rb") as nothing:
             self._processes[key] = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "farflung", *arguments], env=self._environment(home),
+                [*prefix, sys.executable, "-m", program, *arguments], env=self._environment(home),
                 stdin=nothing, stdout=output, stderr=output, cwd=self._folder,
             )  # fmt: skip
 

@@ -6,10 +6,11 @@ import msgspec
 from tests.worker.loads import load
 from tests.worker.test_state import KEY, READY, run
 
-from farflung.protocol.messages import Begin, CheckBegun, Checked, Registered, ServeCheck, Stop
+from farflung.protocol.messages import Begin, CheckBegun, Checked, Registered, ServeCheck, Standbys, Stop
 from farflung.protocol.worker import PastUnit
 from farflung.worker.events import (
     AssistCheck,
+    ChangeStandbys,
     CheckEnded,
     Drop,
     EndCheck,
@@ -76,6 +77,20 @@ def test_a_member_admits_a_checker_while_the_check_lasts() -> None:
     state, done = run(*begun, FromBroker(SERVE), FromBroker(ServeCheck(*KEY, 1)))
     assert done[-1] == EndCheck("z") and "z" not in state.admitted
     assert run(*begun, FromBroker(SERVE), PeerLost("z", "closed"))[0].phase == "running"
+
+
+def test_a_checker_that_stands_by_after_its_check_is_dialled_anew() -> None:
+    """The link of the check was taken for one, so no copy could be sent there for a minute."""
+    serving = (*READY, FromBroker(Begin(*KEY)), FromBroker(SERVE), PeerLinked("z"))
+    standing_by = FromBroker(Standbys(*KEY, {"b": "z"}, {"z": ["z.example:1"]}))
+    _, done = run(*serving, FromBroker(ServeCheck(*KEY, 1)), standing_by)
+    assert done[-2:] == [EndCheck("z"), ChangeStandbys({"b": "z"}, {"z": ["z.example:1"]}, ("z",))]
+
+
+def test_a_standby_that_checks_is_linked_once_the_check_has_its_own_link() -> None:
+    standing_by = FromBroker(Standbys(*KEY, {"b": "z"}, {"z": ["z.example:1"]}))
+    state, _ = run(*READY, FromBroker(Begin(*KEY)), standing_by, PeerLinked("z"), FromBroker(SERVE))
+    assert "z" not in state.linked
 
 
 def test_a_member_serves_no_check_of_another_attempt() -> None:

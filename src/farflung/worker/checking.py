@@ -35,6 +35,8 @@ def serve(state: State, message: ServeCheck) -> tuple[State, list[Command]]:
     if state.attempt != (message.job, message.attempt) or state.phase in ("broken", "standby"):
         return state, []
     before: list[Command] = [] if state.checker is None else [EndCheck(state.checker)]
+    # Links with both are closed from here, which no event reports: one that stands by next is dialled anew.
+    left = replace(state, check=message, linked=state.linked - {state.checker, message.checker})
     if message.checker is None:
-        return replace(state, check=None), before
-    return replace(state, check=message), [*before, AssistCheck(message)]
+        return replace(left, check=None), before
+    return left, [*before, AssistCheck(message)]

@@ -1,4 +1,4 @@
-"""Notes for the user about a plan: random numbers, and segments that recompute."""
+"""Notes for the user about a plan: random numbers, segments that recompute, and what checks cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from farflung.opdag.graph import Graph
 from farflung.opdag.opset import lookup
 from farflung.plans import Plan
 from farflung.runtime.backend import REPEATABLE
-from farflung.text import and_more, printable
+from farflung.simulator import Simulation
+from farflung.text import and_more, format_seconds, printable
 
 NAMED = 3
 """How many workers a note names."""
@@ -71,3 +72,24 @@ def recomputing_notes(plan: Plan) -> list[str]:
         word = "segments" if len(numbers) > 1 else "segment"
         who = f"{word} {', '.join(map(str, numbers))} {'recompute' if len(numbers) > 1 else 'recomputes'}"
     return [f"{who} activations instead of storing them, which needs less memory and more time"]
+
+
+def check_notes(plan: Plan, simulation: Simulation, verify: float) -> list[str]:
+    """A note on what the checks of a job with this `verify` cost, if it has any.
+
+    One idle worker, as fast as the owner, computes what is drawn of each share once more, a share at a time.
+    Where that takes longer than a step, training waits for it.
+    """
+    if not verify:
+        return []
+    called = f"verify={verify:g}"
+    if len(plan.workers()) < 2:
+        return [f"{called}: nothing is checked, because one worker alone has all of the model"]
+    if plan.sums or plan.replicas > 1:
+        return [f"{called}: nothing is checked, because replicas add up their gradients"]
+    step = simulation.step_seconds
+    again = verify * step * sum(load.share for load in simulation.loads if load.kind == "device")
+    takes = f"{called}: for each step an idle worker computes for {format_seconds(again)} to check it"
+    if again <= step:
+        return [f"{takes}, beside training"]
+    return [f"{takes}, longer than a step: training waits, and a step takes as long as that"]

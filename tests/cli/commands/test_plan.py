@@ -391,3 +391,11 @@ def test_a_forecast_of_a_job_that_keeps_data_at_home_says_what_it_leaves_out(fol
     notes = [farflung.plan(one, "fleet.json", what_if=False).notes for one in (plain, kept)]
     (added,) = [note for note in notes[1] if note not in notes[0]]
     assert added.startswith("this forecast lets any worker read inputs and targets")
+
+
+def test_a_forecast_of_a_job_that_is_checked_says_what_that_costs(folder: Path) -> None:
+    plain = load_job(folder / "tower.py")
+    plans = [farflung.plan(replace(plain, verify=share), "fleet.json", what_if=False) for share in (0.0, 1.0)]
+    (added,) = [note for note in plans[1].notes if note not in plans[0].notes]
+    assert added.startswith("verify=1: for each step an idle worker computes for ")
+    assert plans[0].plan == plans[1].plan

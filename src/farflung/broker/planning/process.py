@@ -44,7 +44,7 @@ from farflung.planner.codecs.wishes import (
 )
 from farflung.planner.compatibility import Needs, unable
 from farflung.planner.home import HomeRule, kept_at_home, require_scheduler
-from farflung.planner.notes import draws, length_notes, mode_notes, recomputing_notes
+from farflung.planner.notes import check_notes, draws, length_notes, mode_notes, recomputing_notes
 from farflung.planner.replicas import (
     alike_workers,
     evenly_replicated,
@@ -307,6 +307,7 @@ def scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJo
         *schedule.notes,
         *predicted.notes,
         *recomputing_notes(made.plan),
+        *check_notes(made.plan, simulation, training.verify),
         *brief,
         *question.assumed,
     ]

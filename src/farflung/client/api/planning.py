@@ -29,7 +29,7 @@ from farflung.planner.codecs.wishes import (
     scheduler_for,
 )
 from farflung.planner.compatibility import require_able, unable
-from farflung.planner.notes import length_notes
+from farflung.planner.notes import check_notes, length_notes
 from farflung.planner.replicas import require_possible as require_replicas
 from farflung.planner.replicas import scheduler_for_replicas
 from farflung.planner.run import find_schedule, plan_notes, predict
@@ -155,6 +155,7 @@ def plan(
     found = forecast(schedule, fleet, simulation, model.holds, effects, out)
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
     beside = plan_notes(schedule.plan, codecs, job.steps, model.draws, frameworks)
+    beside += check_notes(schedule.plan, simulation, job.verify)
     home = [*length_notes(job.lengths), *([ANYWHERE] if job.keep_home else [])]
     return msgspec.structs.replace(found, notes=[*found.notes, *predicted.notes, *beside, *gentler, *home])
 

@@ -50,7 +50,8 @@ KINDS: dict[str, tuple[str, ...]] = {
   began with another state.
 """
 
-HOME = {"NaN weights", "zero weights", "turned weights"}
+OUTSIDE_STEPS = {"NaN weights", "zero weights", "turned weights", "refused load"}
+"""Before the first step or after the last one."""
 CHEATS = tuple(name for name in KINDS if name != "nothing")
 
 

@@ -17,7 +17,16 @@ from typing import Any
 
 import msgspec
 import torch
-from benchmarks.saboteurs.kinds import AS_CHECKER, CHEAT, HOME, STEP, VERSION, Orders, note_deed, read_orders
+from benchmarks.saboteurs.kinds import (
+    AS_CHECKER,
+    CHEAT,
+    OUTSIDE_STEPS,
+    STEP,
+    VERSION,
+    Orders,
+    note_deed,
+    read_orders,
+)
 from torch import Tensor
 
 from farflung.errors import JobError
@@ -65,7 +74,7 @@ class Conduct:
 
     def does(self, kind: str, to: bool = True) -> bool:
         """Whether it does this now, if it can; it is written down then."""
-        is_due = self.is_checking or self.step >= self._orders.first_step or kind in HOME
+        is_due = self.is_checking or self.step >= self._orders.first_step or kind in OUTSIDE_STEPS
         if not (to and kind == self._orders.kind and self._is_bad and is_due):
             return False
         note_deed(self._home, AS_CHECKER if self.is_checking else CHEAT)

@@ -33,6 +33,7 @@ from farflung.protocol.messages import (
     Message,
     Register,
     Return,
+    Stalled,
     Submit,
     UnitReady,
 )
@@ -158,7 +159,7 @@ class Scenario:
 
     def say(
         self,
-        message: Submit | Return | Keep | Kept | Collected | Cancel,
+        message: Submit | Return | Stalled | Keep | Kept | Collected | Cancel,
         submitter: str = "ana",
         elsewhere: Mapping[str, float] = {},
     ) -> Outcome:

@@ -36,6 +36,7 @@ from farflung.protocol.messages import (
     Refused,
     Register,
     Return,
+    Stalled,
     Submit,
     UnitReady,
 )
@@ -115,7 +116,7 @@ def events_of(
             yield events.WorkerMessage(now, _require_registered(session, sessions).peer.id, content)
         case Leaving(within):
             yield events.LeaveAsked(now, _require_registered(session, sessions).peer.id, within)
-        case Submit() | Return() | Keep() | Kept() | Collected() | Cancel():
+        case Submit() | Return() | Stalled() | Keep() | Kept() | Collected() | Cancel():
             said = _submitter_event(session, content, sessions, timeouts, now)
             yield replace(said, alarm=alarm, draws=secrets.randbits(63))
 

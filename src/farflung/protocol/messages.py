@@ -55,6 +55,7 @@ from farflung.protocol.submitter import (
     Return,
     RolledBack,
     Running,
+    Stalled,
     Submit,
     UnitDone,
 )
@@ -104,6 +105,7 @@ FromSubmitter = (
     Attach
     | Submit
     | Return
+    | Stalled
     | Keep
     | Kept
     | Collected

@@ -194,6 +194,18 @@ class CheckSaid(Message, frozen=True):
     lacking: bool = False
 
 
+class Stalled(Message, frozen=True):
+    """A worker that loads has taken nothing that it is sent for so long, or has it all and is not ready.
+
+    The submitter repeats this. Without it the broker allows for the slowest useful line.
+    """
+
+    job: Id
+    attempt: Count
+    worker: Id
+    seconds: Count
+
+
 class Running(Message, frozen=True):
     """Every worker has loaded; the first unit that is not decided has begun."""
 

@@ -11,12 +11,14 @@ from tests.localhost.jobs import Chain, Vectors, job
 
 from farflung.client.capture.prepared import Prepared, prepare
 from farflung.client.output.progress import Observer
+from farflung.client.run.attempt import Attempt
 from farflung.client.run.base_transfer import BaseRequests
 from farflung.client.run.start import Start
 from farflung.client.run.state_sender import StateSender
 from farflung.plans import Placement, Plan
-from farflung.protocol.messages import Planned
+from farflung.protocol.messages import Planned, Stalled
 from farflung.protocol.sessions import BaseLacking, BaseList
+from farflung.transport.timeouts import Timeouts
 
 
 class Caching:
@@ -64,3 +66,55 @@ def test_what_a_worker_has_is_not_counted(prepared: Prepared) -> None:
     assert sender.base_bytes.cached and session.sent == whole - sender.base_bytes.cached
     assert observer.said[-1] == (session.sent, session.sent)
     assert all(sent <= session.sent for sent, _ in observer.said)
+
+
+class Stuck(Caching):
+    """A worker that has fetched its base weights elsewhere, and takes nothing of the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetches, self.takes = asyncio.Event(), asyncio.Event()
+
+    def list_base(self, base: BaseList, sizes: Mapping[str, int]) -> BaseRequests:
+        return BaseRequests("a", base, sizes)
+
+    async def send(self, header: Any, buffer: memoryview) -> None:
+        self.fetches.set()
+        await self.takes.wait()
+
+
+def test_a_worker_that_takes_nothing_of_its_state_is_said_to_stall_and_one_that_fetches_not(
+    prepared: Prepared,
+) -> None:
+    planned = Planned("j", 1, Plan([Placement(0, ["a"], 1, 1, 1)], [], 2, 2), [sorted(prepared.state)], {})
+    sender = StateSender(prepared, planned, Start.fresh(prepared, prepared.training), Observer())
+
+    async def test() -> None:
+        session = Stuck()
+        sending = asyncio.create_task(sender.send("a", session))  # type: ignore[arg-type]
+        await session.fetches.wait()
+        assert list(sender.stalled(0.0)) == ["a"] and sender.stalled(1000.0) == {}
+        session.takes.set()
+        async with asyncio.timeout(60.0):
+            while sender.stalled(0.0):  # until it waits for what the worker lacks  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        sending.cancel()
+
+    asyncio.run(test())
+
+
+def test_who_gets_no_further_is_said_until_the_attempt_runs(prepared: Prepared) -> None:
+    planned = Planned("j", 2, Plan([Placement(0, ["a"], 1, 1, 1)], [], 2, 2), [sorted(prepared.state)], {})
+    attempt = Attempt(
+        prepared, planned, Start.fresh(prepared, prepared.training), False, Observer(), lambda lost: None
+    )
+    attempt._sender._moved_at["a"] = -1e6
+    said: list[Stalled] = []
+
+    def say(message: Stalled) -> None:
+        said.append(message)
+        attempt.is_fed = len(said) == 2
+
+    asyncio.run(attempt.watch_loading(Timeouts(0.01), say))
+    assert [(one.job, one.attempt, one.worker) for one in said] == [("j", 2, "a")] * 2
+    assert all(one.seconds >= 1e6 for one in said)

@@ -56,6 +56,7 @@ from farflung.protocol.messages import (
     NotReached,
     Refused,
     Return,
+    Stalled,
     Submit,
     UnitReady,
 )
@@ -315,6 +316,8 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
         jobs.cancel(turn, job, message)
     elif isinstance(message, Collected):
         jobs.on_collected(turn, job, message)
+    elif isinstance(message, Stalled):
+        blaming.on_stalled(turn, job, message)
     elif isinstance(message, Keep):
         jobs.on_keep(turn, job, message)
     elif isinstance(message, Kept):

@@ -20,8 +20,9 @@ from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError, RunFailed
 from farflung.opdag.analysis import changed_by_training
 from farflung.opdag.form import Form
-from farflung.protocol.messages import FeedCheck, Planned, Welcome
+from farflung.protocol.messages import FeedCheck, Planned, Stalled, Welcome
 from farflung.runtime.state import StateKey
+from farflung.transport.timeouts import Timeouts
 
 
 class Attempt:
@@ -86,6 +87,14 @@ class Attempt:
         async with asyncio.TaskGroup() as group:
             for worker in self.planned.plan.workers():
                 group.create_task(self._load_worker(worker, routes))
+
+    async def watch_loading(self, timeouts: Timeouts, say: Callable[[Stalled], None]) -> None:
+        """Say which workers get no further, as long as the attempt loads."""
+        planned = self.planned
+        while not self.is_fed:
+            await asyncio.sleep(timeouts.lease_seconds)
+            for worker, seconds in self._sender.stalled(timeouts.patience_seconds).items():
+                say(Stalled(planned.job, planned.attempt, worker, int(seconds)))
 
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""

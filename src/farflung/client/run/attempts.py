@@ -122,6 +122,9 @@ class Attempts:
             lambda lost: self._lost(planned, f"worker {lost.peer} was lost: {lost.reason}", lost.peer),
         )
         self._tasks.begin(partial(self._load, self.current), collect=False)
+        if not planned.keeps:
+            watch = partial(self.current.watch_loading, self._connection.timeouts, self._connection.send)
+            self._tasks.begin(watch, collect=False)
 
     async def feed(self) -> None:
         """Feed the attempt, unless it is fed already: the broker repeats this to a submitter that returns."""

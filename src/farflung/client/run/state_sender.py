@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
@@ -31,9 +33,16 @@ class StateSender:
         self._forms = {entry.name: Form.of(graph.values[entry.value], batch) for entry in entries}
         self._total = self._total_bytes()
         self._done = 0
+        self._moved_at: dict[str, float] = {}
         self._troubles: set[str] = set()
         self.base_bytes = NO_BASE
         """Where the base weights of the workers that have them all came from."""
+
+    def stalled(self, patience_seconds: float) -> dict[str, float]:
+        """The workers to which nothing has left for so long, or all long ago, and for how many seconds."""
+        now = time.monotonic()
+        seconds = {worker: now - moved_at for worker, moved_at in self._moved_at.items()}
+        return {worker: waited for worker, waited in seconds.items() if waited >= patience_seconds}
 
     async def send(self, worker: str, session: WorkerSession) -> None:
         """Send one worker what its segments own.
@@ -45,13 +54,15 @@ class StateSender:
         RunFailed
             Stored weights are not what they were when the job began.
         """
+        self._moved_at[worker] = time.monotonic()
         planned, start = self._planned, self._start
         owned = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         base = {segment: [name for name in names if self._is_base(name)] for segment, names in owned.items()}
         digests = await asyncio.to_thread(self._prepared.digests.of, [n for of in base.values() for n in of])
         requests = await self._list_base(session, base, digests)
         rest = {segment: [*{*names} - {*base[segment]}] for segment, names in owned.items()}
-        await send_state(planned.job, planned.attempt, rest, start.state, session, self._progress)
+        progress = partial(self._progress, worker)
+        await send_state(planned.job, planned.attempt, rest, start.state, session, progress)
         if start.training.codecs and start.unit:
             coders = start.coders_of(planned.plan, min(owned))
             await send_coders(planned.job, planned.attempt, min(owned), coders, session)
@@ -76,7 +87,9 @@ class StateSender:
         """Send the base weights that a worker asks for, until it has said that these are all."""
         is_last = False
         while not is_last:
+            del self._moved_at[worker]  # it may have much to fetch from elsewhere
             lacking = await requests.next()
+            self._moved_at[worker] = time.monotonic()
             asked: dict[int, list[str]] = {}
             for segment, name in lacking.pieces:
                 asked.setdefault(segment, []).append(name)
@@ -91,7 +104,7 @@ class StateSender:
                 asked,
                 self._start.state,
                 session,
-                self._progress,
+                partial(self._progress, worker),
                 digests,
             )
 
@@ -110,7 +123,8 @@ class StateSender:
         self._total -= size
         self._observer.loading(self._done, self._total)
 
-    def _progress(self, size: int) -> None:
+    def _progress(self, worker: str, size: int) -> None:
+        self._moved_at[worker] = time.monotonic()
         self._done += size
         self._observer.loading(self._done, self._total)
 

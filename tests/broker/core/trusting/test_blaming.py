@@ -16,7 +16,7 @@ from farflung.broker.core.fleet.membership import membership
 from farflung.broker.core.state import Outcome
 from farflung.protocol.copies import CopyLost
 from farflung.protocol.members import MemberChanged
-from farflung.protocol.messages import Accepted, Broken, Ended, Refused, RolledBack
+from farflung.protocol.messages import Accepted, Broken, Ended, Refused, RolledBack, Stalled
 
 
 def refuse(story: Scenario, worker: str, reason: str = "no", job: str = "job-1") -> Outcome:
@@ -342,3 +342,55 @@ def test_several_that_are_late_are_not_blamed_because_some_may_wait_for_others()
     story.planned()
     wait(story)
     assert not job_of(story).blamed and job_of(story).state == "planning"
+
+
+def stall(story: Scenario, worker: str, seconds: int, waited: float | None = None) -> Outcome:
+    """The submitter says that a worker gets no further, so long after the job began to load."""
+    story.now += seconds if waited is None else waited
+    return story.say(Stalled("job-1", job_of(story).attempt, worker, seconds))
+
+
+def test_a_worker_that_takes_nothing_of_its_state_is_replaced_before_a_slow_line_would_be_through() -> None:
+    story = Scenario("a", "b", "c")
+    story.submit(2)
+    story.planned()
+    stall(story, "a", 300)
+    assert set(job_of(story).blamed) == {"a"} and job_of(story).members == ("b", "c")
+    begin(story)
+    story.all_ready(0)
+    assert "a has not loaded, and got no further for 300 s" in story.state.suspicions["a"].reason
+    assert is_whole(story)
+
+
+@pytest.mark.parametrize(
+    ("worker", "seconds", "waited"),
+    [("b", 300, None), ("c", 300, None), ("zoe", 300, None), ("a", 10, None), ("a", 300, 10.0)],
+    ids=["it has loaded", "it has no part", "it is unknown", "not for long", "the job loads since a moment"],
+)
+def test_what_a_submitter_says_of_a_worker_counts_only_if_the_job_waits_for_it(
+    worker: str, seconds: int, waited: float | None
+) -> None:
+    story = Scenario("a", "b", "c")
+    story.submit(2)
+    story.planned()
+    story.loaded("b")
+    before = job_of(story)
+    stall(story, worker, seconds, waited)
+    assert job_of(story) == before
+
+
+def test_a_job_that_runs_or_has_copies_to_load_from_is_not_asked_of_its_submitter() -> None:
+    story = Scenario("a", "b", "c")
+    story.submit(2)
+    begin(story)
+    before = job_of(story)
+    stall(story, "a", 300)
+    assert job_of(story) == before
+
+
+def test_without_others_a_stalled_attempt_begins_again() -> None:
+    story = Scenario("a", "b")
+    story.submit(2)
+    story.planned()
+    stall(story, "a", 300)
+    assert not job_of(story).blamed and job_of(story).recovery.failed == 1

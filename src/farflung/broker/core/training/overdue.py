@@ -41,10 +41,10 @@ def _expected_seconds(job: Job) -> float:
         return copy + _unit_seconds(job)
     is_whole = job.checkpoint_end if job.state == COLLECTING else job.step > 0
     again = len(job.history.units) * _unit_seconds(job) if job.state == LOADING and job.replayers else 0.0
-    return copy + again + _compile_seconds(job) + (whole if is_whole else weights)
+    return copy + again + compile_seconds(job) + (whole if is_whole else weights)
 
 
-def _compile_seconds(job: Job) -> float:
+def compile_seconds(job: Job) -> float:
     """How long the worker with most nodes may compile while the job loads."""
     if job.state != LOADING or job.plan is None or not job.training.compiled:
         return 0.0

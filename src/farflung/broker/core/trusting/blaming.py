@@ -13,13 +13,13 @@ another worker sent has that one blamed in its place. The broker cannot check ei
 from __future__ import annotations
 
 from farflung.broker.core import facts
-from farflung.broker.core.records import Job, State
+from farflung.broker.core.records import LOADING, Job, State
 from farflung.broker.core.recovering import recovery
 from farflung.broker.core.training import job_queue
-from farflung.broker.core.training.overdue import late_workers
+from farflung.broker.core.training.overdue import compile_seconds, late_workers
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
-from farflung.protocol.messages import Broken
+from farflung.protocol.messages import Broken, Stalled
 from farflung.text import and_more
 
 MOST_BLAMED = 3
@@ -58,9 +58,28 @@ def on_overdue(turn: Transition, job: Job, why: str) -> None:
     Where several are late, some may only wait for others; and a job that regroups has not loaded anew.
     """
     late = late_workers(job)
-    is_one = len(late) == 1 < len(job.members) and not job.keeps
-    if is_one and len(job.blamed) + 1 < MOST_BLAMED and _can_do_without(turn.state, job, late[0]):
-        blame(turn, job, late[0], why)
+    _go_on(turn, job, late[0] if len(late) == 1 and not job.keeps else None, why)
+
+
+def on_stalled(turn: Transition, job: Job, message: Stalled) -> None:
+    """The submitter says that a worker which loads gets no further: go on without it if others can.
+
+    That counts from when the job began to load, for as long as it may wait for a lost worker at least, and
+    not where workers load from elsewhere. One that compiles may take as long as that takes.
+    """
+    if message.attempt != job.attempt or job.state != LOADING or job.restores or job.replayers:
+        return
+    allowed = turn.state.replace_seconds + compile_seconds(job)
+    if message.worker in late_workers(job) and allowed <= min(message.seconds, turn.now - job.pace.moved_at):
+        why = f"worker {message.worker} has not loaded, and got no further for {message.seconds} s"
+        _go_on(turn, job, message.worker, why)
+
+
+def _go_on(turn: Transition, job: Job, worker: str | None, why: str) -> None:
+    """Go on without the member that is late, if there is one and others can; else give the attempt up."""
+    is_one = worker is not None and len(job.members) > 1 and len(job.blamed) + 1 < MOST_BLAMED
+    if worker is not None and is_one and _can_do_without(turn.state, job, worker):
+        blame(turn, job, worker, why)
         recovery.go_on_without(turn, turn.state.jobs[job.job], why)
     else:
         recovery.give_up(turn, job, why)

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.arguments import folder_path, one_of, positive, several, whole
 from benchmarks.hostile.attacks import ATTACKS
 from benchmarks.hostile.cage import Cage
-from benchmarks.hostile.course import Course, Setting
+from benchmarks.hostile.course import BRIEF, USUAL, Course, Setting
 from benchmarks.hostile.figures import Result, line
 
 NAMES = tuple(dict.fromkeys(name for name, _ in ATTACKS))
@@ -55,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", type=several(one_of(NAMES)), help="these attacks, with commas between")
+    parser.add_argument(
+        "--job", choices=(USUAL, BRIEF), default=USUAL,
+        help="steps of some tenths of a second, or so brief that each waits for the broker: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=whole, default=3, help="of each attack: %(default)s")
     parser.add_argument("--seconds", type=positive, default=6.0, help="of a window: %(default)g")
     parser.add_argument("--cpu", type=positive, default=0.2, help="cores of an attacker: %(default)g")
@@ -63,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="farflung-hostile-") as temporary:
         folder = (given.folder or Path(temporary)).absolute()
-        setting = Setting(given.rounds, given.seconds, given.cpu, folder)
+        setting = Setting(given.rounds, given.seconds, given.cpu, folder, given.job)
         result = measured(setting, given.only.split(",") if given.only else NAMES)
     if given.json:
         print(msgspec.json.encode(result).decode())

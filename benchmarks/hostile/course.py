@@ -28,27 +28,33 @@ from benchmarks.kills.follower import wait_until
 from farflung.transport.security.enrolment import enrol
 from farflung.transport.security.tokens import Token, TokenRole
 
-JOB = Path(__file__).with_name("job.py")
+BRIEF, USUAL = "brief", "usual"
+FILES = {BRIEF: Path(__file__).with_name("job.py"), USUAL: Path(__file__).with_name("usual_job.py")}
+FIRST_STEPS = {BRIEF: 200, USUAL: 20}
+"""Steps before the first window, so that both workers are warm."""
 LEASE_SECONDS = 10.0
 MEMBERS, SPARE = ("w0", "w1"), ("w2", "w3")
 SECOND = "second submitter"
 SECOND_STEPS = 5
 SECOND_SECONDS = 90.0
-FIRST_STEPS = 200
-"""Steps before the first window, so that both workers are warm."""
 SETTLE_SECONDS = 1.0
+STANDSTILL_SECONDS = 10.0
+LOOK_SECONDS = 0.003
 STOP_SECONDS = 10.0
 STARTED_AGAIN = ("rolled back", "regrouping")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How long and how often each attack is measured, and how many cores its attacker may use."""
+    """How long and how often each attack is measured while which job trains, and how many cores its attacker
+    may use.
+    """
 
     rounds: int
     window_seconds: float
     cpu: float
     folder: Path
+    job: str = USUAL
 
 
 class Course:
@@ -69,9 +75,11 @@ class Course:
         with self._fleet as fleet:
             self._run = RunFiles(self._folder / "run")
             options = ("--on", ",".join(MEMBERS), "--checkpoint-every", "never")
-            fleet.train(self._run.folder, *options, "--out", str(self._run.folder), job=JOB)
+            fleet.train(
+                self._run.folder, *options, "--out", str(self._run.folder), job=FILES[self._setting.job]
+            )
             try:
-                wait_until(lambda: self._run.written >= FIRST_STEPS, "training begins")
+                wait_until(lambda: self._run.written >= FIRST_STEPS[self._setting.job], "training begins")
                 return self._measured()
             finally:
                 self._run.close()
@@ -122,12 +130,20 @@ class Course:
         )
 
     def _window(self) -> _Pace:
-        """How fast the job trains and the broker works in a window from now on."""
+        """How fast the job trains and the broker works in a window from the next step on."""
         broker = psutil.Process(self._fleet.process(BROKER))
+        self._end_of_step()
         steps, cpu, began = self._run.written, _cpu_seconds(broker), time.monotonic()
         time.sleep(self._setting.window_seconds)
+        self._end_of_step()
         seconds = time.monotonic() - began
         return _Pace((self._run.written - steps) / seconds, (_cpu_seconds(broker) - cpu) / seconds)
+
+    def _end_of_step(self) -> None:
+        """Wait until another step is done, or for a while if none gets done."""
+        before, deadline = self._run.written, time.monotonic() + STANDSTILL_SECONDS
+        while self._run.written == before and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
 
     def _train_second(self) -> None:
         """Train a small honest job on spare workers; where the attacker is a worker, it may get a part."""
@@ -135,7 +151,7 @@ class Course:
         folder = self._folder / "second"
         options = (*where, "--steps", str(SECOND_STEPS), "--out", str(folder))
         begin = time.monotonic()
-        self._fleet.train(folder, *options, job=JOB, name=SECOND)
+        self._fleet.train(folder, *options, job=FILES[BRIEF], name=SECOND)
         while (code := self._fleet.exit_code(SECOND)) is None and time.monotonic() - begin < SECOND_SECONDS:
             time.sleep(0.05)
         self._second_seconds, self._second_failed = time.monotonic() - begin, code != 0

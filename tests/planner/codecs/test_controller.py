@@ -16,8 +16,11 @@ from tests.planner.codecs.tables import AXES, RUNGS, WITH_AXES
 from farflung.planner.codecs.codec_context import LinkSample
 from farflung.planner.codecs.controller import (
     DWELL,
+    PROBE_NOISE,
+    BeginProbe,
     CodecsSampled,
     Controller,
+    EndProbe,
     Event,
     LinkMeasured,
     LinkWritten,
@@ -294,3 +297,56 @@ def test_implausible_byte_counts_of_a_worker_are_ignored() -> None:
                 controller, UnitMeasured(0, written=(LinkWritten(*ends, rung, size),))
             )
             assert switches == () and updated == controller
+
+
+def started_rough() -> Controller:
+    """Two workers whose lines are so slow that a rough rung is worth its loss."""
+    where = context({(0, 1): 1, (1, 0): 1}, workers=2, compute_seconds=0.3, microbatches=64)
+    return Controller.start(where, ladder(), ANY_LOSS)[0]
+
+
+def test_a_probe_writes_finely_and_then_as_before() -> None:
+    before = started_rough()
+    probed, switches = replay(
+        before, [BeginProbe(10, "it stands still"), *(unit(10 + n, 1) for n in range(20))]
+    )
+    assert before.noise > PROBE_NOISE >= probed.noise
+    assert {switch.unit for switch in switches} == {11}
+    assert all("it stands still" in switch.reason for switch in switches)
+    after, _ = replay(probed, [EndProbe(30, "not why", stalled=False)])
+    assert (after.levels, after.limits, after.unprobed) == (before.levels, before.limits, None)
+
+
+def test_after_a_stall_no_link_is_as_rough_as_before_whatever_its_rate() -> None:
+    before = started_rough()
+    events = [BeginProbe(10, "it stands still"), EndProbe(30, "that was why", stalled=True)]
+    after, switches = replay(before, events)
+    assert PROBE_NOISE < after.noise < before.noise and after.limits.most_noise < before.noise
+    assert all("that was why" in switch.reason for switch in switches if switch.unit == 31)
+    slower, _ = replay(after, (unit(40 + n, 0.1) for n in range(200)))
+    assert slower.noise < before.noise
+
+
+def test_what_is_relaxed_in_a_probe_stays_relaxed() -> None:
+    before = started_rough()
+    events = [BeginProbe(10, ""), Relax(15, "clipped", "a", "b"), EndProbe(30, "", stalled=False)]
+    after, _ = replay(before, events)
+    link = after.link("a", "b")
+    assert link is not None and after.levels[link] == after.ceilings[link] < before.levels[link]
+
+
+def test_links_that_write_finely_have_nothing_to_probe() -> None:
+    fine = started(20)
+    events = [BeginProbe(10, ""), EndProbe(30, "", stalled=True)]
+    assert replay(fine, events) == (fine, [])
+
+
+def test_what_the_guard_relaxes_stays_within_the_error_that_a_stall_left() -> None:
+    """A rung that loses less in a long run can have the larger error."""
+    noise = {rung.name: rung.noise for rung in ladder()}
+    assert noise["int8/eden2"] > noise["axes10/axes100-dithered"]
+    controller = started_rough()
+    events = [BeginProbe(10, ""), EndProbe(30, "", stalled=True), *(Relax(40 + n, "") for n in range(20))]
+    for event in events:
+        controller, _ = on_event(controller, event)
+        assert controller.noise <= controller.limits.most_noise

@@ -67,7 +67,24 @@ class Relax:
     target: str = ""
 
 
-Event = UnitMeasured | CodecsSampled | Relax
+@dataclass(frozen=True)
+class BeginProbe:
+    """The guard asks all links to write finely for a while; `why` is a message for the user."""
+
+    unit: int
+    why: str
+
+
+@dataclass(frozen=True)
+class EndProbe:
+    """The probe is over. If the run was `stalled`, codecs as rough as before are not used any more."""
+
+    unit: int
+    why: str
+    stalled: bool
+
+
+Event = UnitMeasured | CodecsSampled | Relax | BeginProbe | EndProbe
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,8 @@ class Switch:
     reason: str
 
 
+PROBE_NOISE = 0.01
+"""Largest relative error of codecs in a probe: that of int8, whose loss does not grow with boundaries."""
 DWELL = 5
 """Units for which a link keeps its rung, unless the guard asks for another."""
 _LONG_AGO = -(10**9)
@@ -92,7 +111,8 @@ class Controller:
     """Estimates and decisions of a run; `levels` holds the number of each link's rung.
 
     `swelling` holds, by link and rung, the ratio of written to expected bytes. A `due` that is not empty asks
-    for a decision after the next unit, and says why.
+    for a decision after the next unit, and says why. While all links write finely for the guard, `unprobed`
+    is what the links had and what their limits were.
     """
 
     context: CodecContext
@@ -108,6 +128,7 @@ class Controller:
     swelling: Mapping[tuple[int, str], RateFilter] = field(default_factory=dict)
     movable: frozenset[int] = frozenset()
     due: str = ""
+    unprobed: tuple[Levels, Limits] | None = None
 
     @staticmethod
     def start(
@@ -153,6 +174,11 @@ class Controller:
     def rung(self, link: int) -> CostedRung:
         """The rung that a link uses."""
         return self.rungs[self.levels[link]]
+
+    @property
+    def noise(self) -> float:
+        """The largest error that codecs of any link declare."""
+        return max((self.rungs[level].noise for level in self.levels), default=0.0)
 
     def codecs(self) -> tuple[LinkCodec, ...]:
         """The codec pairs of all links that are not dense."""

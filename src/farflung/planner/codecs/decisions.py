@@ -17,8 +17,11 @@ from farflung.planner.codecs.auto import FREE, Levels, choose, seconds_to_loss
 from farflung.planner.codecs.codec_context import CodecContext
 from farflung.planner.codecs.controller import (
     DWELL,
+    PROBE_NOISE,
+    BeginProbe,
     CodecsSampled,
     Controller,
+    EndProbe,
     Event,
     LinkMeasured,
     Relax,
@@ -121,7 +124,9 @@ def gentler(controller: Controller, link: int) -> int:
     activations, gradients, _ = context.carried[link]
     for number in range(controller.levels[link] - 1, -1, -1):
         rung = controller.rungs[number]
-        if rung.is_sticky or _is_lighter(context, controller, link, number):
+        if rung.is_sticky or not controller.limits.allows(rung, controller.rungs):
+            continue
+        if _is_lighter(context, controller, link, number):
             continue
         if (activations.bytes and rung.activation != now.activation) or (
             gradients.bytes and rung.gradient != now.gradient
@@ -213,6 +218,37 @@ def _on_relax(event: Relax, controller: Controller) -> tuple[Controller, tuple[S
         ceilings[other] = min(ceilings[other], levels[other])
     updated = replace(controller, ceilings=tuple(ceilings))
     return switch_levels(updated, tuple(levels), event.unit, event.why)
+
+
+@_on_event.register
+def _on_begin_probe(event: BeginProbe, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+    if controller.unprobed is not None or controller.noise <= PROBE_NOISE:
+        return controller, ()
+    limits = replace(controller.limits, most_noise=PROBE_NOISE)
+    updated = replace(controller, limits=limits, unprobed=(controller.levels, controller.limits))
+    return _choose_all(updated, event.unit, event.why)
+
+
+@_on_event.register
+def _on_end_probe(event: EndProbe, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
+    if controller.unprobed is None:
+        return controller, ()
+    levels, limits = controller.unprobed
+    if not event.stalled:
+        # What the guard relaxed meanwhile stays relaxed.
+        levels = tuple(min(each) for each in zip(levels, controller.ceilings, strict=True))
+        return switch_levels(replace(controller, limits=limits, unprobed=None), levels, event.unit, event.why)
+    used = max(controller.rungs[level].noise for level in levels)
+    finer = max(rung.noise for rung in controller.rungs if rung.noise < used)
+    updated = replace(controller, limits=replace(limits, most_noise=finer), unprobed=None)
+    return _choose_all(updated, event.unit, event.why)
+
+
+def _choose_all(controller: Controller, unit: int, occasion: str) -> tuple[Controller, tuple[Switch, ...]]:
+    """Choose all rungs again at once, within limits that are new."""
+    context = controller.estimated()
+    choice = choose(context, controller.rungs, controller.limits, controller.ceilings, controller.movable)
+    return switch_levels(controller, choice.levels, unit, occasion)
 
 
 def _swelling(

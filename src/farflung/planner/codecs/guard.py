@@ -1,20 +1,22 @@
-"""Detect when codecs cost more loss than allowed: by held-out loss, then the loss trend, then samples. Pure.
+"""Detect when codecs cost more loss than allowed: by held-out loss, loss trend, probes and samples. Pure.
 
-A run cannot show how far it is from a run without codecs. It can show three things: how codecs change the
+A run cannot show how far it is from a run without codecs. It can show four things: how codecs change the
 held-out loss of the same weights, whether the training loss still falls as it did before a rung got rougher,
-and what codecs do to the tensors of a link. Cosine similarity is not used: it was near 1 in runs that failed
+whether a loss that stands still falls once links write finely for some steps (`stall.py`), and what codecs do
+to the tensors of a link. Cosine similarity is not used: it was near 1 in runs that failed
 and near 0.4 in runs that did not (in a study before this project).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
 from farflung.codec.catalogue import declared
 from farflung.planner.codecs.codec_context import LinkSample
+from farflung.planner.codecs.stall import PROBE, StallWatch
+from farflung.planner.codecs.trend import Trend
 
 KEPT = 200
 """Number of past step losses that the guard stores."""
@@ -40,10 +42,11 @@ class HeldOutLoss:
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """The loss of a training step."""
+    """The loss of a training step; `is_rough`: some link wrote it with more error than `stall.ROUGH`."""
 
     step: int
     loss: float
+    is_rough: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,41 +70,21 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Trend:
-    """A fit of the loss by exp(`level`) x step ^ `slope`, with standard deviation `noise` in the logarithm.
+class ProbeBegins:
+    """All links should write finely for some steps, to see whether the loss falls then."""
 
-    It is based on `count` losses; `middle` is the mean logarithm of their steps, and `spread` the sum of
-    their squared distances from it.
-    """
+    reason: str
 
-    level: float
-    slope: float
-    noise: float
-    count: int
-    middle: float
-    spread: float
 
-    @staticmethod
-    def through(losses: Sequence[tuple[int, float]]) -> Trend:
-        """Least squares over steps and losses, both in logarithms."""
-        x = [math.log(step) for step, _ in losses]
-        y = [math.log(loss) for _, loss in losses]
-        mean_x, mean_y = fmean(x), fmean(y)
-        spread = sum((one - mean_x) ** 2 for one in x)
-        slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-        level = mean_y - slope * mean_x
-        left = [b - level - slope * a for a, b in zip(x, y, strict=True)]
-        noise = math.sqrt(sum(one * one for one in left) / max(1, len(left) - 2))
-        return Trend(level, slope, noise, len(x), mean_x, spread)
+@dataclass(frozen=True)
+class ProbeEnds:
+    """The probe is over. If it `stalled` without fine codecs, all links should be gentler than before it."""
 
-    def above(self, losses: Sequence[tuple[int, float]]) -> float:
-        """How far the mean of these losses lies above the trend, in logarithms."""
-        return fmean(math.log(loss) - self.level - self.slope * math.log(step) for step, loss in losses)
+    reason: str
+    stalled: bool
 
-    def deviation(self, losses: Sequence[tuple[int, float]]) -> float:
-        """Standard deviation of `above` if nothing changed: the losses' noise and the fit's uncertainty."""
-        far = fmean(math.log(step) for step, _ in losses) - self.middle
-        return self.noise * math.sqrt(1 / len(losses) + 1 / self.count + far * far / self.spread)
+
+Finding = Alarm | ProbeBegins | ProbeEnds
 
 
 @dataclass(frozen=True)
@@ -110,7 +93,8 @@ class Guard:
 
     `budget` is the largest relative loss allowed. `trend` is the trend from before step `since`, when a rung
     got rougher; `after` counts the losses since then. `errors` holds the first error of each codec on a link:
-    tensors with few large elements have larger errors than expected, which is no reason for an alarm.
+    tensors with few large elements have larger errors than expected, which is no reason for an alarm. `stall`
+    watches for a run that stands still.
     """
 
     budget: float
@@ -120,9 +104,10 @@ class Guard:
     after: int = 0
     warned: frozenset[tuple[str, str, str]] = frozenset()
     errors: Mapping[tuple[str, str, str, bool], float] = field(default_factory=dict)
+    stall: StallWatch = field(default_factory=StallWatch)
 
-    def on_evidence(self, evidence: Evidence) -> tuple[Guard, tuple[Alarm, ...]]:
-        """The guard after one piece of evidence, and the alarms that it raises."""
+    def on_evidence(self, evidence: Evidence) -> tuple[Guard, tuple[Finding, ...]]:
+        """The guard after one piece of evidence, and what it finds."""
         if isinstance(evidence, HeldOutLoss):
             return self, _held_out(self.budget, evidence)
         if isinstance(evidence, TrainingLoss):
@@ -136,14 +121,44 @@ class Guard:
         trend = Trend.through(before) if len(before) >= TREND else None
         return replace(self, trend=trend, since=evidence.step, after=0)
 
-    def _trained(self, evidence: TrainingLoss) -> tuple[Guard, tuple[Alarm, ...]]:
+    def _trained(self, evidence: TrainingLoss) -> tuple[Guard, tuple[Finding, ...]]:
         if not (math.isfinite(evidence.loss) and evidence.loss > 0 and evidence.step > 0):
             return self, ()  # the commit ends a job whose loss is not finite; a loss of 0 has no logarithm
         losses = (*self.losses, (evidence.step, evidence.loss))[-KEPT:]
         updated = replace(self, losses=losses, after=self.after + (evidence.step >= self.since))
+        updated, alarms = updated._compared(evidence.step)
+        if alarms:
+            return updated, alarms
+        return updated._watched(evidence.is_rough)
+
+    def _watched(self, is_rough: bool) -> tuple[Guard, tuple[Finding, ...]]:
+        """Begin a probe if the loss stands still, and judge one that is over."""
+        stall, asked = self.stall.after(self.losses, is_rough)
+        updated, before = replace(self, stall=stall), self.stall.trend
+        if asked == "begin":
+            assert stall.trend is not None
+            why = (
+                f"the training loss stands still (steps^{stall.trend.slope:.2g} of late): "
+                f"links write finely for {PROBE} steps to see whether codecs are why"
+            )
+            return updated, (ProbeBegins(why),)
+        if not asked or before is None:
+            return updated, ()
+        # What links lost while they wrote finely is no measure for later steps.
+        updated = replace(updated, losses=tuple(one for one in self.losses if one[0] <= self.stall.began))
+        fall = -100 * math.expm1(before.above(self.losses[-(PROBE // 2) :]))
+        stalled = asked == "stalled"
+        why = "codecs were why it stood still" if stalled else "codecs are not why it stands still"
+        where = "below" if fall > 0 else "above"
+        words = f"the training loss was {abs(fall):.2g} % {where} its trend while links wrote finely: {why}"
+        return updated, (ProbeEnds(words, stalled),)
+
+    def _compared(self, step: int) -> tuple[Guard, tuple[Alarm, ...]]:
+        """Compare the last losses with the trend from before a rung got rougher."""
+        updated, losses = self, self.losses
         if updated.trend is None or not updated.after or updated.after % TREND:
             return updated, ()
-        if evidence.step > HORIZON * self.since:
+        if step > HORIZON * self.since:
             return replace(updated, trend=None), ()
         last = losses[-TREND:]
         above = updated.trend.above(last)

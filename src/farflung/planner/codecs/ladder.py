@@ -142,6 +142,11 @@ class CostedRung:
         """The ratio over activations and gradients together, if they are of equal size."""
         return 64 / (self.activation.bits + self.gradient.bits)
 
+    @property
+    def noise(self) -> float:
+        """The usual relative error of its worse codec, as declared."""
+        return max(self.activation.usual_error, self.gradient.usual_error)
+
     def codec(self, gradient: bool) -> str:
         """The name of one of its two codecs."""
         return self._names[gradient]

@@ -32,11 +32,14 @@ class Limits:
         Largest ratio of any codec.
     roughest
         The rung of the ladder that may write the fewest bytes; "" for no such limit.
+    most_noise
+        Largest relative error of any codec, as declared. The guard lowers it if a run stalls.
     """
 
     max_loss_gap: float = MAX_LOSS_GAP
     most_ratio: float = math.inf
     roughest: str = ""
+    most_noise: float = math.inf
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_loss_gap <= 1:
@@ -50,7 +53,8 @@ class Limits:
         """Whether a rung of the ladder is within these limits by itself."""
         if self.roughest and rung.ratio > rungs[number_of(self.roughest, rungs)].ratio:
             return False
-        return max(rung.activation.ratio, rung.gradient.ratio) <= self.most_ratio
+        ratio = max(rung.activation.ratio, rung.gradient.ratio)
+        return ratio <= self.most_ratio and rung.noise <= self.most_noise
 
     def words(self) -> str:
         """The limits as messages write them."""
@@ -59,6 +63,8 @@ class Limits:
             found.append(f"a ratio of {self.most_ratio:g}")
         if self.roughest:
             found.append(f"codec pair {self.roughest}")
+        if self.most_noise < math.inf:
+            found.append(f"an error of {100 * self.most_noise:.2g} %")
         return ", ".join(found)
 
 

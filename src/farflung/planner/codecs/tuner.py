@@ -5,7 +5,7 @@ The planner's process provides the initial state as bytes. The broker calls the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -13,8 +13,10 @@ import msgspec
 from farflung.codec.catalogue import recipe
 from farflung.planner.codecs.codec_context import LinkSample
 from farflung.planner.codecs.controller import (
+    BeginProbe,
     CodecsSampled,
     Controller,
+    EndProbe,
     Event,
     LinkMeasured,
     LinkWritten,
@@ -23,10 +25,20 @@ from farflung.planner.codecs.controller import (
     UnitMeasured,
 )
 from farflung.planner.codecs.decisions import on_event
-from farflung.planner.codecs.guard import Alarm, Evidence, Guard, HeldOutLoss, RougherCodec, TrainingLoss
+from farflung.planner.codecs.guard import (
+    Alarm,
+    Evidence,
+    Finding,
+    Guard,
+    HeldOutLoss,
+    ProbeBegins,
+    RougherCodec,
+    TrainingLoss,
+)
 from farflung.planner.codecs.ladder import ladder, number_of
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.plan_context import codec_context
+from farflung.planner.codecs.stall import ROUGH
 from farflung.plans import LinkCodec, Plan, Topology
 from farflung.plans.codec_pair import DENSE
 from farflung.simulator import Conditions
@@ -169,9 +181,9 @@ class CodecTuner:
         measured = UnitMeasured(finished.unit, finished.links, finished.computing, finished.written)
         controller = _with_samples(self.controller, finished)
         controller, switches = on_event(controller, measured)
-        guard, alarms = self._check(finished)
-        words = [alarm.reason for alarm in alarms if not alarm.relax]
-        for event in _relaxations(finished.unit, alarms):
+        guard, found = self._check(finished)
+        words = [one.reason for one in found if isinstance(one, Alarm) and not one.relax]
+        for event in _reactions(finished.unit, found):
             controller, more = on_event(controller, event)
             switches = (*switches, *more)
         if any(new > old for new, old in zip(controller.levels, before, strict=True)):
@@ -180,17 +192,18 @@ class CodecTuner:
         looped = self.in_loop if finished.train or finished.plain else finished.loss
         return replace(self, controller=controller, guard=guard, in_loop=looped), verdict
 
-    def _check(self, finished: FinishedUnit) -> tuple[Guard, tuple[Alarm, ...]]:
-        found: list[Evidence] = []
+    def _check(self, finished: FinishedUnit) -> tuple[Guard, tuple[Finding, ...]]:
+        evidence: list[Evidence] = []
         if finished.train:
-            found = [TrainingLoss(finished.step, finished.loss), *filter(_is_used, finished.sampled)]
+            loss = TrainingLoss(finished.step, finished.loss, self.controller.noise > ROUGH)
+            evidence = [loss, *filter(_is_used, finished.sampled)]
         elif finished.plain and self.in_loop is not None:
-            found = [HeldOutLoss(finished.step, self.in_loop, finished.loss)]
-        guard, alarms = self.guard, list[Alarm]()
-        for evidence in found:
-            guard, more = guard.on_evidence(evidence)
-            alarms.extend(more)
-        return guard, tuple(alarms)
+            evidence = [HeldOutLoss(finished.step, self.in_loop, finished.loss)]
+        guard, found = self.guard, list[Finding]()
+        for one in evidence:
+            guard, more = guard.on_evidence(one)
+            found.extend(more)
+        return guard, tuple(found)
 
 
 def _is_used(link: LinkSample) -> bool:
@@ -206,8 +219,16 @@ def _with_samples(controller: Controller, finished: FinishedUnit) -> Controller:
     return on_event(controller, CodecsSampled(finished.unit, samples))[0] if samples else controller
 
 
-def _relaxations(unit: int, alarms: tuple[Alarm, ...]) -> list[Event]:
-    return [Relax(unit, alarm.reason, alarm.source, alarm.target) for alarm in alarms if alarm.relax]
+def _reactions(unit: int, found: tuple[Finding, ...]) -> Iterator[Event]:
+    """What the controller is asked to do."""
+    for one in found:
+        if isinstance(one, Alarm):
+            if one.relax:
+                yield Relax(unit, one.reason, one.source, one.target)
+        elif isinstance(one, ProbeBegins):
+            yield BeginProbe(unit, one.reason)
+        else:
+            yield EndProbe(unit, one.reason, one.stalled)
 
 
 def _last(switches: tuple[Switch, ...]) -> tuple[Switch, ...]:

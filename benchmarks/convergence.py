@@ -7,6 +7,11 @@ the executors that workers run, over links that code. Each run is kept as a file
 interrupted goes on where it was. A way is a rung, several in turn (`benchmarks/learning/way.py`), or what a
 policy chooses: `auto:MBPS`, `adatopk:RATIO:MBPS`, `uniform:RATIO` (`benchmarks/learning/setting.py`). One
 thread.
+
+    python benchmarks/convergence.py --depth [--seeds 5] [--json]
+
+What codecs lose over 3, 7 and 15 boundaries (`benchmarks/learning/depth.py`). Runs are kept in
+`benchmarks/learning/depths.jsonl`; what is not there is run.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.arguments import file_to_write, folder_path, whole
-from benchmarks.learning import chart, report
+from benchmarks.learning import chart, depth, report
 from benchmarks.learning.outcome import Outcome, keep, kept
 from benchmarks.learning.run import plan_of, train
 from benchmarks.learning.setting import MBPS, chosen, is_policy
@@ -49,6 +54,9 @@ def main() -> int:
     """Run what is not there yet, and tell; 1 if a way cannot be run."""
     options = arguments()
     try:
+        if options.depth:
+            print(_depths(options))
+            return 0
         found = [row for name in options.subjects for row in study(name, options)]
     except (FarflungError, ValueError) as error:
         print(f"convergence.py: {error}", file=sys.stderr)
@@ -64,7 +72,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--ways", nargs="+", metavar="WAY", help="beside dense; what is kept is shown, too")
-    parser.add_argument("--seeds", type=whole, default=3, help="how many, from 0 on (default: %(default)s)")
+    parser.add_argument("--seeds", type=whole, help="how many, from 0 on (default: 3; with --depth, 5)")
+    parser.add_argument(
+        "--depth", action="store_true", help="how losses grow with boundaries, by its own course"
+    )
     parser.add_argument("--steps", type=whole, help="of a run (default: 450 and 200)")
     parser.add_argument("--folder", type=folder_path, help="where runs are kept (default: runs/convergence)")
     parser.add_argument("--quick", action="store_true", help="tiny models, few steps, one seed: a trial")
@@ -82,7 +93,7 @@ def study(name: str, options: argparse.Namespace) -> list[report.Row]:
     subject = SUBJECTS[name](steps, options.quick)
     folder = (options.folder or Path("runs/convergence")) / f"{subject.name}-{steps}"
     ways = _ways(subject, options.ways or (QUICK_WAYS if options.quick else WAYS))
-    for seed in range(1 if options.quick else options.seeds):
+    for seed in range(1 if options.quick else options.seeds or 3):
         for way in ways.values():
             if kept(folder, subject.name, way.text, seed) is None:
                 keep(folder, _run(subject, way, seed))
@@ -93,6 +104,12 @@ def study(name: str, options: argparse.Namespace) -> list[report.Row]:
     found = report.rows(outcomes, names)
     _write(options, subject, found)
     return found
+
+
+def _depths(options: argparse.Namespace) -> str:
+    wanted = list(depth.cases(options.seeds or depth.SEEDS))
+    found = depth.rows(depth.study(depth.KEPT, wanted, _tell))
+    return msgspec.json.encode(found).decode() if options.json else depth.table(found)
 
 
 def _ways(subject: Subject, asked: Sequence[str]) -> dict[str, Way]:

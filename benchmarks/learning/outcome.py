@@ -30,6 +30,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     `dense_bytes` is what the float values of all training steps take in fp32, both directions, `wire_bytes`
     what they took as payloads with the headers of their frames. A run whose loss is no number any more ends.
+    `losses` are those of the training steps, which runs of earlier versions did not keep.
     """
 
     subject: str
@@ -43,6 +44,7 @@ class Outcome(msgspec.Struct, frozen=True):
     backward_ratio: float
     cpu_seconds: float
     diverged: bool = False
+    losses: list[float] = msgspec.field(default_factory=list)
 
     @property
     def ratio(self) -> float:

@@ -19,6 +19,7 @@ from farflung.runtime.training import Training
 
 Batch = dict[str, Tensor]
 SEGMENTS = 4
+DEEP_STEPS, DEEP_WARMUP = 80, 20
 MICROBATCHES = 4
 
 
@@ -40,6 +41,8 @@ class Subject:
         As every seed has it; `Training.seed` aside.
     data, held_out
         What it learns from and what it is judged by.
+    segments
+        How many it is cut into.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Subject:
     data: Items
     held_out: Items
     training: Training
+    segments: int = SEGMENTS
 
     def model(self, seed: int) -> nn.Module:
         """The model as a run starts from it."""
@@ -133,6 +137,35 @@ def resnet(steps: int, quick: bool) -> Subject:
     return Subject(name, f"ResNet-18 from {width} wide on digits", train, held_out, training)
 
 
+def deep_gpt(segments: int, warmup: bool = True) -> Subject:
+    """A narrow GPT of 16 blocks on the Python library's sources, without warm-up and clipping if asked."""
+    steps, config = DEEP_STEPS, _DEEP_GPT
+    schedule = farflung.WarmupCosine(warmup_steps=DEEP_WARMUP if warmup else 0, total_steps=steps)
+    training = Training(
+        steps=steps, microbatches=1, microbatch_size=8,
+        optimizer=farflung.AdamW(lr=4e-3, betas=(0.9, 0.99), weight_decay=0.1, schedule=schedule),
+        clip=1.0 if warmup else None,
+        validate_every=steps // 2, validation_microbatches=8,
+    )  # fmt: skip
+    train, held_out = (farflung.data.text(part, sequence=config.sequence) for part in ("train", "validation"))
+    title = f"a GPT of {config.width} wide and {config.layers} layers"
+    return Subject("deep-gpt", title, train, held_out, training, segments)
+
+
+def deep_resnet(segments: int) -> Subject:
+    """A residual convolutional network of 16 equal blocks on scikit-learn's digits."""
+    training = Training(
+        steps=DEEP_STEPS, microbatches=1, microbatch_size=32,
+        optimizer=farflung.SGD(
+            lr=0.05, momentum=0.9, weight_decay=5e-4,
+            schedule=farflung.WarmupCosine(warmup_steps=DEEP_WARMUP, total_steps=DEEP_STEPS),
+        ),
+        clip=1.0, validate_every=DEEP_STEPS // 2, validation_microbatches=11,
+    )  # fmt: skip
+    title = f"a ResNet of 16 blocks, {_DEEP_WIDTH} wide, on digits"
+    return Subject("deep-resnet", title, *_digits(), training, segments)
+
+
 def _gpt_config(quick: bool) -> Config:
     return Config(width=64, layers=4, heads=2, sequence=32) if quick else Config()
 
@@ -141,9 +174,13 @@ def _resnet(width: int) -> ResNet:
     return ResNet((2, 2, 2, 2), classes=10, width=width, block=Basic)
 
 
+_DEEP_GPT = Config(width=32, layers=16, heads=2, sequence=64)
+_DEEP_WIDTH = 16
 _MODELS = {
     "gpt": lambda: GPT(_gpt_config(False)),
     "gpt-quick": lambda: GPT(_gpt_config(True)),
+    "deep-gpt": lambda: GPT(_DEEP_GPT),
+    "deep-resnet": lambda: ResNet((16, 0, 0, 0), classes=10, width=_DEEP_WIDTH, block=Basic),
     "resnet": lambda: _resnet(16),
     "resnet-quick": lambda: _resnet(8),
 }

@@ -1,4 +1,4 @@
-"""A worker that trains honestly and sends false weights home: the run fails, and says whose they are."""
+"""A worker sends false weights home, or has false gradients: the run says whose they are."""
 
 from __future__ import annotations
 
@@ -23,15 +23,33 @@ _honest = TorchSegment.state
 _KINDS = {"nan": float("nan"), "zeros": 0.0}
 
 
+def _kind():
+    return open(_os.path.join(_os.environ["FARFLUNG_HOME"], "sends")).read()
+
+
 def _false(self):
-    kind = open(_os.path.join(_os.environ["FARFLUNG_HOME"], "sends")).read()
-    made = _honest(self)
+    kind, made = _kind(), _honest(self)
+    if kind in ("jump", "climb"):
+        return made
     if kind == "turned":
         return {name: -tensor for name, tensor in made.items()}
     return {name: torch.full_like(tensor, _KINDS[kind]) for name, tensor in made.items()}
 
 
 TorchSegment.state = _false
+_sums = TorchSegment.square_sums
+
+
+def _loud(self):
+    self.summed = getattr(self, "summed", 0) + 1
+    late, kind = self.summed - 20, _kind()
+    factor = 1e30 if kind == "jump" and not late else 1.4 ** max(0, late) if kind == "climb" else 1.0
+    for gradient in self.gradients().values():
+        gradient.mul_(factor)
+    return _sums(self)
+
+
+TorchSegment.square_sums = _loud
 """
 """Appended to a copy of the worker's sources, as a hostile owner would."""
 
@@ -98,6 +116,19 @@ def test_a_run_whose_worker_sends_false_weights_fails_and_names_it(
     (line,) = run.command.errors
     assert words in line and "of worker m" in line
     assert not (run.folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "words"), [("jump", 24, "was clipped to"), ("climb", 60, "has climbed")]
+)
+def test_a_worker_whose_gradients_grow_is_named_while_the_run_goes_on(
+    place: Place, kind: str, steps: int, words: str
+) -> None:
+    place.sends(kind)
+    run = place.train(kind, "--workers", "2", "--steps", str(steps), "--set", "clip=1.0")
+    assert run.command.code() == 0, run.command.err
+    alarms = [line for line in run.command.err.splitlines() if words in line]
+    assert alarms and all("on worker m (" in line for line in alarms)
 
 
 def test_an_honest_run_says_that_its_weights_have_the_reported_loss(place: Place) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import random
 
+import msgspec
 import pytest
 import torch
 from benchmarks.zoo import CASES, Batch, Case, case
@@ -25,7 +26,7 @@ from farflung.errors import PlanError
 from farflung.opdag.graph import Graph
 from farflung.opdag.partition import legal_positions
 from farflung.planner import PlannedJob
-from farflung.runtime.optimizers.clipping import gradient_norm
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.optimizers.declared import SGD, AdamW, Optimizer
 from farflung.runtime.parity.steps import gradient_difference, named_state, parameter_difference
 from farflung.runtime.training import Training
@@ -154,6 +155,20 @@ def test_clipping_does_not_follow_the_cut(name: str) -> None:
         unclipped.accumulate(microbatches(case(name), SAMPLES, MICROBATCHES, step))
         unclipped.apply()
     assert parameter_difference(side.states()[0], unclipped.states()[0])[0] > 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt", "gpt-dropout", "resnet", "frozen", "chain"])
+def test_clipping_by_segment_has_the_bits_of_one_process_that_clips_by_the_same_groups(name: str) -> None:
+    module, graph = subject(name)
+    draw, scales = random.Random(name), set[float]()
+    for number in range(6):
+        settings = training(SGD(lr=0.1, momentum=0.9), clip=0.05)
+        settings = msgspec.structs.replace(settings, clip_by="segment")
+        job = planned(graph, settings, number) if 0 < number < 4 else random_placement(graph, draw, settings)
+        side = SideBySide(module, graph, job, settings)
+        require_equal(side, case(name), 3)
+        scales |= {clip_scale(0.05, gradient_norm([share.squares])) for share in side.shares}
+    assert len(scales) > 3 and min(scales) < 0.5  # segments were clipped, each by its own scale
 
 
 def test_clipping_a_tied_model_agrees_to_rounding() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 from benchmarks.zoo import Case, case
-from benchmarks.zoo.side_by_side import captured, microbatches, planned
+from benchmarks.zoo.side_by_side import captured, clip_groups, microbatches, planned
 
 from farflung.errors import CodecError
 from farflung.opdag.capture.capture import LossModule
@@ -25,7 +25,7 @@ from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import named_state, received
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
-from farflung.runtime.training import Training
+from farflung.runtime.training import ClipBy, Training
 
 torch.set_num_threads(1)
 SAMPLES = 2
@@ -67,6 +67,10 @@ def test_they_do_so_for_fifty_steps(name: str, shares: list[int], sites: list[in
     trains_as_one_process(name, shares, sites, AdamW(lr=3e-3), segments, steps=50)
 
 
+def test_they_clip_each_segment_alike() -> None:
+    trains_as_one_process("gpt", [2, 2], [0, 1], AdamW(lr=3e-3), clip_by="segment")
+
+
 def trains_as_one_process(
     name: str,
     shares: list[int],
@@ -74,11 +78,12 @@ def trains_as_one_process(
     optimizer: Optimizer,
     segments_of_each: int = 2,
     steps: int = STEPS,
+    clip_by: ClipBy = "global",
 ) -> None:
     """Train `name` in pipelines of so many segments, beside one process that adds by the same tree."""
     subject = case(name)
     module, graph = captured(subject, SAMPLES)
-    training = Training(steps, sum(shares), SAMPLES, optimizer, seed=3, clip=0.5)
+    training = Training(steps, sum(shares), SAMPLES, optimizer, seed=3, clip=0.5, clip_by=clip_by)
     one = planned(graph, training, segments_of_each)
     folded = PlannedJob(replicated(one.plan, shares), one.segments)
     where = {w: f"site {sites[int(w[-1])]}" for w in folded.plan.workers()}
@@ -103,7 +108,10 @@ def trains_as_one_process(
             assert share.squares == found[share.segment % count].squares
             assert share.bits == found[share.segment % count].bits != {}
         norm = gradient_norm(share.squares for share in found)
-        pipeline.decide(step, clip_scale(training.clip, norm))
+        pipeline.decide(step, clip_scale(training.global_clip, norm))
+        if training.segment_clip is not None:
+            groups = [one.segment.owned for one in pipeline.segments[:count]]
+            clip_groups(eager, graph, groups, training.segment_clip)
         reference.apply()
         theirs = named_state(eager, graph)
         for key, tensor in state.items():

@@ -219,7 +219,8 @@ class UnitDone(Message, frozen=True):
     `links` is the traffic between workers in this unit; `bytes_copied`, what they sent of state meanwhile, is
     counted apart. With `keep` every worker now sends a copy of its state right after this unit, which the
     submitter answers with `Kept`. `metrics` has the sums of an evaluation's metrics over its microbatches,
-    and `monitored` what the job's monitors have found up to this unit.
+    and `monitored` what the job's monitors have found up to this unit. `squares` are the sums of the squared
+    gradients of a step by segment, before clipping, where all pipelines have the same sums as each has them.
     """
 
     job: Id
@@ -233,6 +234,7 @@ class UnitDone(Message, frozen=True):
     bytes_copied: Count = 0
     metrics: MetricSums = msgspec.field(default_factory=dict)
     monitored: Findings = msgspec.field(default_factory=list)
+    squares: Annotated[dict[Count, float], Meta(max_length=100_000)] = msgspec.field(default_factory=dict)
 
 
 class Keep(Message, frozen=True):

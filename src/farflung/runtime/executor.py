@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol
 from farflung.errors import PayloadError
 from farflung.plans import FEEDER, Edge, Plan
 from farflung.runtime.backend import Array, SegmentRunner
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parcel import Parcel
 from farflung.runtime.sums import SumMessage, UnitSums
 from farflung.runtime.training import Training
@@ -61,6 +62,7 @@ class _UnitState(Generic[Array]):
     gradients: dict[tuple[int, int], dict[tuple[int, int], Array]] = field(default_factory=dict)
     buckets: dict[int, int] = field(default_factory=dict)
     begins_sums: bool = True
+    norms: dict[int, float] = field(default_factory=dict)
     reported: bool = False
 
 
@@ -159,13 +161,18 @@ class Executor(Generic[Array]):
         state.policy.finished(task)
 
     def decide(self, unit: int, scale: float) -> None:
-        """End the current unit: a training step is applied with gradients times `scale`."""
-        self._units.pop(unit, None)
+        """End the current unit: a training step is applied with gradients times `scale`.
+
+        A job that clips by segments bounds what each has then.
+        """
+        state = self._units.pop(unit, None)
+        norms = {} if state is None else state.norms
         decided = self._window.get(unit)
         assert decided is not None and unit == self._window.current
-        for segment in self._segments.values():
+        for number, segment in self._segments.items():
             if decided.train:
-                segment.apply(decided.step, scale)
+                own = clip_scale(self._training.segment_clip, norms.get(number, 0.0) * scale)
+                segment.apply(decided.step, scale * own)
             elif decided.merges:
                 segment.merge(decided.alone)
         self._window.advance()
@@ -300,6 +307,7 @@ class Executor(Generic[Array]):
         shares = []
         for number, segment in self._segments.items():
             squares = {} if state.unit.evaluates else segment.square_sums()
+            state.norms[number] = gradient_norm([squares])
             loss = segment.take_loss()
             finite = all(map(math.isfinite, (loss, *squares.values())))
             has_sums = bool(self._plan.sums) and self._training.has_sums(state.unit)

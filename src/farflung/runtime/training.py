@@ -6,7 +6,7 @@ Seeds of random ops are a function of (job seed, step, microbatch, node), so a r
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,9 @@ from farflung.runtime.optimizers.declared import Optimizer
 from farflung.schedule import Unit, Units
 from farflung.seeds import mix
 
+ClipBy = Literal["global", "segment"]
+"""Whose norm `clip` bounds: that of all gradients together, or of each segment's."""
+
 Whole = Annotated[int, Meta(ge=1, le=10**9)]
 
 
@@ -25,19 +28,19 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Batch arithmetic, optimizer, seed and clipping of one job.
 
     A step runs `microbatches` of `microbatch_size` samples; the loss of each is weighted 1/microbatches.
-    `clip` bounds the global gradient norm. Evaluation runs `validation_microbatches` (0: none) before the
-    first step, after the last and after each `validate_every` steps; `validate_twice` runs it with codecs and
-    then without any. An `emulated` job runs on emulated devices only: its inputs and messages are real, its
-    state never changes and it has no losses. `precision` says how the graph was captured; its casts are
-    nodes, so it does not change how the graph runs. `codecs` are all that links may use at any step; a frame
-    names its codec by number, in the format `codec_format`. With `sample_codecs`, workers report what the
-    codecs do to some of the job's own tensors (`runtime.sample`). Workers have memory for `copies` whole
-    copies of their state beside the current one, which checkpoints take while training goes on. A
-    `deterministic` job has repeatable bits on GPUs, too, which takes longer there; on CPUs all jobs have.
-    A `compiled` one runs kernels on GPUs that torch's compiler makes, which changes numbers there.
-    `monitors` say what evaluations decide. Other workers run the share `verify` of all past work again and
-    compare it. Each microbatch has one of the `lengths`, ascending, if there are any: the graph has the sizes
-    of the longest, and a bucket for each other one.
+    `clip` bounds the norm of all gradients, or with `clip_by` of each segment's. Evaluation runs
+    `validation_microbatches` (0: none) before the first step, after the last and after each `validate_every`
+    steps; `validate_twice` runs it with codecs and then without any. An `emulated` job runs on emulated
+    devices only: its inputs and messages are real, its state never changes and it has no losses. `precision`
+    says how the graph was captured; its casts are nodes, so it does not change how the graph runs. `codecs`
+    are all that links may use at any step; a frame names its codec by number, in the format `codec_format`.
+    With `sample_codecs`, workers report what the codecs do to some of the job's own tensors
+    (`runtime.sample`). Workers have memory for `copies` whole copies of their state beside the current one,
+    which checkpoints take while training goes on. A `deterministic` job has repeatable bits on GPUs, too,
+    which takes longer there; on CPUs all jobs have. A `compiled` one runs kernels on GPUs that torch's
+    compiler makes, which changes numbers there. `monitors` say what evaluations decide. Other workers run the
+    share `verify` of all past work again and compare it. Each microbatch has one of the `lengths`, ascending,
+    if there are any: the graph has the sizes of the longest, and a bucket for each other one.
     """
 
     steps: Whole
@@ -60,6 +63,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     monitors: Annotated[tuple[Monitor, ...], Meta(max_length=2)] = ()
     verify: Annotated[float, Meta(ge=0, le=1)] = 0.0
     lengths: Annotated[tuple[Whole, ...], Meta(max_length=MOST_BUCKETS)] = ()
+    clip_by: ClipBy = "global"
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
@@ -74,6 +78,16 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_copies(self, copies: int) -> Training:
         """A copy whose workers have memory for at least so many copies of their state."""
         return msgspec.structs.replace(self, copies=max(self.copies, copies))
+
+    @property
+    def global_clip(self) -> float | None:
+        """The bound of the norm of all gradients together, if there is one."""
+        return self.clip if self.clip_by == "global" else None
+
+    @property
+    def segment_clip(self) -> float | None:
+        """The bound of the norm of each segment's gradients, if there is one."""
+        return self.clip if self.clip_by == "segment" else None
 
     @property
     def buckets(self) -> int:

@@ -105,7 +105,8 @@ def test_a_job_runs_from_its_submission_to_its_end() -> None:
         outcome = story.ready("lab-1", unit)
         scale = 1.0 / (math.sqrt(12.0) + 1e-6)
         assert sent(outcome.commands, "lab-2")[0] == Decide("job-1", 1, unit, scale)
-        assert told(outcome.commands)[0] == UnitDone("job-1", 1, unit, 1.5, math.sqrt(12.0), 20)
+        done = UnitDone("job-1", 1, unit, 1.5, math.sqrt(12.0), 20, squares={0: 4.0, 1: 4.0, 2: 4.0})
+        assert told(outcome.commands)[0] == done
     assert sent(outcome.commands, "lab-1")[1:] == [SendState("job-1", 1)]
     assert told(outcome.commands)[1:] == [Collecting("job-1", 1, 3, "done", "")]
     outcome = story.collected()

@@ -83,6 +83,14 @@ def test_a_clip_that_bounds_nothing_is_refused(clip: object) -> None:
         make(clip=clip)
 
 
+def test_clipping_by_segments_needs_a_bound_and_a_known_name() -> None:
+    assert make(clip=0.5, clip_by="segment").training().segment_clip == 0.5
+    with pytest.raises(JobError, match=r"^clip_by='segment' needs a bound: give Job\(clip=\)"):
+        make(clip_by="segment")
+    with pytest.raises(JobError, match=r"^clip_by must be 'global' or 'segment', found 'layer'"):
+        make(clip=0.5, clip_by="layer")
+
+
 def test_a_model_that_is_no_module_is_refused() -> None:
     with pytest.raises(JobError, match=r"model must be a torch\.nn\.Module, found function"):
         make(model=test_a_model_that_is_no_module_is_refused)

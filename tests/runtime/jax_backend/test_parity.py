@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from benchmarks.zoo import case
 from benchmarks.zoo.on_backends import Pipeline
-from benchmarks.zoo.side_by_side import captured, microbatches, planned
+from benchmarks.zoo.side_by_side import captured, clip_groups, microbatches, planned
 from torch import Tensor
 
 from farflung.opdag.capture.capture import LossModule
@@ -53,11 +54,20 @@ def tensors(arrays: dict[str, Any]) -> dict[str, Tensor]:
 class Run:
     """A model on some backends beside eager PyTorch."""
 
-    def __init__(self, name: str, backends: list[AnyBackend], optimizer: Optimizer, workers: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        backends: list[AnyBackend],
+        optimizer: Optimizer,
+        workers: int,
+        segment_clip: float | None = None,
+    ) -> None:
         self.case = case(name)
         self.samples = SAMPLES_OF.get(name, 2)
         module, graph = captured(self.case, self.samples)
         self.training = Training(100, MICROBATCHES, self.samples, optimizer, seed=5, clip=1.0)
+        if segment_clip is not None:
+            self.training = msgspec.structs.replace(self.training, clip=segment_clip, clip_by="segment")
         plan = planned(graph, self.training, workers)
         self.eager = copy.deepcopy(module)
         wrapper = LossModule(self.eager, None)
@@ -81,7 +91,10 @@ class Run:
             del expected[zero]
         difference, _ = gradient_difference(found, expected)
         norm = gradient_norm(share.squares for share in shares)
-        self.pipeline.decide(self._unit, clip_scale(1.0, norm))
+        self.pipeline.decide(self._unit, clip_scale(self.training.global_clip, norm))
+        if (bound := self.training.segment_clip) is not None:
+            groups = [runner.segment.owned for runner in self.pipeline.runners()]
+            clip_groups(self.eager, self.graph, groups, bound)
         self.reference.apply()
         self._unit += 1
         return sum(share.loss for share in shares), theirs, difference
@@ -99,6 +112,14 @@ def test_a_model_trains_on_jax_as_eager(name: str) -> None:
         assert ours == pytest.approx(theirs, rel=1e-5)
         assert difference < 1e-4
         print(f"{name}: worst gradient difference {difference:.1e}")
+    assert run.state_difference() < 1e-4
+
+
+def test_each_segment_is_clipped_by_its_own_norm() -> None:
+    run = Run("long-skip", [JAX], SGD(lr=0.05, momentum=0.9), workers=2, segment_clip=0.02)
+    for _ in range(3):
+        ours, theirs, _ = run.step()
+        assert ours == pytest.approx(theirs, rel=1e-5)
     assert run.state_difference() < 1e-4
 
 

@@ -40,7 +40,7 @@ from farflung.plans.wishes import MAX_LOSS_GAP
 from farflung.quantization import QuantizedFormat
 from farflung.runtime.optimizers.declared import Optimizer
 from farflung.runtime.optimizers.diloco import DiLoCo
-from farflung.runtime.training import Training
+from farflung.runtime.training import ClipBy, Training
 from farflung.text import raised
 
 if TYPE_CHECKING:
@@ -96,8 +96,12 @@ class Job:
         count their targets; if `validation` masks at random, later readings keep these weights.
     seed
         Fixes the order of the data and every random number of the training.
-    clip
-        Upper bound of the global gradient norm.
+    clip, clip_by
+        Upper bound of the norm of all gradients ("global"), or of each segment's own ("segment"). By segment,
+        each worker clips what it has, as if `torch.nn.utils.clip_grad_norm_` were called for each segment's
+        parameters: a segment with a large gradient no longer scales the others down. The numbers then
+        depend on where the model is cut, so a run on other workers, or one that moves to another plan,
+        computes another run.
     codec
         The codec pair of links between workers, such as "int8/int4-stochastic"; a sequence of them
         ("PAIR@0.85,PAIR" switches to the second after 85 % of the steps); or a selector: "auto" (or
@@ -190,6 +194,7 @@ class Job:
     validation: Dataset | Iterable[Any] | DataLoader[Any] | None = None
     seed: int = 0
     clip: float | None = None
+    clip_by: ClipBy = "global"
     codec: str = DENSE
     sum_codec: str = DENSE
     sync: DiLoCo | None = None
@@ -359,6 +364,7 @@ class Job:
             optimizer=msgspec.structs.replace(self.optimizer, diloco=self.sync),
             seed=self.seed,
             clip=self.clip,
+            clip_by=self.clip_by,
             validate_every=self.validate_every,
             validation_microbatches=self.validation_microbatches,
             validate_twice=bool(self.validation_microbatches) and is_auto(self.codec),

@@ -20,6 +20,7 @@ from farflung.quantization import FORMATS
 from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
 from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.runtime.optimizers.of_torch import declared_instead
+from farflung.runtime.training import ClipBy
 from farflung.text import and_more
 
 if TYPE_CHECKING:
@@ -46,6 +47,9 @@ def require_fields(job: Job) -> None:
         _require_whole("validate_every", job.validate_every, 1, MAXIMUM_COUNT)
     _require_whole("seed", job.seed, 0, MAXIMUM_SEED)
     _require_clip(job.clip)
+    _require_choice("clip_by", job.clip_by, get_args(ClipBy))
+    if job.clip is None and job.clip_by != "global":
+        raise JobError(f"clip_by={job.clip_by!r} needs a bound: give Job(clip=), such as 1.0")
     _require_codec(job.codec)
     _require_sum_codec(job.sum_codec)
     _require_sync(job.sync, job.steps, job.optimizer)

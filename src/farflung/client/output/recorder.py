@@ -10,6 +10,7 @@ from contextlib import suppress
 import msgspec
 
 from farflung.client.api.job import Job
+from farflung.client.output.alarms import Alarms
 from farflung.client.output.progress import Observer, goes_on
 from farflung.client.output.records import NO_BASE, BaseBytes, Outcome, Summary
 from farflung.client.output.run_folder import RunFolder
@@ -48,6 +49,8 @@ class Recorder:
         self.folder = folder
         self.observer = observer
         self.metrics = RunMetrics(job, time.monotonic(), emulated, first, values)
+        self._alarms = Alarms(job.training().global_clip, trains_apart=job.sync is not None)
+        self._clips_segments = job.training().segment_clip is not None
         self._emulated = emulated
         self._checks_all = job.verify == 1
         self._job_id = ""
@@ -84,6 +87,7 @@ class Recorder:
         is_same_cut = message.keeps and not message.recut  # then others have the places of some
         prediction = message.prediction or (self.metrics.prediction if is_same_cut else None)
         self.metrics.planned(time.monotonic(), len(workers), prediction)
+        self._alarms.planned(message.plan, message.owned)
         self.observer.planned(message)
         await asyncio.to_thread(self.folder.write_plan, message.plan)
         await self._record(
@@ -164,6 +168,7 @@ class Recorder:
             self._begin()
         if row is not None:
             await asyncio.to_thread(self.folder.add_step, row)
+            await self._alarm(row.step, message)
         elif merges:
             await self._record("merged", step=self.metrics.steps, bytes_sent=message.bytes_sent)
         elif is_looped:
@@ -213,6 +218,7 @@ class Recorder:
         """The attempt has ended; the job goes on from an earlier unit."""
         done = self.metrics.steps
         self.metrics.rolled_back(message.unit)
+        self._alarms.rolled_back(message.step)
         again = f", and does {count_of(done - message.step, 'step')} again" if done > message.step else ""
         words = f"{message.reason}. The run goes on from step {message.step}{again}"
         self._say(words, in_order=message.in_order and not again)
@@ -229,13 +235,15 @@ class Recorder:
     async def recut(self, attempt: int, is_coded: bool) -> None:
         """An attempt goes on after earlier steps with the model cut in another way.
 
-        If links use codecs, other values are written from there on.
+        If links use codecs, other values are written from there on, and clipped segments are others.
         """
         first = self.metrics.steps + 1
         words = f"from step {first} on the model is cut in another way"
-        more = "; codecs begin anew there, so the losses are those of another run" if is_coded else ""
-        self._say(f"{words}{more}", in_order=not is_coded)
-        await self._record("another cut", attempt=attempt, step=first, another_run=is_coded)
+        what = "codecs begin anew" if is_coded else "gradients are clipped in other groups"
+        is_other = is_coded or self._clips_segments
+        more = f"; {what} there, so the losses are those of another run" if is_other else ""
+        self._say(f"{words}{more}", in_order=not is_other)
+        await self._record("another cut", attempt=attempt, step=first, another_run=is_other)
 
     async def submitted_as(self, job: SubmittedJob) -> None:
         """The broker has accepted the job, whose submitter's place a later process may take."""
@@ -349,6 +357,14 @@ class Recorder:
                 " travel as they are; the model may be diverging"
             )
             await self._record("not finite", step=self.metrics.steps, links=pairs)
+
+    async def _alarm(self, step: int, message: UnitDone) -> None:
+        """Warn of a loss, or of a segment's gradient, that leaves what earlier steps had."""
+        if self._emulated:
+            return
+        for alarm in self._alarms.stepped(step, message.loss, message.squares):
+            self.observer.warned(alarm.words)
+            await self._record("alarm", step=step, segments=alarm.segments, words=alarm.words)
 
     def _say(self, words: str, in_order: bool) -> None:
         """Tell the user what happened; it is a warning unless all of it is `in_order`."""

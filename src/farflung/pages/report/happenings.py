@@ -82,6 +82,8 @@ def _words(event: Event) -> Iterator[tuple[str, str]]:
             yield "note", "this process is the job's submitter again"
         case "not finite":
             yield "fault", f"values on {and_more(event.links)} were not finite"
+        case "alarm":
+            yield from (("fault", words) for words in _lines(event.words))
         case "checkpoint":
             yield "note", f"checkpoint of step {event.step}"
         case "checkpoint failed":

@@ -175,10 +175,10 @@ class Reference:
 
     def apply(self) -> None:
         """Clip and update, at the step's learning rate."""
-        if self._training.clip is not None:
+        if self._training.global_clip is not None:
             gradients = self._gradients()
             norm = gradient_norm([dict(zip(gradients, square_sums(gradients.values()), strict=True))])
-            scale = clip_scale(self._training.clip, norm)
+            scale = clip_scale(self._training.global_clip, norm)
             for gradient in gradients.values():
                 if scale != 1.0:
                     gradient.mul_(scale)

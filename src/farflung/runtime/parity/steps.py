@@ -197,7 +197,7 @@ class Comparison:
         loss = sum(share.loss for share in shares)
         gradients = gradient_difference(self.gradients(), self._eager_gradients())
         norm = gradient_norm(share.squares for share in shares)
-        self._pipeline.decide(unit, clip_scale(self._training.clip, norm))
+        self._pipeline.decide(unit, clip_scale(self._training.global_clip, norm))
         self._reference.apply()
         return (
             relative(loss, expected),

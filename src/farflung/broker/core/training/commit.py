@@ -28,7 +28,8 @@ class Verdict:
 
     `scale` multiplies every gradient of the step; pipelines that train apart each have their own of `scales`,
     and the norm is the largest of theirs. `loss` is the sum of the shares, `gradient_norm` the global
-    norm before clipping (0.0 for an evaluation), and `metrics` are the sums of an evaluation's metrics.
+    norm before clipping (0.0 for an evaluation), and `squares` what each segment adds to its square in a
+    step. `metrics` are the sums of an evaluation's metrics.
     `trouble` is empty, or says why the step cannot be applied.
     """
 
@@ -41,6 +42,7 @@ class Verdict:
     bytes_copied: int = 0
     metrics: Mapping[int, float] = field(default_factory=dict)
     scales: tuple[float, ...] = ()
+    squares: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,25 @@ class CommitGroup:
             trouble = "" if self.apart else _drift(shares)
         own = tuple(scale * factor for scale, (_, factor) in zip(scales, self.apart, strict=False))
         return Verdict(
-            scales[0], loss, max(norms), self.bytes_sent, trouble, self.links, self.bytes_copied, scales=own
+            scales[0],
+            loss,
+            max(norms),
+            self.bytes_sent,
+            trouble,
+            self.links,
+            self.bytes_copied,
+            scales=own,
+            squares=self._squares(shares) if self.unit.train else {},
         )
+
+    def _squares(self, shares: Sequence[Share]) -> dict[int, float]:
+        """The square sum of each segment that has gradients, weighted as the norm of its pipeline is."""
+        factors = {segment: factor for segments, factor in self.apart for segment in segments}
+        return {
+            one.segment: added_in_order(one.squares.values()) * factors.get(one.segment, 1.0) ** 2
+            for one in shares
+            if one.squares
+        }
 
     def _norms(self, shares: Sequence[Share]) -> list[tuple[float, float]]:
         """The norm of the gradients and their factor, of each pipeline that trains apart or of all."""

@@ -57,7 +57,7 @@ def decide_unit(turn: Transition, job: Job, group: CommitGroup) -> None:
     if both := verdicts.contradiction(job, group):
         checking.on_contradiction(turn, job, both)
         return
-    verdict = group.verdict(job.training.clip)
+    verdict = group.verdict(job.training.global_clip)
     if verdict.trouble:
         finish = jobs.end if job.training.verify == 1 else jobs.collect  # what is not checked stays there
         finish(turn, job, FAILED, _trouble(job, verdict.trouble))
@@ -123,6 +123,7 @@ def _tell_members(
             verdict.bytes_copied,
             dict(verdict.metrics),
             found,
+            dict(verdict.squares),
         ),
     )
 

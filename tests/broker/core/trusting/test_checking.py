@@ -325,6 +325,38 @@ def test_three_that_differ_from_one_another_decide_nothing() -> None:
     assert not story.state.suspicions
 
 
+def without_log(idle: str, **changes: object) -> Scenario:
+    """Worker b says that it no longer has what it sent."""
+    story = place(idle, **changes)
+    for worker in "ac":
+        story.ready(worker, 0)
+    story.logged_from = None
+    story.ready("b", 0)
+    story.logged_from = 0
+    spread(story, 0)
+    return story
+
+
+def test_a_job_of_which_all_is_checked_goes_on_without_a_neighbour_that_has_no_log() -> None:
+    """It failed, so one such worker could end each of these jobs."""
+    story = without_log("de")
+    (back,) = [one for one in told(story.commands) if isinstance(one, RolledBack)]
+    assert "a's part of step 1 can't be checked (verify=1): b has no memory left" in back.reason
+    assert set(job_of(story).blamed) == {"b"} and not story.state.suspicions
+    assert "b" not in job_of(story).members and is_replayable(story)
+
+
+def test_without_another_worker_the_job_ends_and_names_who_has_no_log() -> None:
+    (end,) = [one for one in told(without_log("").commands) if isinstance(one, Ended)]
+    assert end.state == "failed" and "b has no memory left for what it sent" in end.reason
+
+
+def test_a_job_of_which_some_is_checked_goes_on_with_a_neighbour_that_has_no_log() -> None:
+    story = without_log("de", verify=0.99)
+    assert job_of(story).members and not job_of(story).blamed
+    assert any("is not checked, because b has no memory left" in one.words for one in said(story))
+
+
 def test_a_job_that_checks_all_says_at_once_that_it_needs_a_worker_and_waits_for_it() -> None:
     story = place(idle="", steps=20)
     assert "needs an idle worker with the kernels of a, b, c" in said(story)[0].words

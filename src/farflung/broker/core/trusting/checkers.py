@@ -46,17 +46,23 @@ def obstacle(state: State, job: Job, owner: str) -> str:
     """Why the owner's share of the version under way can't be checked by any worker; empty if it can."""
     version, first = job.versions.under_way, first_unit(job)
     assert version is not None and job.plan is not None
+    if forgot := forgetful(job, owner):
+        return f"{forgot} has no memory left for what it sent since then"
     known = job.history.since(first)
     if known.first != first or known.first + len(known.units) < version.next_unit:
         return "the broker no longer knows all that was decided since the version before"
-    near = sorted(job.plan.neighbours(owner))
-    forgot = [name for name in near if job.logged.get(name, first + 1) > first]
-    if forgot:
-        return f"{forgot[0]} has no memory left for what it sent since then"
     stable = job.versions.stable
     if stable is not None and not who_has(state, job, stable, min(job.plan.segments_of(owner))):
         return "no copy of the version before is there"
     return ""
+
+
+def forgetful(job: Job, owner: str) -> str:
+    """A neighbour of the owner that no longer has all that it sent since the version before, if one does."""
+    assert job.plan is not None
+    first = first_unit(job)
+    near = sorted(job.plan.neighbours(owner))
+    return next((name for name in near if job.logged.get(name, first + 1) > first), "")
 
 
 def candidates(state: State, job: Job, owner: str) -> list[str]:

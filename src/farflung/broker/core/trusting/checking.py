@@ -238,7 +238,11 @@ def _begin_next(turn: Transition, job: Job, version: Version) -> bool:
         _checked(turn, job, version, owner, words)
         return True
     if why:
-        jobs.end(turn, job, FAILED, f"{_what(job, version, owner)} can't be checked (verify=1): {why}")
+        words = one_line(f"{_what(job, version, owner)} can't be checked (verify=1): {why}")
+        if forgot := checkers.forgetful(job, owner):  # others may have the memory
+            blaming.on_failure(turn, job, forgot, why, words, excused=True)
+        else:
+            jobs.end(turn, job, FAILED, words)
         return True
     if job.checks.tried and turn.now > job.checks.tried_at + AGAIN_SECONDS:
         _change(turn, job, replace(job.checks, tried=()))

@@ -74,7 +74,9 @@ def test_a_run_in_the_lab_is_bit_for_bit_the_run_on_loopback(on: Machines) -> No
     document: dict[str, Any] = json.loads(lab.command.out)
     report = json.loads((lab.folder / "lab.json").read_text())
     assert document.pop("lab") == report and document.pop("resume") is None
+    spent = document.pop("account")
     assert document == lab.summary
+    assert spent["training steps"] > 0 and sum(spent.values()) <= document["seconds"] + 1
     assert report["title"] == "two homes" and report["void"] is report["stats"]["void"]
     pairs = {(link["source"], link["target"]): link["bytes"] for link in report["stats"]["links"]}
     assert pairs["oslo", "bern"] > 0 and pairs["submitter", "oslo"] > 0 and pairs["bern", "broker"] > 0

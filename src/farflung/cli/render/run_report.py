@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FAILED, INTERRUPTED = 1, 130
 COMPRESSED = 1.05
 """Compression ratios below this are those of links without codecs."""
+LEAST_SHARE = 0.01
+"""What took less of a run's time is not worth a place in one line."""
 
 
 def report_run(
@@ -36,9 +38,10 @@ def report_run(
     """
     is_done, has_checkpoint = summary.state == "done", summary.checkpoint_step is not None
     resume = resume_command if has_checkpoint and not is_done else None
+    spent = _account(run)
     if as_json:
         error = {} if is_done else {"error": summary.reason}
-        print_json({**error, **_fields(summary), "resume": resume})
+        print_json({**error, **_fields(summary), "account": spent, "resume": resume})
     if not is_done:
         if summary.weights_step is not None and str(run.path) not in summary.reason:
             where = run.model_path if prepared.adapter is None else run.adapter_path
@@ -61,6 +64,8 @@ def report_run(
     note(f"to look at it: farflung report {shlex.quote(str(run.path))}")
     if (best := summary.best) is not None and best.step == summary.weights_step:
         note(f"its weights are those of step {best.step}, with the best {best.metric}: {best.value:.6g}")
+    if spent:
+        note(account_words(spent))
     if summary.step_seconds is not None and summary.predicted_step_seconds is not None:
         how = "the median" if prepared.job.sync is None else "the mean, merges included"
         took = f"a step took {format_seconds(summary.step_seconds)} ({how})"
@@ -76,6 +81,27 @@ def report_run(
         note(f"to train on: {resume_command} --steps {2 * summary.steps}")
     if not summary.emulated:
         _print_sample(prepared, run, as_json)
+
+
+def account_words(spent: dict[str, float]) -> str:
+    """What the time of a run was spent on, in one line; shares below one in a hundred are left out."""
+    whole = sum(spent.values())
+    shares = sorted(spent.items(), key=lambda share: -share[1])
+    named = [
+        f"{format_seconds(seconds)} {label}" for label, seconds in shares if seconds >= LEAST_SHARE * whole
+    ]
+    return f"of {format_seconds(whole)}: {', '.join(named)}"
+
+
+def _account(run: RunFolder) -> dict[str, float]:
+    """Seconds that the run spent, by what they went to; empty if its files do not say."""
+    from farflung.pages.report.account import account
+    from farflung.pages.report.recorded import read_run
+
+    try:
+        return {share.label: round(share.seconds, 3) for share in account(read_run(run.path))}
+    except JobError:  # such as a disk that is gone: the run is over all the same
+        return {}
 
 
 def _fields(summary: Summary) -> dict[str, object]:

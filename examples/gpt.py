@@ -155,6 +155,5 @@ def job() -> farflung.Job:
         steps=STEPS,
         clip=1.0,
         validate_every=100,
-        validation_batches=64,
         sample=sample,
     )

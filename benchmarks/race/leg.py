@@ -26,7 +26,8 @@ class Leg(msgspec.Struct, frozen=True):
     """What was measured of one system between the end of its warm-up and its last step.
 
     `losses` are of all steps, warm-up included; emulated devices have none. `late_p99_ms` and `void` are the
-    switch's.
+    switch's. `run_seconds` is the leg as its user waits for it: from the start of the system's processes to
+    their end, with planning, loading and collecting; None in legs of earlier versions.
     """
 
     system: str
@@ -36,6 +37,7 @@ class Leg(msgspec.Struct, frozen=True):
     cpu_seconds_per_step: float
     late_p99_ms: float
     void: bool
+    run_seconds: float | None = None
 
     @property
     def median_seconds(self) -> float:

@@ -23,7 +23,7 @@ def table(result: Result) -> Table:
     """One row a system."""
     found = Table(title=f"{result.testbed} ({result.mode})")
     for name in (
-        "system", "s/step", "least-most", "MB a step", "CPU s", "cores busy", "same losses",
+        "system", "s/step", "least-most", "s of a run", "MB a step", "CPU s", "cores busy", "same losses",
         "steps to target", "s to target", "90 %",
     ):  # fmt: skip
         found.add_column(name, justify="left" if name == "system" else "right")
@@ -33,6 +33,7 @@ def table(result: Result) -> Table:
             name,
             f"{system.seconds_per_step:.2f}",
             f"{system.spread[0]:.2f}-{system.spread[1]:.2f}",
+            "-" if system.run_seconds is None else f"{system.run_seconds:.0f}",
             f"{system.bytes_on_wire / 1e6:.1f}",
             f"{system.cpu_seconds_per_step:.2f}",
             f"{system.cpu_seconds_per_step / system.seconds_per_step / result.cores:.0%}",
@@ -70,6 +71,8 @@ def lines(result: Result) -> Iterator[str]:
         f"target {result.target_loss} nats a byte; rate {course.learning_rate:g} after {course.warmup_steps}"
         f" steps of warm-up, gradients clipped at {course.clip}"
     )
+    if steps := max((one.run_steps for one in result.systems.values() if one.run_seconds), default=0):
+        yield f"a run is one of {steps} steps, from the start of its processes to their end"
     bound = result.schedule_bound_seconds
     yield (
         f"naive bound {result.naive_bound_seconds:.2f} s ({result.naive_bound_resource})"

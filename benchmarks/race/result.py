@@ -44,7 +44,8 @@ class System(msgspec.Struct, frozen=True):
     are medians over the seeds, with a 90 % interval by bootstrap over seeds and measured steps; None if there
     are fewer than `SEEDS`, if one does not reach it, if it was not counted (`counted` is false), or if the
     losses were not those of the counted run (`same_losses`), which other code may have made. Validation is of
-    the plain model over seconds, the mean of all seeds.
+    the plain model over seconds, the mean of all seeds. `run_seconds` is the median of whole legs, of
+    `run_steps` steps each: beside these, of all that comes before and after them.
     """
 
     seconds_per_step: float
@@ -64,6 +65,8 @@ class System(msgspec.Struct, frozen=True):
     seconds_interval: tuple[float, float] | None = None
     counted_on: list[str] = []
     counted_by_this_code: bool = False
+    run_seconds: float | None = None
+    run_steps: int = 0
 
 
 class Speedup(msgspec.Struct, frozen=True):
@@ -188,6 +191,7 @@ def system(legs: Sequence[Leg], course: Course, counted: Counted | None) -> Syst
     is_enough = counted is not None and same and len(counted.steps) >= SEEDS
     reached = counted.reached if counted is not None and is_enough else []
     side = Side(reached, seconds)
+    whole = [leg.run_seconds for leg in legs if leg.run_seconds is not None]
     return System(
         seconds_per_step=median,
         spread=(min(seconds), max(seconds)),
@@ -195,6 +199,8 @@ def system(legs: Sequence[Leg], course: Course, counted: Counted | None) -> Syst
         samples_per_second=course.batch / median,
         bytes_on_wire=round(statistics.median(leg.bytes_per_step for leg in legs)),
         cpu_seconds_per_step=statistics.median(leg.cpu_seconds_per_step for leg in legs),
+        run_seconds=statistics.median(whole) if whole else None,
+        run_steps=course.steps,
         same_losses=same,
         steps_to_target=statistics.median(reached) if reached else None,
         seconds_to_target=side.to_target if reached else None,

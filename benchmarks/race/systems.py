@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ def race(
     follower = Follower(ground, run / ROWS, warmup, course.steps)
     follower.start()
     limit = STEP_SECONDS * (course.steps + 1)
+    began = time.monotonic()
     try:
         if not ours:
             _run_baseline(system, ground, course, folder, limit, emulated)
@@ -83,8 +85,8 @@ def race(
     except (TimeoutError, subprocess.TimeoutExpired):
         raise RuntimeError(f"{system} did not come to its end in {limit:.0f} s: see {folder}") from None
     finally:
-        lateness = ground.lateness()
-    return follower.leg(system, lateness)
+        seconds, lateness = time.monotonic() - began, ground.lateness()
+    return msgspec.structs.replace(follower.leg(system, lateness), run_seconds=seconds)
 
 
 def coded(codec: str) -> str:

@@ -21,7 +21,7 @@ from benchmarks.race.ground import Ground, LoopbackGround
 from benchmarks.race.leg import Leg
 from benchmarks.race.numerics import Reference, agrees, coded_reference, train
 from benchmarks.race.report import first_at_target, lines, steps_words
-from benchmarks.race.result import AUTO, Result, result
+from benchmarks.race.result import AUTO, Result, result, system
 from benchmarks.race.schedules import PIPELINES, parts_of
 from benchmarks.race.systems import BASELINES, FARFLUNG, coded, race
 from tests.pictures.drawn import assert_legible, svg_text
@@ -91,6 +91,7 @@ def test_farflung_has_them_too(eager: Reference, tmp_path: Path) -> None:
     assert leg.losses[: TINY.steps] == pytest.approx(eager.losses, rel=1e-5)
     assert len(leg.seconds) == course.steps - 1
     assert leg.cpu_seconds_per_step > 0
+    assert leg.run_seconds is not None and leg.run_seconds > sum(leg.seconds)
     assert leg.bytes_per_step > TINY.microbatches * TINY.activation_bytes
 
 
@@ -281,6 +282,16 @@ def test_bad_input_is_one_line(
 
 def leg(system: str, losses: list[float], seconds: list[float], bytes_per_step: float = 1000.0) -> Leg:
     return Leg(system, losses, seconds, bytes_per_step, 0.5, 0.1, False)
+
+
+def test_whole_runs_stand_beside_steps_where_they_were_timed() -> None:
+    legs = [
+        msgspec.structs.replace(leg("gpipe", [2.0, 1.0], [4.0, 6.0]), run_seconds=whole)
+        for whole in (30.0, None, 50.0)
+    ]
+    found = system(legs, TINY, None)
+    assert (found.run_seconds, found.run_steps, found.seconds_per_step) == (40.0, TINY.steps, 5.0)
+    assert system(legs[1:2], TINY, None).run_seconds is None
 
 
 def test_an_interrupted_race_goes_on_with_its_next_leg(

@@ -242,7 +242,7 @@ def test_a_codec_that_costs_held_out_loss_is_relaxed_and_the_log_says_why(fleet:
     net = Topology(tuple(WorkerSpec(id, "", 1.0, 1.0) for id in ids), still, slow)
     declared = job("gpt", "dense")
     data = Told(declared.data, steps=5, batch=BATCH)
-    declared = dataclasses.replace(declared, steps=8, data=data, validation=declared.data)
+    declared = dataclasses.replace(declared, steps=8, data=data, validation=declared.data, validate_every=4)
     wishes = Wishes(topology=net, codecs=CodecWishes("auto", max_loss_gap=0.0))
     summary, _, folder = fleet.run(declared, WORKERS, wishes, observer=data)
     assert summary.state == "done", summary.reason

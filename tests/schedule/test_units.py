@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +105,29 @@ def test_a_window_can_begin_late_in_a_long_job() -> None:
     assert window.get(window.current - 1) is None
     window.advance()
     assert window.get(window.current) == Unit(12 * 10**7 + 1, False, 10**8, 2, plain=True)
+
+
+@given(STEPS, EVERY, VALIDATION, st.booleans(), ROUNDS)
+def test_a_job_can_leave_out_the_evaluation_before_its_first_step(
+    steps: int, every: int | None, validation: int, twice: bool, rounds: Rounds | None
+) -> None:
+    whole = Units(steps, 4, every, validation, twice, rounds)
+    later = replace(whole, validate_first=False)
+    expected = [unit[1:] for unit in whole if not (unit.evaluates and unit.step == 0)]
+    assert [unit[1:] for unit in later] == expected
+    assert [unit.number for unit in later] == list(range(len(expected)))
+    passes = [unit.step for unit in later if unit.evaluates]
+    assert later.evaluations == len(set(passes)) == max(0, whole.evaluations - 1)
+    assert later.after(0) == 0 and all(later.at(unit.number) == unit for unit in later)
+
+
+@given(STEPS, EVERY, VALIDATION)
+def test_plain_evaluations_are_the_others_on_dense_links(
+    steps: int, every: int | None, validation: int
+) -> None:
+    once, plain = (list(Units(steps, 4, every, validation, validate_plain=one)) for one in (False, True))
+    assert [unit._replace(plain=False) for unit in plain] == once
+    assert all(unit.plain == unit.evaluates for unit in plain)
 
 
 @given(steps=st.integers(1, 8), every=st.one_of(st.none(), st.integers(1, 9)), validation=st.integers(0, 2))

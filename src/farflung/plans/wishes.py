@@ -31,6 +31,10 @@ MEASURED_EFFICIENCY = 0.7
 four models, 0.70 in the median (docs/explanation/planner.md, "The objective")."""
 
 
+VALIDATION_SHARE = 0.05
+"""The share of the time of the steps that evaluations may take unless the user says how many they run."""
+
+
 MAX_LOSS_GAP = 0.01
 """The relative increase of the loss that `auto` may cause by default."""
 
@@ -148,7 +152,9 @@ class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     None uses the default for the kind of topology. `recompute` says whether segments recompute activations
     instead of storing them: only where memory requires it, always, or never. `codecs` says how links are
     coded, with names of the training's codebook. So many `replicas` of the model train on parts of each
-    batch; 0 lets the planner choose. `home` says which data stays with which workers.
+    batch; 0 lets the planner choose. `home` says which data stays with which workers. Of the validation
+    microbatches, evaluations take only as many as they can run in `validation_share` of the time of the
+    steps, if that is known, but at least one; 0: all that the training says.
     """
 
     scheduler: Word = AUTO
@@ -158,6 +164,7 @@ class Wishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codecs: CodecWishes = ALL_DENSE
     replicas: Annotated[int, Meta(ge=0, le=1_000)] = 1
     home: KeepHome = NOTHING_AT_HOME
+    validation_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
 
 NO_WISHES = Wishes()

@@ -137,7 +137,8 @@ class Planned(Message, frozen=True):
     `reason`: send none. The `replayers` run the units from `replay_from` on again before, and ask for their
     inputs (`Pull`). The `newcomers` of a job with replicas get their state from others. After a `recut` the
     workers have the state from copies of their disks that were made on another plan, and codecs begin anew.
-    `in_order` is as in `RolledBack`.
+    `in_order` is as in `RolledBack`. Evaluations take so many `validation_microbatches`; 0: as many as the
+    submitter asked for.
     """
 
     job: Id
@@ -156,6 +157,7 @@ class Planned(Message, frozen=True):
     recut: bool = False
     in_order: bool = False
     newcomers: list[Id] = msgspec.field(default_factory=list)
+    validation_microbatches: Count = 0
 
 
 class FeedCheck(Message, frozen=True):

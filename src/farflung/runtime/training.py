@@ -30,17 +30,18 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     A step runs `microbatches` of `microbatch_size` samples; the loss of each is weighted 1/microbatches.
     `clip` bounds the norm of all gradients, or with `clip_by` of each segment's. Evaluation runs
     `validation_microbatches` (0: none) before the first step, after the last and after each `validate_every`
-    steps; `validate_twice` runs it with codecs and then without any. An `emulated` job runs on emulated
-    devices only: its inputs and messages are real, its state never changes and it has no losses. `precision`
-    says how the graph was captured; its casts are nodes, so it does not change how the graph runs. `codecs`
-    are all that links may use at any step; a frame names its codec by number, in the format `codec_format`.
-    With `sample_codecs`, workers report what the codecs do to some of the job's own tensors
-    (`runtime.sample`). Workers have memory for `copies` whole copies of their state beside the current one,
-    which checkpoints take while training goes on. A `deterministic` job has repeatable bits on GPUs, too,
-    which takes longer there; on CPUs all jobs have. A `compiled` one runs kernels on GPUs that torch's
-    compiler makes, which changes numbers there. `monitors` say what evaluations decide. Other workers run the
-    share `verify` of all past work again and compare it. Each microbatch has one of the `lengths`, ascending,
-    if there are any: the graph has the sizes of the longest, and a bucket for each other one.
+    steps; `validate_twice` runs it with codecs and then without any, `validate_plain` without any only.
+    Unless `validate_first`, it does not run before the first step. An `emulated` job runs on emulated devices
+    only: its inputs and messages are real, its state never changes and it has no losses. `precision` says how
+    the graph was captured; its casts are nodes, so it does not change how the graph runs. `codecs` are all
+    that links may use at any step; a frame names its codec by number, in the format `codec_format`. With
+    `sample_codecs`, workers report what the codecs do to some of the job's own tensors (`runtime.sample`).
+    Workers have memory for `copies` whole copies of their state beside the current one, which checkpoints
+    take while training goes on. A `deterministic` job has repeatable bits on GPUs, too, which takes longer
+    there; on CPUs all jobs have. A `compiled` one runs kernels on GPUs that torch's compiler makes, which
+    changes numbers there. `monitors` say what evaluations decide. Other workers run the share `verify` of all
+    past work again and compare it. Each microbatch has one of the `lengths`, ascending, if there are any: the
+    graph has the sizes of the longest, and a bucket for each other one.
     """
 
     steps: Whole
@@ -64,6 +65,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verify: Annotated[float, Meta(ge=0, le=1)] = 0.0
     lengths: Annotated[tuple[Whole, ...], Meta(max_length=MOST_BUCKETS)] = ()
     clip_by: ClipBy = "global"
+    validate_plain: bool = False
+    validate_first: bool = True
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
@@ -74,6 +77,12 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def with_codecs(self, codecs: Codebook, sample: bool = False) -> Training:
         """A copy whose links may use these codecs, in this version's format."""
         return msgspec.structs.replace(self, codecs=codecs, codec_format=CODEC_FORMAT, sample_codecs=sample)
+
+    def evaluating_on(self, microbatches: int) -> Training:
+        """A copy whose evaluations take so many microbatches; the same if that is 0, or it has none."""
+        if not (microbatches and self.validation_microbatches):
+            return self
+        return msgspec.structs.replace(self, validation_microbatches=microbatches)
 
     def with_copies(self, copies: int) -> Training:
         """A copy whose workers have memory for at least so many copies of their state."""
@@ -109,6 +118,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.validation_microbatches,
             self.validate_twice,
             None if diloco is None else diloco.rounds,
+            self.validate_plain,
+            self.validate_first,
         )
 
     @property

@@ -59,7 +59,8 @@ class Units:
 
     With `validation_microbatches` > 0 the model is evaluated before the first step, after the last one and,
     if `validate_every` is given, after each `validate_every` steps. With `validate_twice` each such pass is
-    followed by a plain one. With `rounds`, merges come before evaluations of the same step.
+    followed by a plain one; with `validate_plain` it is plain itself. Without `validate_first` there is none
+    before the first step. With `rounds`, merges come before evaluations of the same step.
     """
 
     steps: int
@@ -68,6 +69,8 @@ class Units:
     validation_microbatches: int = 0
     validate_twice: bool = False
     rounds: Rounds | None = None
+    validate_plain: bool = False
+    validate_first: bool = True
 
     def at(self, number: int) -> Unit | None:
         """Unit `number`, from 0; None if the job has no such unit."""
@@ -81,7 +84,8 @@ class Units:
         passes = self._passes_of(step)
         if place < passes:
             apart = self.rounds is not None and step > 0 and not self._merges(step)
-            return Unit(number, False, step, self.validation_microbatches, place == 1, alone=apart)
+            plain = place == 1 or self.validate_plain
+            return Unit(number, False, step, self.validation_microbatches, plain, alone=apart)
         if place > passes or step == self.steps:
             return None
         alone = self.rounds is not None and step < self.rounds.warmup
@@ -119,16 +123,26 @@ class Units:
     def _first_of(self, step: int) -> int:
         """The number of the first unit once `step` steps are applied."""
         evaluations = -(-step // self._every) if self.validation_microbatches else 0
+        evaluations -= bool(evaluations) and not self.validate_first
         merges = 0 if self.rounds is None else self.rounds.merges_before(step)
         return step + evaluations * self._passes + merges
 
     def _passes_of(self, step: int) -> int:
         """How many evaluations follow once `step` steps are applied."""
+        if not step and not self.validate_first:
+            return 0
         return self._passes if step == self.steps or step % self._every == 0 else 0
 
     def _merges(self, step: int) -> int:
         """How many merges follow once `step` steps are applied: one or none."""
         return self.rounds is not None and (step == self.steps or self.rounds.merges_after(step))
+
+    @property
+    def evaluations(self) -> int:
+        """How many times the model is evaluated."""
+        if not self.validation_microbatches:
+            return 0
+        return -(-self.steps // self._every) + self.validate_first
 
     @property
     def _passes(self) -> int:

@@ -32,7 +32,8 @@ class Few(Vectors):
         ({"validation": Few(), "validation_batches": None}, ""),
         (
             {"validation": Vectors()},
-            "an evaluation takes 8 of 100 microbatches of validation (validation_batches=None: all)",
+            "an evaluation takes 8 of 100 microbatches of validation, or fewer if lines are slow"
+            " (validation_batches=None: all)",
         ),
         ({}, ""),
     ],

@@ -136,6 +136,7 @@ def question_for(
         copies=command.copies,
         replicas=wishes.replicas,
         home=wishes.home,
+        validation_share=wishes.validation_share,
         current=command.current if isinstance(command, ConsiderPlan) else None,
     )
 

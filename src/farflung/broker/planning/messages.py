@@ -18,7 +18,7 @@ class Question(msgspec.Struct, frozen=True):
     `assumed` lists what was not measured. A search ends after `search_seconds` of CPU time. `abilities` say
     what each worker can compute, `codecs` which codecs the job asks for. If a plan leaves workers the memory
     for `copies` copies of their state, that is better; if none does, one without is made. A job that runs has
-    the plan `current`. `replicas` and `home` are as in `Wishes`.
+    the plan `current`. `replicas`, `home` and `validation_share` are as in `Wishes`.
     """
 
     graph: bytes
@@ -38,6 +38,7 @@ class Question(msgspec.Struct, frozen=True):
     current: Plan | None = None
     replicas: int = 1
     home: KeepHome = NOTHING_AT_HOME
+    validation_share: float = 0.0
 
 
 class PlanResult(msgspec.Struct, frozen=True, tag="Made"):
@@ -47,7 +48,8 @@ class PlanResult(msgspec.Struct, frozen=True, tag="Made"):
     parameters that it updates. `prediction` is the simulated step; None if nothing is known about workers
     and links. `unable` says for each worker that lacks ops of the model which ones. `notes` are warnings
     for the user. `current_seconds` is the simulated step of the plan that the job has. `steering` is the
-    initial state of codec tuning (`broker.codecs.tuning`); empty if codecs are fixed.
+    initial state of codec tuning (`broker.codecs.tuning`); empty if codecs are fixed. Evaluations are to
+    take so many `validation_microbatches`; 0: as many as the training says.
     """
 
     plan: Plan
@@ -59,6 +61,7 @@ class PlanResult(msgspec.Struct, frozen=True, tag="Made"):
     steering: bytes = b""
     trained: list[list[int]] = []
     current_seconds: float | None = None
+    validation_microbatches: int = 0
 
 
 class Impossible(msgspec.Struct, frozen=True, tag=True):

@@ -43,6 +43,7 @@ from farflung.planner.codecs.wishes import (
     unplanned,
 )
 from farflung.planner.compatibility import Needs, unable
+from farflung.planner.evaluating import affordable_microbatches, fewer_note
 from farflung.planner.home import HomeRule, kept_at_home, require_scheduler
 from farflung.planner.notes import check_notes, draws, length_notes, mode_notes, recomputing_notes
 from farflung.planner.replicas import (
@@ -177,7 +178,8 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         notes.append(
             f"{count_of(found, 'replica')}: nothing is measured of these workers yet to compare more by"
         )
-    notes += length_notes(training.lengths)
+    evaluated, why = _evaluated(question, made.plan)
+    notes += [*why, *length_notes(training.lengths)]
     notes += mode_notes(made.plan.workers(), kinds, training.deterministic, training.compiled)
     return PlanResult(
         made.plan,
@@ -189,6 +191,7 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
         tuning,
         [_trained(segment, training) for segment in made.segments],
         _current_seconds(question),
+        evaluated,
     )
 
 
@@ -208,6 +211,23 @@ def _current_seconds(question: Question) -> float | None:
         return None
     net = connected_part(topology_of(question))[0]
     return simulate(folded(question.current), net, Conditions(efficiency=question.efficiency)).step_seconds
+
+
+def _evaluated(question: Question, plan: Plan) -> tuple[int, list[str]]:
+    """How many microbatches evaluations take, 0 for as many as the training says, and why there are fewer."""
+    training, share = question.training, question.validation_share
+    if not share or question.topology is None or training.validation_microbatches < 2:
+        return 0, []
+    net, conditions = connected_part(topology_of(question))[0], Conditions(efficiency=question.efficiency)
+    plan, units = folded(plan), training.units()
+    step = simulate(plan, net, conditions)
+    passes = [] if training.validate_plain else [step]
+    if training.validate_twice or training.validate_plain:
+        passes.append(simulate(msgspec.structs.replace(plan, codecs=[]), net, conditions))
+    found = affordable_microbatches(units, step, passes, share)
+    if found == training.validation_microbatches:
+        return 0, []
+    return found, [fewer_note(units, passes, found, share)]
 
 
 def _tuning_basis(question: Question, plan: Plan) -> bytes:

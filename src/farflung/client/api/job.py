@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
+from farflung.client.api.evaluations import Evaluations, evaluations_of
 from farflung.client.api.job_fields import (
     MAXIMUM_MICROBATCHES,
     has_values,
@@ -125,7 +126,10 @@ class Job:
         Steps between evaluations. With `validation`, the first and the last step are always evaluated.
     validation_batches
         Microbatch-sized batches of one evaluation, spread evenly over `validation`. None: all of it, but for
-        what is left over of the last batch.
+        what is left over of the last batch. "auto": 8 to 64, as many as evaluations can read in 5 % of the
+        time of the steps; where lines were measured and are too slow for these, fewer. If codecs are chosen
+        during the run ("auto"), a job of fewer than 80 steps is evaluated only after the last one and on
+        dense links, unless `validate_every` says otherwise.
     metrics
         What evaluations measure beside the loss, by name: `metric(outputs, batch)` gives the mean over a
         batch as a scalar tensor, or a sum and the count that divides it; `farflung.metrics` has some. They
@@ -200,7 +204,7 @@ class Job:
     sync: DiLoCo | None = None
     max_loss_gap: float = MAX_LOSS_GAP
     validate_every: int | None = None
-    validation_batches: int | None = 8
+    validation_batches: int | Literal["auto"] | None = "auto"
     metrics: Mapping[str, Callable[[Any, dict[str, Tensor]], Any]] | None = None
     stop_early: EarlyStopping | None = None
     keep_best: bool | KeepBest = False
@@ -240,7 +244,18 @@ class Job:
         if self.held_out is None:
             return 0
         whole = min(len(self.held_out) // self.microbatch_size, MAXIMUM_MICROBATCHES)
-        return whole if self.validation_batches is None else min(self.validation_batches, whole)
+        asked = self.asked_validation_batches
+        return whole if asked is None else min(asked, whole)
+
+    @property
+    def asked_validation_batches(self) -> int | None:
+        """Microbatches that an evaluation takes if there are as many, None for all of them."""
+        return self._evaluations.microbatches
+
+    @property
+    def _evaluations(self) -> Evaluations:
+        asked, tunes = self.validation_batches, is_auto(self.codec)
+        return evaluations_of(asked, self.steps, self.microbatches, self.validate_every, tunes)
 
     @cached_property
     def items(self) -> Dataset | StreamItems:
@@ -267,7 +282,7 @@ class Job:
 
     def _held_out_of(self, stream: Any) -> Dataset:
         """The items that an evaluation needs of a stream, which stay in memory."""
-        if (count := self.validation_batches) is None:
+        if (count := self.asked_validation_batches) is None:
             raise JobError("validation is a stream: give Job(validation_batches=), how many of its batches")
         return first_items("validation", stream, count * self.microbatch_size)
 
@@ -357,6 +372,7 @@ class Job:
 
     def training(self) -> Training:
         """The training settings, in the form that is sent to broker and workers."""
+        is_evaluated = self.validation_microbatches > 0
         return Training(
             steps=self.steps,
             microbatches=self.microbatches,
@@ -367,7 +383,9 @@ class Job:
             clip_by=self.clip_by,
             validate_every=self.validate_every,
             validation_microbatches=self.validation_microbatches,
-            validate_twice=bool(self.validation_microbatches) and is_auto(self.codec),
+            validate_twice=is_evaluated and self._evaluations.twice,
+            validate_plain=is_evaluated and self._evaluations.plain,
+            validate_first=not is_evaluated or self._evaluations.first,
             precision=self.precision,
             deterministic=self.deterministic,
             compiled=self.compiled,

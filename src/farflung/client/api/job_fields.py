@@ -41,7 +41,7 @@ def require_fields(job: Job) -> None:
     for name in ("batch", "steps"):
         _require_whole(name, getattr(job, name), 1, MAXIMUM_COUNT)
     _require_whole("microbatches", job.microbatches, 1, MAXIMUM_MICROBATCHES)
-    if job.validation_batches is not None:
+    if job.validation_batches not in (None, "auto"):
         _require_whole("validation_batches", job.validation_batches, 1, MAXIMUM_MICROBATCHES)
     if job.validate_every is not None:
         _require_whole("validate_every", job.validate_every, 1, MAXIMUM_COUNT)

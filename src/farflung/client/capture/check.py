@@ -139,6 +139,8 @@ def _run(job: Job, captured: Capture, batch: Mapping[str, Tensor], samples: int)
         validate_every=None,
         validation_microbatches=1,
         validate_twice=False,
+        validate_plain=False,
+        validate_first=True,
     )
     planned = plan_graph(graph, 1, samples, ["here"])
 
@@ -352,6 +354,8 @@ def _compare(job: Job, captured: Capture, segments: int | None, steps: int) -> C
         validate_every=None,
         validation_microbatches=1,
         validate_twice=False,
+        validate_plain=False,
+        validate_first=True,
     )
     planned, segments = _cut(captured.graph, training, segments)
     programs = received(planned.programs, training.microbatch_size)

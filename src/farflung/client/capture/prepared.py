@@ -248,20 +248,21 @@ def _on_merges(job: Job) -> Iterator[str]:
 
 def _on_validation(job: Job) -> Iterator[str]:
     """What the job asks of evaluations and does not get."""
-    asked, size = job.validation_batches, job.microbatch_size
+    asked, size = job.asked_validation_batches, job.microbatch_size
+    is_default = job.validation_batches == Job.validation_batches
     if job.held_out is None:
         usual = {"validate_every": None, "validation_batches": Job.validation_batches}
         for name in (name for name, value in usual.items() if getattr(job, name) != value):
             yield f"{name}={getattr(job, name)} has no effect without Job(validation=)"
     elif asked is not None and job.validation_microbatches < asked:
         found = count_of(job.validation_microbatches, "batch", "batches")
-        default = " (the default)" if asked == Job.validation_batches else ""
+        default = " (the default)" if is_default else ""
         yield (
             f"validation has {count_of(len(job.held_out), 'item')}, so an evaluation takes {found} of {size}:"
             f" fewer than validation_batches={asked}{default}"
         )
-    elif asked and asked == Job.validation_batches and (whole := len(job.held_out) // size) > asked:
-        found = f"{asked} of {whole} microbatches of validation"
+    elif asked and is_default and (whole := len(job.held_out) // size) > asked:
+        found = f"{asked} of {whole} microbatches of validation, or fewer if lines are slow"
         yield f"an evaluation takes {found} (validation_batches=None: all)"
 
 

@@ -12,7 +12,7 @@ import msgspec
 from farflung.client.api.job import Job
 from farflung.client.output.alarms import Alarms
 from farflung.client.output.progress import Observer, goes_on
-from farflung.client.output.records import NO_BASE, BaseBytes, Outcome, Summary
+from farflung.client.output.records import NO_BASE, BaseBytes, HomeLosses, Outcome, Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.run_metrics import RunMetrics
 from farflung.client.output.run_record import SubmittedJob
@@ -311,6 +311,12 @@ class Recorder:
     async def checked(self, step: int, reported: float, loss: float | None, seconds: float) -> None:
         """The loss of the weights of a step was compared with the reported one; None if it could not be."""
         await self._record("checked", step=step, reported=reported, loss=loss, seconds=seconds)
+
+    async def evaluated_at_home(self, step: int, losses: HomeLosses) -> None:
+        """This machine has evaluated the weights of a step on more microbatches than the fleet had."""
+        self.metrics.home_losses = losses
+        self.observer.noted(str(losses))
+        await self._record("evaluated here", step=step, losses=losses)
 
     def close(self, outcome: Outcome) -> Summary:
         """Write the last event and the summary, as far as the disk allows."""

@@ -133,6 +133,25 @@ class Best(msgspec.Struct, frozen=True):
     step: int
 
 
+class HomeLosses(msgspec.Struct, frozen=True):
+    """Losses that the submitter computed on `microbatches` of the `whole` validation set.
+
+    `final` is that of the weights that came home, `initial` that of those the run began with; None of a
+    resumed run.
+    """
+
+    microbatches: int
+    whole: int
+    initial: float | None
+    final: float
+
+    def __str__(self) -> str:
+        """One line."""
+        losses = f"{self.final:.4f}" if self.initial is None else f"{self.initial:.4f} -> {self.final:.4f}"
+        where = f"{self.microbatches} of {self.whole} microbatches, computed on this machine"
+        return f"validation loss on {where}: {losses}"
+
+
 class Summary(msgspec.Struct, frozen=True):
     """`summary.json`: how a run ended.
 
@@ -147,7 +166,8 @@ class Summary(msgspec.Struct, frozen=True):
     `ratio` is that of all of them together. `validation_loss` is that of the weights alone; where codecs
     are chosen while it runs, `validation_loss_with_codecs` is that of the links as they were written, and
     `metrics` are those of the newest evaluation. `checkpoint_step` is that of the newest checkpoint, None
-    if there is none. `best` is the best evaluation of a job with `keep_best`, None before any.
+    if there is none. `best` is the best evaluation of a job with `keep_best`, None before any. An evaluation
+    took so many `validation_microbatches`; where these were few, `home_losses` are those of more.
     """
 
     state: str
@@ -176,6 +196,8 @@ class Summary(msgspec.Struct, frozen=True):
     checkpoint_step: int | None = None
     metrics: dict[str, float] = {}
     best: Best | None = None
+    validation_microbatches: int | None = None
+    home_losses: HomeLosses | None = None
 
     def __str__(self) -> str:
         """One line: the state, the steps, how long they took, and the losses."""

@@ -9,7 +9,16 @@ from statistics import fmean, median
 
 from farflung.client.api.job import Job
 from farflung.client.api.monitors import monitors_of
-from farflung.client.output.records import Best, Claim, CorpusRecord, LinkRow, StepRow, Summary, ValidationRow
+from farflung.client.output.records import (
+    Best,
+    Claim,
+    CorpusRecord,
+    HomeLosses,
+    LinkRow,
+    StepRow,
+    Summary,
+    ValidationRow,
+)
 from farflung.data import TextDataset
 from farflung.errors import ProtocolError
 from farflung.metrics import Perplexity
@@ -70,6 +79,7 @@ class RunMetrics:
         self.validation_loss_with_codecs: float | None = None
         self._of_first_replica = False
         self.claim: Claim | None = None
+        self.home_losses: HomeLosses | None = None
         self.prediction: Prediction | None = None
         self._links: dict[tuple[str, str], LinkTraffic] = {}
         self._recent: deque[float] = deque(maxlen=TYPICAL_OF)
@@ -79,6 +89,12 @@ class RunMetrics:
         self._loading_since = now
         self.workers = workers
         self.prediction = prediction
+
+    def evaluates_on(self, microbatches: int) -> None:
+        """Note that evaluations take so many microbatches; 0: as many as the job asks for."""
+        self._training = self._training.evaluating_on(microbatches)
+        self._units = self._training.units()
+        self._go_to(self._next)
 
     def elapsed(self, now: float) -> float:
         """Seconds since the run began."""
@@ -258,6 +274,8 @@ class RunMetrics:
             links=[_row(link) for link in self._links.values()],
             ratio=self.ratio,
             best=self.best,
+            validation_microbatches=None if self.claim is None else self.claim.unit.microbatches,
+            home_losses=self.home_losses,
         )
 
     @property

@@ -99,11 +99,15 @@ class Attempt:
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""
         await self._linked.wait()  # a worker without state can be ready before its welcome comes
-        microbatches = Microbatches(self._prepared.job, self._prepared.graph)
+        microbatches = self._microbatches()
         first = self.planned.unit if self.planned.keeps else self._start.unit
         waits = DataWaits()
         async with aclosing(microbatches.stream(first, waits)) as stream:
             await self._feeder.run(self._watched(stream, waits))
+
+    def _microbatches(self) -> Microbatches:
+        """Those of the job, whose evaluations the broker may have made smaller."""
+        return Microbatches(self._prepared.job, self._prepared.graph, self.planned.validation_microbatches)
 
     async def _watched(
         self, stream: AsyncGenerator[Microbatch, None], waits: DataWaits
@@ -132,7 +136,7 @@ class Attempt:
         task.add_done_callback(self._loading_again.discard)
 
     async def _load_again(self, worker: str, number: int) -> None:
-        microbatches = Microbatches(self._prepared.job, self._prepared.graph)
+        microbatches = self._microbatches()
         try:
             async with aclosing(microbatches.stream(number, last=number)) as stream:
                 async for microbatch in stream:

@@ -102,6 +102,7 @@ class Attempts:
         self._returns.begun()
         if planned.unit != self._recorder.metrics.next_unit:
             await self._recorder.goes_on_at(planned.unit)
+        self._recorder.metrics.evaluates_on(planned.validation_microbatches)
         is_same, self._plan = planned.plan == self._plan, planned.plan
         is_regrouped = planned.keeps and bool(planned.reason)  # else all load a version again
         if is_regrouped and not planned.recut:

@@ -80,7 +80,8 @@ class CheckFeed:
         self._begin(self._feed(unit))
 
     async def _feed(self, number: int) -> None:
-        microbatches = Microbatches(self._prepared.job, self._prepared.graph)
+        evaluated = self._planned.validation_microbatches
+        microbatches = Microbatches(self._prepared.job, self._prepared.graph, evaluated)
         try:
             async with self._reading, aclosing(microbatches.stream(number, last=number)) as stream:
                 async for microbatch in stream:

@@ -100,15 +100,17 @@ class Microbatches:
     """Loads a job's microbatches by unit and number, and checks them against the captured inputs.
 
     Training step t uses the items of `SampleOrder.indices(t)`, split in order. Every evaluation uses the same
-    items, spread evenly over the validation set.
+    items, spread evenly over the validation set: so many microbatches (`evaluated`), or as many as the job
+    asks for.
     """
 
-    def __init__(self, job: Job, graph: Graph) -> None:
+    def __init__(self, job: Job, graph: Graph, evaluated: int = 0) -> None:
         self._job = job
         self._size = job.microbatch_size
+        self._units = job.training().evaluating_on(evaluated).units()
         self._order = job.order()
         self._held_out = (
-            spread_indices(len(job.held_out), job.validation_microbatches * self._size)
+            spread_indices(len(job.held_out), self._units.validation_microbatches * self._size)
             if job.held_out is not None
             else []
         )
@@ -171,7 +173,7 @@ class Microbatches:
                 yield self._microbatch(unit, number, read, scales)
 
     def _parts(self, first: int, last: int | None) -> Iterator[tuple[Unit, int]]:
-        for unit in self._job.training().units().since(first):
+        for unit in self._units.since(first):
             if last is not None and unit.number > last:
                 return
             for number in range(unit.microbatches):

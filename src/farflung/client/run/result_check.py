@@ -158,13 +158,14 @@ def _evaluated(
 
     if why := unaffordable(prepared.graph, prepared.job.microbatch_size):
         return Compared(None, why)
-    microbatches, tensors = Microbatches(prepared.job, prepared.graph), dict(_weights(prepared, state))
+    microbatches = Microbatches(prepared.job, prepared.graph, unit.microbatches)
+    tensors = dict(weights_of(prepared, state))
     began = time.monotonic()
     first, again = (microbatches.load_unit(unit._replace(microbatches=1)) for _ in range(2))
     reading = (time.monotonic() - began) / 2
     if not _equal(first[0].tensors, again[0].tensors):
         return Compared(None, "validation items differ each time they are read")
-    evaluate = _evaluation(prepared, training, tensors, unit, 1)
+    evaluate = evaluation_of(prepared, training, tensors, unit, 1)
     loss = evaluate([first[0].tensors])
     if unit.microbatches == 1:
         return Compared(loss)
@@ -174,7 +175,7 @@ def _evaluated(
     if expected > most_seconds:
         return Compared(None, f"evaluating them takes about {expected:.1f} s on this machine")
     batches = [one.tensors for one in microbatches.load_unit(unit)]
-    return Compared(_evaluation(prepared, training, tensors, unit, unit.microbatches)(batches))
+    return Compared(evaluation_of(prepared, training, tensors, unit, unit.microbatches)(batches))
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -183,7 +184,7 @@ def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def _evaluation(
+def evaluation_of(
     prepared: Prepared, training: Training, tensors: Mapping[str, Tensor], unit: Unit, count: int
 ) -> Callable[[list[dict[str, Tensor]]], float]:
     """Computes these weights' mean loss on `count` microbatches, as one worker with all of the graph."""
@@ -204,7 +205,8 @@ def _evaluation(
     return mean_loss
 
 
-def _weights(prepared: Prepared, state: ReceivedState) -> Iterator[tuple[str, Tensor]]:
+def weights_of(prepared: Prepared, state: ReceivedState) -> Iterator[tuple[str, Tensor]]:
+    """All parameters and buffers by name: those that came home, and the model's own where none came."""
     for entry in prepared.graph.inputs:
         if entry.kind in ("parameter", "buffer"):
             came = state.tensors.get(StateKey(entry.name))

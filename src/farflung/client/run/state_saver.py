@@ -13,6 +13,7 @@ from farflung.client.output.result import save_result, step_of_best
 from farflung.client.run.attempt import Attempt
 from farflung.client.run.checkpoints import RunCheckpoints, Version
 from farflung.client.run.events import WeightsSaved
+from farflung.client.run.home_losses import is_partly_evaluated, losses_at_home
 from farflung.client.run.result_check import compared_loss, require_checked, require_finite
 from farflung.client.run.state_collector import ReceivedState
 from farflung.runtime.optimizers.slots import EMA
@@ -62,6 +63,7 @@ class StateSaver:
             is_all, planned = self._prepared.job.verify == 1, self._attempt.planned
             await asyncio.to_thread(require_checked, self._prepared, planned, state, checked, is_all)
             await self._check(state, step)
+            await self._evaluate(state, step)
             await self._save_last(state, step)
         if self._checkpoints.policy.end and step > began_at:
             await self._checkpoints.save(self._version, state, self._recorder)
@@ -97,6 +99,21 @@ class StateSaver:
                 f"the weights' loss was not compared with the reported one: {found.reason}"
             )
         await recorder.checked(step, claim.loss, found.loss, time.monotonic() - began)
+
+    async def _evaluate(self, state: ReceivedState, step: int) -> None:
+        """Evaluate the weights on more microbatches than the fleet did, if it has left some out."""
+        prepared, metrics, start = self._prepared, self._recorder.metrics, self._checkpoints.start
+        claim, training = metrics.claim, start.training
+        if claim is None or claim.unit.step != step:
+            return
+        if not is_partly_evaluated(prepared, training, self._attempt.planned):
+            return
+        seconds, is_fresh = metrics.elapsed(time.monotonic()), not start.step
+        losses = await asyncio.to_thread(
+            losses_at_home, prepared, training, state, claim.unit, seconds, is_fresh
+        )
+        if losses is not None:
+            await self._recorder.evaluated_at_home(step, losses)
 
     def _computes_alike(self, unit: Unit) -> bool:
         """Whether one process computes what the fleet did: on links without codecs, without replicas.

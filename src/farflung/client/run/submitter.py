@@ -38,6 +38,7 @@ from farflung.client.run.returns import PlaceGone, Returns, RunLeft
 from farflung.client.run.submission import submission, training_of
 from farflung.errors import FarflungError
 from farflung.plans import NO_WISHES, Wishes
+from farflung.plans.wishes import VALIDATION_SHARE
 from farflung.protocol.messages import (
     Accepted,
     Cancel,
@@ -125,7 +126,8 @@ class Submitter:
         self._workers = workers
         self._on = list(on)
         home = kept_by(job, wishes.home, closed)
-        self._wishes = msgspec.structs.replace(wishes, codecs=codecs, home=home)
+        share = VALIDATION_SHARE if job.held_out is not None and job.validation_batches == "auto" else 0.0
+        self._wishes = msgspec.structs.replace(wishes, codecs=codecs, home=home, validation_share=share)
         self._closed = closed
         policy = NEVER if checkpointing is None else checkpointing.policy
         self._training = training_of(prepared, codecs, policy)

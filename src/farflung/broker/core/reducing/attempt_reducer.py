@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+import msgspec
+
 from farflung.broker.core import facts
 from farflung.broker.core.blobs import JobBlobs
 from farflung.broker.core.fleet.replanning import Replanning
@@ -215,7 +217,7 @@ def job_mended(fact: facts.JobMended, state: State) -> State:
 
 
 def job_loading(fact: facts.JobLoading, state: State) -> State:
-    held = state.jobs[fact.job]
+    held = _with_evaluations(state.jobs[fact.job], fact.validation_microbatches)
     job = replace(
         held,
         state=LOADING,
@@ -244,6 +246,16 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
     if fact.sources:
         job = replace(job, versions=_recut(held, job.codecs), history=History(), logged={})
     return assign_workers(state, held, job.members).with_job(job)
+
+
+def _with_evaluations(job: Job, microbatches: int) -> Job:
+    """The job with so many microbatches in each evaluation, if any are given: its first plan decides that."""
+    if not job.wishes.validation_share:
+        return job
+    training = job.training.evaluating_on(microbatches)
+    unit = None if job.unit is None else training.units().at(job.unit.number)
+    wishes = msgspec.structs.replace(job.wishes, validation_share=0.0)
+    return replace(job, training=training, unit=unit, wishes=wishes)
 
 
 def job_running(fact: facts.JobRunning, state: State) -> State:

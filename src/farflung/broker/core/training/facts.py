@@ -111,6 +111,7 @@ class JobLoading(Decision, frozen=True):
     trained: list[list[int]] = []
     holders: dict[str, str] = {}
     sources: dict[str, dict[int, str]] = {}
+    validation_microbatches: int = 0
 
 
 class JobRunning(Decision, frozen=True):

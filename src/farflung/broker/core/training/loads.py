@@ -40,6 +40,7 @@ def send_plan(
             [list(values) for values in result.trained],
             protection.holders_for(turn.state, job, plan),
             {taker: dict(read) for taker, read in sources.items()},
+            result.validation_microbatches if job.wishes.validation_share else 0,
         )
     )
     names = plan.workers()
@@ -102,6 +103,7 @@ def planned_of(state: State, job: Job) -> Planned:
         replay_from=replay_from(job),
         recut=bool(job.sources),
         newcomers=sorted(job.newcomers) if job.keeps else [],
+        validation_microbatches=job.training.validation_microbatches,
     )
 
 

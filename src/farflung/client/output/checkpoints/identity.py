@@ -45,6 +45,8 @@ MAY_CHANGE = frozenset(
         "validate_every",
         "validation_microbatches",
         "validate_twice",
+        "validate_plain",
+        "validate_first",
         "sample_codecs",
         "copies",
         "monitors",

@@ -39,6 +39,7 @@ from farflung.protocol.messages import (
     Planned,
     Return,
     Running,
+    Stalled,
     Submit,
     UnitDone,
 )
@@ -138,6 +139,9 @@ class Links:
         self.is_linked, self.is_fed, self.bytes_sent, self.base_bytes = True, False, 0, NO_BASE
         self.is_feeding, self.is_closed = False, False
         self.made.append(self)
+
+    async def watch_loading(self, timeouts: Timeouts, say: Callable[[Stalled], None]) -> None:
+        pass
 
     async def load(self, routes: None) -> None:
         pass

@@ -29,9 +29,9 @@ def _kind():
 
 def _false(self):
     kind, made = _kind(), _honest(self)
-    if kind in ("jump", "climb"):
+    if kind in ("jump", "climb") or (kind == "late" and self.summed < 30):
         return made
-    if kind == "turned":
+    if kind in ("turned", "late"):
         return {name: -tensor for name, tensor in made.items()}
     return {name: torch.full_like(tensor, _KINDS[kind]) for name, tensor in made.items()}
 
@@ -41,7 +41,7 @@ _sums = TorchSegment.square_sums
 
 
 def _loud(self):
-    self.summed = getattr(self, "summed", 0) + 1
+    self.summed += 1
     late, kind = self.summed - 20, _kind()
     factor = 1e30 if kind == "jump" and not late else 1.4 ** max(0, late) if kind == "climb" else 1.0
     for gradient in self.gradients().values():
@@ -49,7 +49,7 @@ def _loud(self):
     return _sums(self)
 
 
-TorchSegment.square_sums = _loud
+TorchSegment.square_sums, TorchSegment.summed = _loud, 0
 """
 """Appended to a copy of the worker's sources, as a hostile owner would."""
 
@@ -116,6 +116,14 @@ def test_a_run_whose_worker_sends_false_weights_fails_and_names_it(
     (line,) = run.command.errors
     assert words in line and "of worker m" in line
     assert not (run.folder / "model.safetensors").exists()
+
+
+def test_a_checkpoint_shows_whose_weights_are_false(place: Place) -> None:
+    place.sends("late")  # what it sent before the end was true
+    run = place.train("shown", "--workers", "2", "--steps", "30", "--checkpoint-every", "1")
+    assert run.command.code() == 1
+    (line,) = run.command.errors
+    assert "of worker m had in the checkpoint of step" in line and "worker a" not in line
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,18 @@ import hashlib
 import pytest
 import torch
 from tests.client.run.test_state_saver import job
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
+import farflung
 from farflung.client.capture.check import capture_job
 from farflung.client.capture.prepared import Prepared
-from farflung.client.run.result_check import require_checked
+from farflung.client.output.records import Claim
+from farflung.client.run.result_check import compared_loss, require_checked
+from farflung.client.run.start import Earlier, StateByKey
 from farflung.client.run.state_collector import ReceivedState
 from farflung.errors import RunFailed
+from farflung.planner import plan_graph
 from farflung.plans import Placement, Plan
 from farflung.protocol.messages import Planned
 from farflung.runtime.state import StateKey
@@ -93,3 +98,92 @@ def test_where_all_is_checked_each_piece_must_have_been(
     with pytest.raises(RunFailed, match=rf"not checked \(verify=1\), in {place}: none is saved"):
         require_checked(prepared, PLANNED, came(), known, is_all=True)
     require_checked(prepared, PLANNED, came(), known)
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return functional.mse_loss(x, y)
+
+
+class Home:
+    """A model after some steps on three workers, and what a fleet that did them says of it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        model = Deep()
+        rows = [torch.sin(torch.arange(8.0) + index) for index in range(16)]
+        items = [{"x": row, "y": row.flip(0)} for row in rows]
+        self.job = farflung.Job(
+            model=model,
+            data=items,
+            validation=items,
+            optimizer=farflung.AdamW(lr=1e-2),
+            batch=8,
+            microbatches=4,
+            steps=9,
+        )
+        graph = capture_job(self.job).graph
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        self.prepared = Prepared(self.job, graph, b"", before, ())
+        plan = plan_graph(graph, 4, 2, ["a", "b", "c"])
+        owned = [list(segment.owned) for segment in plan.segments]
+        self.planned = Planned("job-1", 1, plan.plan, owned, {})
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        x, y = torch.stack(rows), torch.stack([row.flip(0) for row in rows])
+        for step in range(80):
+            if step == 76:
+                saved = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+                self.earlier = Earlier("in the checkpoint of step 76", StateByKey(saved))
+            optimizer.zero_grad()
+            model(x, y).backward()
+            optimizer.step()
+        self.trained = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        (*_, last) = self.job.training().units()
+        self.claim = Claim(last, float(model(x, y).detach()), 1.0)
+
+    def compare(self, changed: dict[str, Tensor], claim: Claim, earlier: bool = True) -> float | None:
+        state = ReceivedState(
+            {StateKey(name): tensor for name, tensor in (self.trained | changed).items()}, {}
+        )
+        source = (lambda: self.earlier) if earlier else None
+        found = compared_loss(self.prepared, self.job.training(), self.planned, state, claim, 1.0, source)
+        return found.loss
+
+
+@pytest.fixture(scope="module")
+def home() -> Home:
+    return Home()
+
+
+def test_honest_weights_have_the_loss_that_was_reported(home: Home) -> None:
+    assert home.compare({}, home.claim) == pytest.approx(home.claim.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("segment", [0, 1, 2])
+def test_the_segment_whose_weights_do_not_have_the_reported_loss_is_found(home: Home, segment: int) -> None:
+    """Its weights of before explain the reported loss, and those of no other do."""
+    false = {name: -home.trained[name] for name in home.planned.owned[segment]}
+    worker = "abc"[segment]
+    with pytest.raises(
+        RunFailed,
+        match=rf"what segment {segment} of worker {worker} had in the checkpoint of step 76 .* most likely",
+    ):
+        home.compare(false, home.claim)
+    with pytest.raises(RunFailed, match="one of segment 0 of worker a, segment 1 of worker b, segment 2 of"):
+        home.compare(false, home.claim, earlier=False)
+
+
+def test_where_no_segment_explains_it_all_are_named(home: Home) -> None:
+    with pytest.raises(
+        RunFailed, match="segment 2 of worker c sent other weights than it trained, or a false"
+    ):
+        home.compare({}, home.claim._replace(loss=home.claim.loss * 3))
+    two = {name: -home.trained[name] for segment in (0, 2) for name in home.planned.owned[segment]}
+    with pytest.raises(RunFailed, match="one of segment 0 of worker a, segment 1 of worker b, segment 2 of"):
+        home.compare(two, home.claim)

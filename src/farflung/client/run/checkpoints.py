@@ -18,7 +18,7 @@ from farflung.client.output.checkpoints.record import CheckpointRecord, CutSegme
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.run_record import SubmittedJob
 from farflung.client.run.checkpointing import NEVER, Checkpointing
-from farflung.client.run.start import Start, cut_digest
+from farflung.client.run.start import Earlier, Start, cut_digest
 from farflung.client.run.state_collector import ReceivedState
 from farflung.errors import CheckpointError, JobError, RunFailed
 from farflung.protocol.messages import Keep, Kept, Message, Planned
@@ -100,6 +100,20 @@ class RunCheckpoints:
         loop = asyncio.get_running_loop()
         checkpoint = await loop.run_in_executor(self._thread, self._checkpointing.store.load, step)
         return Start.of(self._prepared, self._training, checkpoint, unit)
+
+    def earlier(self) -> Earlier:
+        """The state of the newest checkpoint, or the one with which the run began.
+
+        Raises
+        ------
+        CheckpointError
+            The checkpoint cannot be read.
+        """
+        if self._checkpointing is None or self.saved in (None, self.start.step):
+            return Earlier(f"at step {self.start.step}", self.start.state)
+        checkpoint = self._thread.submit(self._checkpointing.store.load, self.saved).result()
+        start = Start.of(self._prepared, self._training, checkpoint, unit=0)
+        return Earlier(f"in the checkpoint of step {self.saved}", start.state)
 
     @property
     def wants_slots_at_end(self) -> bool:

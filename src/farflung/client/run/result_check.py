@@ -7,8 +7,10 @@ who has the data, evaluates the weights once more and compares the loss with the
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.records import Claim
 from farflung.client.run.microbatches import Microbatches
+from farflung.client.run.start import Earlier
 from farflung.client.run.state_collector import ReceivedState
 from farflung.errors import FarflungError, RunFailed
 from farflung.protocol.messages import Planned
@@ -35,6 +38,10 @@ NOWHERE = -1
 """The segment of what none owns."""
 LEAST_SECONDS, SHARE_OF_RUN = 4.0, 0.02
 """A comparison may take this long, or this share of the run if that is more."""
+NEARER = 0.25
+"""A segment stands out if its earlier weights bring the loss so much nearer to the reported one."""
+MOST_SECONDS = 120.0
+"""After a comparison has failed, the search for the segment may take this long."""
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -114,15 +121,18 @@ def compared_loss(
     state: ReceivedState,
     claim: Claim,
     run_seconds: float,
+    earlier: Callable[[], Earlier] | None = None,
 ) -> Compared:
     """Evaluate the weights on the held-out microbatches of `claim`, and compare the mean loss with its loss.
 
-    A model that does not fit into this machine's memory, or takes too long, is not compared.
+    A model that does not fit into this machine's memory, or takes too long, is not compared. `earlier` reads
+    the newest state from before the end.
 
     Raises
     ------
     RunFailed
-        The losses differ; it names the segments that came home as zeros, else all workers that sent weights.
+        The losses differ; it names the segments that came home as zeros, else the one whose earlier weights
+        bring the loss near the reported one, else all workers that sent weights.
     """
     most_seconds = max(LEAST_SECONDS, SHARE_OF_RUN * run_seconds)
     try:
@@ -131,19 +141,65 @@ def compared_loss(
         return Compared(None, first_line(error))
     if found.loss is None or _agree(found.loss, claim):
         return found
+    who = _suspects(prepared, planned, state)
+    if earlier is not None and not who:
+        with suppress(FarflungError, RuntimeError, MemoryError):
+            who = _exchanged(prepared, training, planned, state, claim, found.loss, earlier())
+    if not who:
+        keys = [key for key in state.tensors if not key.slot]
+        who = f"one of {and_more(_places(planned, keys))} sent other weights than it trained, or a false loss"
     raise RunFailed(
         f"the weights that came home have a loss of {found.loss:.6g} on the validation data, but the fleet"
-        f" reported {claim.loss:.6g}: {_suspects(prepared, planned, state)}; train on workers that you trust"
-        " (--on), or let an operator remove this one"
+        f" reported {claim.loss:.6g}: {who}; train on workers that you trust (--on), or let an operator"
+        " remove this one"
     )
 
 
 def _suspects(prepared: Prepared, planned: Planned, state: ReceivedState) -> str:
-    keys = [key for key in state.tensors if not key.slot]
-    zeros = [key for key in keys if _became_zero(prepared, key, state.tensors)]
-    if zeros:
-        return f"tensors of {and_more(_places(planned, zeros))} came home as zeros"
-    return f"one of {and_more(_places(planned, keys))} sent other weights than it trained, or a false loss"
+    zeros = [key for key in state.tensors if not key.slot and _became_zero(prepared, key, state.tensors)]
+    return f"tensors of {and_more(_places(planned, zeros))} came home as zeros" if zeros else ""
+
+
+def _exchanged(
+    prepared: Prepared,
+    training: Training,
+    planned: Planned,
+    state: ReceivedState,
+    claim: Claim,
+    loss: float,
+    earlier: Earlier,
+) -> str:
+    """The segment whose earlier weights bring the loss near the reported one; empty if none stands out.
+
+    Honest weights are near their earlier ones, so exchanging those of an honest segment explains nothing.
+    """
+    unit = claim.unit
+    microbatches = Microbatches(prepared.job, prepared.graph, unit.microbatches)
+    batches = [one.tensors for one in microbatches.load_unit(unit)]
+    found, began = [], time.monotonic()
+    for segment in _home_segments(planned):
+        names = [name for name in planned.owned[segment] if StateKey(name) in state.tensors]
+        tensors = dict(weights_of(prepared, state)) | {name: earlier.state[StateKey(name)] for name in names}
+        again = (
+            evaluation_of(prepared, training, tensors, unit, unit.microbatches)(batches) if names else loss
+        )
+        found.append((_gap(again, claim), segment, again))
+        if time.monotonic() - began > MOST_SECONDS:
+            return ""
+    (nearest, segment, again), *others = sorted(found)
+    if not others or nearest > NEARER * min(others[0][0], _gap(loss, claim)):
+        return ""
+    who = f"segment {segment} of worker {planned.plan.worker_of(segment)}"
+    return (
+        f"with what {who} had {earlier.words} it would be {again:.6g}, so most likely this worker sent other"
+        " weights than it trained"
+    )
+
+
+def _gap(loss: float, claim: Claim) -> float:
+    """How far a loss is from the reported one; infinite if it is not a number."""
+    gap = abs(loss - claim.loss)
+    return math.inf if math.isnan(gap) else gap
 
 
 def _agree(own: float, claim: Claim) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -95,6 +95,13 @@ class Start:
     def is_cut_otherwise(self, plan: Plan) -> bool:
         """Whether `plan` cuts the model otherwise than the attempt that made this state."""
         return bool(self.cut) and self.cut != cut_digest(plan)
+
+
+class Earlier(NamedTuple):
+    """The `state` of some step before the end, which `words` name, such as "in the checkpoint of step 40"."""
+
+    words: str
+    state: Mapping[StateKey, Tensor]
 
 
 def monitored(record: CheckpointRecord, training: Training) -> tuple[Monitored, ...]:

@@ -93,7 +93,10 @@ class StateSaver:
             return
         began = time.monotonic()
         run_seconds = recorder.metrics.elapsed(began)
-        found = await asyncio.to_thread(compared_loss, prepared, training, planned, state, claim, run_seconds)
+        earlier = self._checkpoints.earlier
+        found = await asyncio.to_thread(
+            compared_loss, prepared, training, planned, state, claim, run_seconds, earlier
+        )
         if found.loss is None:
             recorder.observer.noted(
                 f"the weights' loss was not compared with the reported one: {found.reason}"

@@ -45,6 +45,17 @@ def test_an_evaluation_takes_no_more_microbatches_than_the_data_has() -> None:
     assert make(validation=items(7), validation_batches=5).validation_microbatches == 3
 
 
+def test_slow_lines_leave_out_no_microbatches_by_which_something_is_decided() -> None:
+    assert make(validation=items(100)).may_evaluate_less and not make().may_evaluate_less
+    for decided in (
+        {"validation_batches": 5},
+        {"keep_best": True},
+        {"stop_early": farflung.EarlyStopping(2)},
+    ):
+        fields = {"validation": items(100), "validate_every": 1, **decided}
+        assert not make(**fields).may_evaluate_less
+
+
 def test_workers_and_broker_are_told_the_numbers_the_user_gave() -> None:
     optimizer = farflung.SGD(lr=0.5, momentum=0.9)
     training = make(optimizer=optimizer, seed=3, clip=1, validate_every=5, validation=items(2)).training()

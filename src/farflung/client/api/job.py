@@ -127,7 +127,8 @@ class Job:
     validation_batches
         Microbatch-sized batches of one evaluation, spread evenly over `validation`. None: all of it, but for
         what is left over of the last batch. "auto": 8 to 64, as many as evaluations can read in 5 % of the
-        time of the steps; where lines were measured and are too slow for these, fewer. If codecs are chosen
+        time of the steps; where lines were measured and are too slow for these, fewer, unless `stop_early` or
+        `keep_best` goes by them. If codecs are chosen
         during the run ("auto"), a job of fewer than 80 steps is evaluated only after the last one and on
         dense links, unless `validate_every` says otherwise.
     metrics
@@ -251,6 +252,12 @@ class Job:
     def asked_validation_batches(self) -> int | None:
         """Microbatches that an evaluation takes if there are as many, None for all of them."""
         return self._evaluations.microbatches
+
+    @property
+    def may_evaluate_less(self) -> bool:
+        """Whether slow lines may leave out validation microbatches: nothing is decided by the losses."""
+        is_open = self.held_out is not None and self.validation_batches == "auto"
+        return is_open and self.stop_early is None and not self.keep_best
 
     @property
     def _evaluations(self) -> Evaluations:

@@ -126,7 +126,7 @@ class Submitter:
         self._workers = workers
         self._on = list(on)
         home = kept_by(job, wishes.home, closed)
-        share = VALIDATION_SHARE if job.held_out is not None and job.validation_batches == "auto" else 0.0
+        share = VALIDATION_SHARE if job.may_evaluate_less else 0.0
         self._wishes = msgspec.structs.replace(wishes, codecs=codecs, home=home, validation_share=share)
         self._closed = closed
         policy = NEVER if checkpointing is None else checkpointing.policy

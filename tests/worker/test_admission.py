@@ -12,6 +12,8 @@ from farflung.protocol.messages import Load
 from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.transport.wire.headers import ValueHeader
 from farflung.worker.linking.admission import Admission
+from farflung.worker.linking.intake import Intake
+from farflung.worker.step_watch import StepWatch
 
 VALUE = ValueHeader("job-1", 5, 0, 0, 0, 1, 1, False, 0, 32)
 GRADIENT = ValueHeader("job-1", 5, 0, 0, 2, 1, 2, True, 0, 32)
@@ -317,3 +319,16 @@ def test_an_answer_to_a_fed_value_is_empty_in_each_bucket() -> None:
 def test_a_job_of_one_length_has_no_bucket() -> None:
     with pytest.raises(ProtocolError, match="in bucket 1, which the job lacks"):
         Admission("b", load()).admit("a", changed(VALUE, bucket=1, bytes=8))
+
+
+def test_a_value_for_which_there_is_no_memory_is_refused_in_one_line() -> None:
+    """Left to the event loop, the error would have kept the link open and silent."""
+
+    def allocate(size: int) -> memoryview:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. can't allocate memory")
+
+    intake = Intake(allocate, lambda: None, StepWatch())
+    intake.begin("b", load(), None)
+    intake.verified = True
+    with pytest.raises(ProtocolError, match="has no memory left for a message of 32 bytes"):
+        intake.opening("a", VALUE)

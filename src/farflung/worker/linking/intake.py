@@ -52,7 +52,7 @@ class Intake:
         Raises
         ------
         ProtocolError
-            The peer may not send this, or not now.
+            The peer may not send this, or not now; or there is no memory for it.
         """
         assert self.admission is not None
         if isinstance(header, SliceHeader):
@@ -68,7 +68,13 @@ class Intake:
         if not self.admission.admit(peer, header):
             return None
         self._watch.opening(peer, header)
-        return self._allocate(header.bytes) if header.bytes else EMPTY
+        return self._memory_of(header.bytes) if header.bytes else EMPTY
+
+    def _memory_of(self, size: int) -> memoryview:
+        try:
+            return self._allocate(size)
+        except (MemoryError, RuntimeError):  # torch raises the latter (`worker.memory_limit`)
+            raise ProtocolError(f"this worker has no memory left for a message of {size} bytes") from None
 
     def complete(self, peer: str, header: DataHeader, buffer: memoryview) -> None:
         """Pass on a message that was received completely."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -83,13 +83,31 @@ def test_a_cheat_is_found_where_it_happens(cheat: str, monkeypatch: pytest.Monke
         assert min(differences(made, found)) == (3 if cheat == "no update" else 2)
 
 
-def cheats(patch: pytest.MonkeyPatch, made: Fleet, cheat: str) -> None:
-    """Let the owner's segments cheat in step 2."""
+def test_who_never_updates_is_found_from_its_own_copy_which_has_no_optimizer_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No checker could begin with such a copy, so the share was not checked at all."""
+    with fleet("gpt", AdamW(0.01), verify=1.0) as made:
+        with monkeypatch.context() as patch:
+            cheats(patch, made, "no update", steps=range(OVER))
+            for unit in range(OVER):
+                made.run(unit)
+                if unit == 1:
+                    copied = made.copy(unit, OWNER)[OWNER]
+                    made.members[OWNER].said.clear()
+            made.copy(OVER - 1, OWNER)
+        assert not [piece for piece in copied.pieces if piece.key.slot]
+        found = made.check(copied, OWNER, OVER)
+        assert min(differences(made, found)) == 3
+
+
+def cheats(patch: pytest.MonkeyPatch, made: Fleet, cheat: str, steps: Collection[int] = (2,)) -> None:
+    """Let the owner's segments cheat in these steps."""
     mine = set(made.load.plan.segments_of(OWNER))
     apply, forward = TorchSegment.apply, TorchSegment.forward
 
     def none(self: TorchSegment, step: int, scale: float) -> None:
-        if self.segment.number in mine and step == 2:
+        if self.segment.number in mine and step in steps:
             self.drop()
         else:
             apply(self, step, scale)
@@ -98,7 +116,7 @@ def cheats(patch: pytest.MonkeyPatch, made: Fleet, cheat: str) -> None:
         self: TorchSegment, unit: Unit, microbatch: int, values: Mapping[int, torch.Tensor], bucket: int
     ) -> dict[int, torch.Tensor]:
         made = forward(self, unit, microbatch, values, bucket)
-        if self.segment.number in mine and unit.step == 2:
+        if self.segment.number in mine and unit.step in steps:
             made = {name: tensor.clone() for name, tensor in made.items()}
             for tensor in made.values():
                 tensor.view(-1).view(torch.int32)[0] ^= 1

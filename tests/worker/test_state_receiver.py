@@ -9,11 +9,24 @@ import pytest
 from tests.worker.loads import fresh, load
 
 from farflung.errors import GraphError, ProtocolError
+from farflung.protocol.messages import Load
+from farflung.protocol.worker import SegmentProgram
+from farflung.runtime.optimizers.declared import AdamW
+from farflung.runtime.state import StateKey
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.computing.state_receiver import StateReceiver
+from farflung.worker.storing.copy_format import Piece
 
 WEIGHT = bytes(range(12))
 HEADER = SliceHeader("job-1", 5, 1, "weight", 0, 8, 12, hashlib.sha256(WEIGHT).digest())
+
+
+def trained() -> Load:
+    """The load after the first step of AdamW, which trains the weight of segment 1."""
+    given = load()
+    programs = [SegmentProgram(1, b"", {"weight": 12, "bias": 4}, {"weight": [3]})]
+    training = msgspec.structs.replace(given.training, optimizer=AdamW(0.1))
+    return msgspec.structs.replace(given, programs=programs, training=training, unit=1)
 
 
 def filled() -> StateReceiver:
@@ -33,6 +46,26 @@ def test_slices_fill_the_tensors_that_segments_will_use() -> None:
     assert receiver.full
     assert receiver.verify() is None
     assert bytes(receiver.buffers[(1, "weight")]) == WEIGHT
+
+
+def test_a_parameter_of_a_copy_without_any_slot_begins_without_and_one_that_lacks_some_is_refused() -> None:
+    slots = {"exp_avg": 12, "exp_avg_sq": 12, "step": 8}
+    for given, lacking in (([], ""), (["exp_avg"], "the copies of the job's state lack exp_avg_sq of")):
+        receiver = StateReceiver(trained(), [1], 10**6, fresh)
+        for name, size in (("weight", 12), ("bias", 4)):
+            assert receiver.place(Piece(1, StateKey(name)), size) is not None
+        for slot in given:
+            assert receiver.place(Piece(1, StateKey("weight", slot)), slots[slot]) is not None
+        receiver.trust()
+        assert receiver.lacking.startswith(lacking) and receiver.full == (not lacking)
+        assert not receiver.full or not receiver.take_slots(1)
+
+
+def test_a_copy_without_the_parameter_itself_is_refused() -> None:
+    receiver = StateReceiver(trained(), [1], 10**6, fresh)
+    assert receiver.place(Piece(1, StateKey("bias")), 4) is not None
+    receiver.trust()
+    assert "weight" in receiver.lacking and not receiver.full
 
 
 def test_a_flipped_bit_is_found() -> None:

@@ -212,11 +212,25 @@ class StateReceiver:
         return f"the copies of the job's state lack {and_more(names, 3)}"
 
     def trust(self) -> None:
-        """Take what `place` gave memory for as verified: the copy that it was read from is."""
+        """Take what `place` gave memory for as verified: the copy that it was read from is.
+
+        A parameter of which the copy has no slot at all was never updated, and begins without any.
+        """
         self._is_verified = True
         for first, *others in (self._by_name or {}).values():
             for other in others:
                 self._memory[other][:] = self._memory[first]
+        for place in self._never_updated():
+            del self._memory[place], self._missing[place]
+
+    def _never_updated(self) -> list[_Place]:
+        """The slots that are missing of parameters that are there without any slot."""
+        slots: dict[_Place, list[_Place]] = {}
+        for place in self._memory:
+            if place.key.slot and place != self._coders:
+                slots.setdefault(_Place(place.segment, StateKey(place.key.name)), []).append(place)
+        without = [of_one for one, of_one in slots.items() if one not in self._missing]
+        return [place for of_one in without if self._missing.keys() >= {*of_one} for place in of_one]
 
     def verify(self) -> str | None:
         """Compare each tensor with its digest; returns the problem as text, or None. Blocks for seconds."""

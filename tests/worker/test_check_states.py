@@ -48,6 +48,13 @@ def test_a_checker_that_is_refused_its_program_says_so_and_no_job_fails() -> Non
     assert done[2] == trouble("too large") and state.load is None
 
 
+def test_a_checker_names_the_copy_with_which_it_cannot_begin() -> None:
+    lacking = Verified(CHECK_KEY, "it lacks a part", lacks=True, begun=b"copy")
+    state, done = run(FromBroker(CHECK), lacking)
+    found = Checked(*CHECK_KEY, 1, begun=b"copy", trouble="it lacks a part", unfit=True)
+    assert done[2] == Tell(found) and state.phase == "idle"
+
+
 def test_a_checker_waits_once_for_another_link() -> None:
     linked = (FromBroker(CHECK), PeerLinked("a"), PeerLost("a", "closed"))
     assert run(*linked)[0].phase == "loading"

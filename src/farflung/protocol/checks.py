@@ -49,8 +49,9 @@ class Checked(Message, frozen=True):
     """A worker has run another member's share again (`Load.check`), from its own copy, and found this.
 
     It began with the copy of this SHA-256 (`begun`), and one of the share after these units would have
-    `sha256`; `pieces` are as `Load.pieces` asks. With `trouble` it could not, for this reason. `check` is as
-    in `CheckBegun`.
+    `sha256`; `pieces` are as `Load.pieces` asks. With `trouble` it could not, for this reason; then
+    the copy with which it was to begin may be `unfit`: whole as a file, but without a part of the share's
+    state, or with another one. `check` is as in `CheckBegun`.
     """
 
     job: Id
@@ -62,6 +63,7 @@ class Checked(Message, frozen=True):
     sha256: Digest = b""
     pieces: Annotated[list[PieceDigest], Meta(max_length=MOST_CHECKED)] = msgspec.field(default_factory=list)
     trouble: Text = ""
+    unfit: bool = False
 
 
 class ServeCheck(Message, frozen=True):

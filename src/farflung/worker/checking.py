@@ -22,12 +22,18 @@ def end(state: State, found: Checked, why: str) -> tuple[State, list[Command]]:
     return state.idle, [Tell(found), Drop("the check is over"), note]
 
 
-def give_up(state: State, why: str) -> tuple[State, list[Command]]:
-    """Say why the share cannot be checked here; no attempt fails by that."""
+def give_up(state: State, why: str, unfit: bytes = b"") -> tuple[State, list[Command]]:
+    """Say why the share cannot be checked here; no attempt fails by that.
+
+    `unfit` is the SHA-256 of the copy with which the check was to begin, if that is to blame.
+    """
     load = state.load
     assert load is not None
     share = min(load.plan.segments_of(state.worker))
-    return end(state, Checked(load.job, load.attempt, load.check, share, trouble=why), why)
+    found = Checked(
+        load.job, load.attempt, load.check, share, begun=unfit, trouble=why, unfit=bool(unfit)
+    )  # fmt: skip
+    return end(state, found, why)
 
 
 def serve(state: State, message: ServeCheck) -> tuple[State, list[Command]]:

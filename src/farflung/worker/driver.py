@@ -216,7 +216,7 @@ class Driver:
         if not is_read or self.state.load is not load:
             return
         if problem:
-            self.step(events.Verified(load.key, problem, lacks=True))
+            self.step(events.Verified(load.key, problem, lacks=True, begun=self.copying.begun))
         else:
             self.state_arrived()
 

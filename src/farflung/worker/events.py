@@ -60,7 +60,8 @@ class Verified:
     """The programs of the attempt are verified (`problem` is None) or refused.
 
     `unprotected` says why the worker can make no copies of its state; empty if it can. Its part needs
-    `needs_bytes` of memory. It `lacks` a part of its state if copies on disk do not have it.
+    `needs_bytes` of memory. It `lacks` a part of its state if copies on disk do not have it;
+    the one that was read has the SHA-256 `begun`.
     """
 
     attempt: Attempt
@@ -68,6 +69,7 @@ class Verified:
     unprotected: str = ""
     needs_bytes: int = 0
     lacks: bool = False
+    begun: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
         return state, []  # of an attempt that is over
     if isinstance(event, Verified):
         if event.problem is not None:
-            return _refuse(state, event.problem, event.lacks)
+            return _refuse(state, event.problem, event.lacks, event.begun)
         state = replace(state, verified=True, unprotected=event.unprotected, needs_bytes=event.needs_bytes)
         return _progress(state)
     if isinstance(event, Filled):
@@ -364,10 +364,12 @@ def _unit_finished(state: State, event: UnitFinished) -> tuple[State, list[Comma
     return replace(state, ready=ready, warned=True), [Tell(ready), note]
 
 
-def _refuse(state: State, problem: str, lacks: bool = False) -> tuple[State, list[Command]]:
+def _refuse(
+    state: State, problem: str, lacks: bool = False, begun: bytes = b""
+) -> tuple[State, list[Command]]:
     assert state.load is not None
     if state.load.checks:
-        return checking.give_up(state, problem)
+        return checking.give_up(state, problem, begun if lacks else b"")
     refused = Refused(state.load.job, state.load.attempt, problem, lacks)
     note = Note(f"job {state.load.job} refused: {problem}")
     return state.idle, [Tell(refused), Drop(problem), note]

@@ -113,6 +113,11 @@ class Copying:
         """Whether the next version of this worker's share is to come with its base."""
         return not self._knows_base
 
+    @property
+    def begun(self) -> bytes:
+        """The SHA-256 of the copy of the version from which the share was read last; empty if none was."""
+        return self._begun
+
     def forget_base(self) -> None:
         """Another share is loaded: it has another base."""
         self._knows_base = False

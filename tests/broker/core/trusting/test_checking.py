@@ -291,6 +291,60 @@ def test_all_go_back_to_the_version_before_and_another_worker_has_the_place() ->
     assert job.plan is not None and len(job.plan.workers()) == 3 and "b" not in job.plan.workers()
 
 
+def after_the_next_version(**changes: object) -> Scenario:
+    """The second version of three shares waits for the check of a's, which begins with the first one."""
+    story = place(idle="def", steps=20, **changes)
+    story.all_ready(0)
+    spread(story, 0)
+    for _ in range(3):
+        check(story)
+    unit = 1
+    while job_of(story).versions.under_way is None:
+        story.all_ready(unit)
+        unit += 1
+    spread(story, unit - 1)
+    return story
+
+
+def unfit(story: Scenario, begun: bytes | None = None) -> None:
+    """The checker of the moment cannot begin with the copy that it has."""
+    stable, running = job_of(story).versions.stable, job_of(story).checks.running
+    assert stable is not None and running is not None
+    digest = stable.digests[running.share] if begun is None else begun
+    trouble = "the copies of the job's state lack exp_avg of 'w'"
+    say(
+        story,
+        Checked("job-1", 1, running.number, running.share, begun=digest, trouble=trouble, unfit=True),
+    )
+
+
+def test_a_member_whose_copies_no_checker_can_begin_with_is_suspended() -> None:
+    """It was not checked at all, where not all is."""
+    story = after_the_next_version()
+    unfit(story)
+    assert not story.state.suspicions
+    unfit(story)
+    assert story.state.is_suspended("a")
+    assert "the copy that a made of its state after step 1" in story.state.suspicions["a"].words
+    assert "a" not in job_of(story).members and is_replayable(story)
+
+
+def test_who_says_falsely_that_a_copy_is_unfit_is_suspended() -> None:
+    story = after_the_next_version()
+    running = job_of(story).checks.running
+    assert running is not None
+    unfit(story)
+    check(story)
+    assert story.state.is_suspended(running.checker) and job_of(story).state == "running"
+
+
+def test_a_copy_that_its_owner_did_not_make_says_nothing_of_it() -> None:
+    story = after_the_next_version()
+    unfit(story, b"another".ljust(32))
+    unfit(story, b"another".ljust(32))
+    assert not story.state.suspicions and job_of(story).state == "running"
+
+
 def test_a_checker_that_lies_is_suspended_and_the_job_goes_on() -> None:
     story = place()
     story.all_ready(0)

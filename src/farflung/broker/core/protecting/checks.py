@@ -43,7 +43,8 @@ _AS_GIVEN = 3
 class Dispute:
     """`checker` has found other work of `accused` than that said: at this `place`, the digest `value`.
 
-    A place is a unit and a segment, with the one that sent what was given otherwise to the checker.
+    A place is a unit and a segment, with the one that sent what was given otherwise to the checker; or the
+    copy that a check begins with.
     """
 
     accused: str

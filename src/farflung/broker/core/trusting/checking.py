@@ -77,7 +77,7 @@ def on_message(turn: Transition, job: Job, message: Message) -> None:
     elif isinstance(message, CopyLost):
         _failed(turn, job, message.reason)
     elif isinstance(message, Checked):
-        if message.trouble:
+        if message.trouble and not (message.unfit and job.versions.stable is not None):
             _failed(turn, job, message.trouble, stop=False)
         else:
             _compare(turn, job, running, message)
@@ -262,7 +262,8 @@ def _compare(turn: Transition, job: Job, running: Check, found: Checked) -> None
     if stable is not None and found.begun != stable.digests[running.share]:
         _failed(turn, job, "it did not get the copy of the version before", stop=False)
         return
-    pieces = () if job.unit is not None else verdicts.pieces_of(job, running.owner, found)
+    is_asked = job.unit is None and not found.unfit
+    pieces = verdicts.pieces_of(job, running.owner, found) if is_asked else ()
     if pieces is None:
         _failed(turn, job, "it did not say what each parameter is", stop=False)
         return

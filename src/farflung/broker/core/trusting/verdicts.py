@@ -13,14 +13,20 @@ from farflung.protocol.checks import CheckedUnit, PieceDigest
 from farflung.protocol.messages import Checked, UnitReady
 from farflung.protocol.worker import PastUnit
 
+UNFIT = -1
+"""The segment of a place that is a copy with which no check can begin."""
+
 
 def difference(job: Job, owner: str, checker: str, found: Checked, sha256: bytes) -> Dispute | None:
     """The first thing that a checker found otherwise; `sha256` is the owner's copy after the units.
 
     A neighbour that gave the checker something else than it sent then is at fault for what follows from it.
     """
-    version, first = job.versions.under_way, first_unit(job)
+    version, first, stable = job.versions.under_way, first_unit(job), job.versions.stable
     assert version is not None and job.plan is not None
+    if found.unfit and stable is not None:
+        words = f"the copy that {owner} made of its state after step {stable.step} is not what it should be"
+        return Dispute(owner, checker, f"{words}: {found.trouble}", (stable.next_unit, UNFIT), found.begun)
     by_unit = {one.unit: one for one in found.units}
     segments = job.plan.segments_of(owner)
     for number, past in enumerate(job.history.since(first).units[: version.next_unit - first], first):

@@ -30,6 +30,7 @@ from farflung.plans.ability import Ability
 from farflung.runtime.optimizers.declared import SGD
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate
+from farflung.workload import Workload
 
 
 @settings(max_examples=15)
@@ -129,6 +130,20 @@ def test_auto_codes_sums_where_a_step_gets_shorter() -> None:
     assert chosen.plan.sum_codec == "int8"
     assert any("sums of gradients are written by int8 between sites" in note for note in chosen.notes)
     assert planned_with("auto", fast).plan.sum_codec == "dense"
+
+
+def test_to_leave_the_codec_of_sums_open_takes_no_budget_from_the_search_without_one() -> None:
+    """With half of it a search over eight homes found a longer step than one without replicas did."""
+    budgets = []
+
+    def recording(topology: Topology, workload: Workload, options: Options) -> Schedule:
+        budgets.append((options.sum_codec, options.budget))
+        return scheduler("auto")(topology, workload, options)
+
+    chain = chain_workload([1.0] * 4, [UNIT] * 3)
+    search = scheduler_for(CodecWishes(sums="auto"), recording, Conditions())
+    search(far_apart(["north", "south"], 1.0), chain, Options(budget=60, most_replicas=2))
+    assert [one for one in budgets if one[0] == "dense"] == [("dense", 60)]
 
 
 @pytest.mark.parametrize(("inner_steps", "words"), [(1, "would take"), (20, "on average, merges included")])

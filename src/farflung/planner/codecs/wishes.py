@@ -93,10 +93,14 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
         is_auto = wishes.sums == AUTO and options.most_replicas > 1
-        tried = (DENSE, AUTO_SUM_CODEC) if is_auto else (DENSE if wishes.sums == AUTO else wishes.sums,)
-        part = _part(options, 1 / len(tried))
-        found = [search_with(topology, workload, replace(part, sum_codec=codec)) for codec in tried]
-        dense, last = found[0], found[-1]
+        if not is_auto:
+            only = DENSE if wishes.sums == AUTO else wishes.sums
+            return search_with(topology, workload, replace(options, sum_codec=only))
+        half = _part(options, 1 / 2)
+        # With its whole budget, the first search finds nothing worse than one without replicas does.
+        whole = replace(half, budget=options.budget, sum_codec=DENSE)
+        dense = search_with(topology, workload, whole)
+        last = search_with(topology, workload, replace(half, sum_codec=AUTO_SUM_CODEC))
         if last.step_seconds > SUM_GAIN * dense.step_seconds:
             return dense
         note = (

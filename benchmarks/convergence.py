@@ -8,10 +8,10 @@ interrupted goes on where it was. A way is a rung, several in turn (`benchmarks/
 policy chooses: `auto:MBPS`, `adatopk:RATIO:MBPS`, `uniform:RATIO` (`benchmarks/learning/setting.py`). One
 thread.
 
-    python benchmarks/convergence.py --depth [--seeds 5] [--json]
+    python benchmarks/convergence.py --depth [--kept] [--seeds 5] [--json]
 
 What codecs lose over 3, 7 and 15 boundaries (`benchmarks/learning/depth.py`). Runs are kept in
-`benchmarks/learning/depths.jsonl`; what is not there is run.
+`benchmarks/learning/depths.jsonl`; what is not there is run, or left out with `--kept`.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--depth", action="store_true", help="how losses grow with boundaries, by its own course"
     )
+    parser.add_argument("--kept", action="store_true", help="with --depth: run nothing, show what is kept")
     parser.add_argument("--steps", type=whole, help="of a run (default: 450 and 200)")
     parser.add_argument("--folder", type=folder_path, help="where runs are kept (default: runs/convergence)")
     parser.add_argument("--quick", action="store_true", help="tiny models, few steps, one seed: a trial")
@@ -108,7 +109,7 @@ def study(name: str, options: argparse.Namespace) -> list[report.Row]:
 
 def _depths(options: argparse.Namespace) -> str:
     wanted = list(depth.cases(options.seeds or depth.SEEDS))
-    found = depth.rows(depth.study(depth.KEPT, wanted, _tell))
+    found = depth.rows(depth.study(depth.KEPT, wanted, _tell, run=not options.kept))
     return msgspec.json.encode(found).decode() if options.json else depth.table(found)
 
 

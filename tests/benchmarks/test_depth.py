@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from benchmarks.learning import depth
@@ -11,6 +12,7 @@ from benchmarks.learning.outcome import Measured, Outcome
 from benchmarks.learning.way import DENSE, Way
 
 from farflung.errors import FarflungError
+from farflung.planner.codecs.guard import Finding, Guard, ProbeBegins, TrainingLoss
 
 ROUGH = depth.WAYS[0]
 
@@ -59,6 +61,7 @@ def test_a_study_goes_on_where_it_was_and_runs_again_what_another_course_made(
     found = depth.study(path, cases, told.append)
     assert ran == cases and [run.case for run in found] == cases and len(told) == 2
     assert depth.read(path) == found
+    assert depth.study(path, [*cases, Case("gpt", True, 8, ROUGH, 0)], told.append, run=False) == found
     monkeypatch.setattr("benchmarks.learning.subject.DEEP_STEPS", 40)
     depth.study(path, cases[:1], told.append)
     assert ran == [*cases, cases[0]] and len(depth.read(path)) == 3
@@ -81,3 +84,29 @@ def test_each_boundary_of_sixteen_segments_is_one_value_that_codecs_write(model:
 
     edges = plan_of(Case(model, True, 16, ROUGH, 0).subject()).edges
     assert sorted(edge.source for edge in edges if edge.is_codable) == list(range(15))
+
+
+def test_the_guard_probes_no_measured_run_but_those_that_stand_still_instead() -> None:
+    """Each run is replayed as it was, and a GPT's also with a loss that stays where it was at step 30."""
+    runs = [run for run in depth.read() if run.warmup]
+    assert {run.model for run in runs} == {"gpt", "resnet"}
+    for run in runs:
+        losses = run.outcome.losses
+        assert found(losses) == [], run.case
+        level, noise = fmean(losses[25:35]), [loss / fmean(losses[40:]) for loss in losses[40:]]
+        stalled = losses[:30] + [level * each for each in noise] * 4
+        assert run.model != "gpt" or isinstance(found(stalled)[0], ProbeBegins), run.case
+
+
+def test_the_guard_probes_the_measured_run_that_stalled() -> None:
+    (run,) = (run for run in depth.read() if run.case == Case("gpt", False, depth.CONTROL, ROUGH, 0))
+    assert run.outcome.last.plain > 3.18  # the entropy of single bytes
+    assert isinstance(found(run.outcome.losses)[0], ProbeBegins)
+
+
+def found(losses: list[float]) -> list[Finding]:
+    guard, findings = Guard(0.01), list[Finding]()
+    for step, loss in enumerate(losses, 1):
+        guard, more = guard.on_evidence(TrainingLoss(step, loss, is_rough=True))
+        findings.extend(more)
+    return findings

@@ -60,19 +60,25 @@ class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Each may be codec phases (`plans.phases`). `every` may also name a codec policy (`plans.codec_policy`);
     `auto` keeps the loss of the exported model within `max_loss_gap`, relative. `sums` is the codec of what
-    sums of gradients send from site to site; with `auto` the planner takes dense or `AUTO_SUM_CODEC`.
+    sums of gradients send from site to site; with `auto` the planner takes dense or `AUTO_SUM_CODEC`. A job
+    `is_steady` if it has warm-up and clipping: `auto` then uses rough gradients over more boundaries.
     """
 
     every: PhasedCodecPair = DENSE
     links: Annotated[tuple[LinkWish, ...], Meta(max_length=100_000)] = ()
     max_loss_gap: Annotated[float, Meta(ge=0, le=1)] = MAX_LOSS_GAP
     sums: CodecName = DENSE
+    is_steady: bool = False
 
     def __post_init__(self) -> None:
         if len({(wish.source, wish.target) for wish in self.links}) < len(self.links):
             raise ValueError("a link may be given only one codec")
         if self.links and not self.is_fixed:
             raise ValueError(f"{self.every} chooses for every link: do not give links codecs of their own")
+
+    def of_job(self, is_steady: bool) -> CodecWishes:
+        """The same, for a job that has warm-up and clipping or lacks one of them."""
+        return msgspec.structs.replace(self, is_steady=is_steady)
 
     def otherwise(
         self, codec: str, max_loss_gap: float = MAX_LOSS_GAP, sum_codec: str = DENSE

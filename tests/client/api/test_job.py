@@ -64,6 +64,14 @@ def test_workers_and_broker_are_told_the_numbers_the_user_gave() -> None:
     assert (training.validate_every, training.validation_microbatches) == (5, 1)
 
 
+def test_a_job_is_steady_with_both_clipping_and_warm_up() -> None:
+    warm = farflung.AdamW(lr=0.1, schedule=farflung.WarmupCosine(warmup_steps=5, total_steps=10))
+    assert make(optimizer=warm, clip=1.0).is_steady
+    short = farflung.AdamW(lr=0.1, schedule=farflung.WarmupCosine(warmup_steps=3, total_steps=10))
+    for job in (make(clip=1.0), make(optimizer=warm), make(optimizer=short, clip=1.0)):
+        assert not job.is_steady
+
+
 @pytest.mark.parametrize(
     ("batch", "microbatches", "advice"),
     [(30, 8, "batch=24 or 32"), (3, 4, "batch=4"), (9, 2, "batch=8 or 10")],

@@ -60,6 +60,10 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+_WARM_UP = 0.2
+"""Largest share of the rate in the first step of a schedule that counts as warm-up."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Job:
     """One training run, as the job file's `job()` returns it.
@@ -376,6 +380,11 @@ class Job:
     def has_values(self) -> bool:
         """Whether the model's parameters and buffers are in memory rather than on the meta device."""
         return has_values(self.model)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether it has clipping and warm-up from at most a fifth of its rate."""
+        return self.clip is not None and self.optimizer.schedule.ratio(0) <= _WARM_UP
 
     def training(self) -> Training:
         """The training settings, in the form that is sent to broker and workers."""

@@ -124,7 +124,7 @@ def plan(
     """
     fleet, conditions = for_job(job, _topology(topology)), _conditions(efficiency, None)
     job, gentler = with_gentle_auto(job)
-    codecs = codecs.otherwise(job.codec, job.max_loss_gap, job.sum_codec)
+    codecs = codecs.otherwise(job.codec, job.max_loss_gap, job.sum_codec).of_job(job.is_steady)
     require_known(codecs, fleet.ids, codecs.codebook)
     copies = parse_replicas(str(replicas))
     search = scheduler_for(codecs, scheduler_for_replicas(scheduler, copies), conditions)

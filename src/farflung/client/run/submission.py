@@ -24,7 +24,7 @@ from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 def training_of(prepared: Prepared, codecs: CodecWishes, policy: CheckpointPolicy = NEVER) -> Training:
     """The training settings of a job that `policy` saves; its links are coded as `codecs` or the job ask."""
     job = prepared.job
-    codecs = codecs.otherwise(job.codec, job.max_loss_gap, job.sum_codec)
+    codecs = codecs.otherwise(job.codec, job.max_loss_gap, job.sum_codec).of_job(job.is_steady)
     training = prepared.written_by(codecs.every).training
     training = training.with_codecs(codecs.codebook, sample=is_auto(codecs.every))
     return msgspec.structs.replace(training, copies=max(policy.copies, int(training.keeps_best)))

@@ -121,7 +121,7 @@ class Submitter:
         patience_seconds: int = PATIENCE_SECONDS,
     ) -> None:
         job = prepared.job
-        codecs = wishes.codecs.otherwise(job.codec, job.max_loss_gap, job.sum_codec)
+        codecs = wishes.codecs.otherwise(job.codec, job.max_loss_gap, job.sum_codec).of_job(job.is_steady)
         self._prepared = prepared = prepared.written_by(codecs.every)
         self._workers = workers
         self._on = list(on)

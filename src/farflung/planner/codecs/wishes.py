@@ -152,7 +152,8 @@ def memory_of(wishes: CodecWishes) -> CodingMemory | None:
 def limits_of(wishes: CodecWishes) -> Limits:
     """The limits of `auto`."""
     policy = wishes.policy
-    return Limits(wishes.max_loss_gap, roughest=policy.roughest if policy else "")
+    roughest = policy.roughest if policy else ""
+    return Limits(wishes.max_loss_gap, roughest=roughest, is_steady=wishes.is_steady)
 
 
 def _policy(wishes: CodecWishes, conditions: Conditions) -> Policy:

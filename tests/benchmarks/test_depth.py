@@ -98,8 +98,9 @@ def test_the_guard_probes_no_measured_run_but_those_that_stand_still_instead() -
         assert run.model != "gpt" or isinstance(found(stalled)[0], ProbeBegins), run.case
 
 
-def test_the_guard_probes_the_measured_run_that_stalled() -> None:
-    (run,) = (run for run in depth.read() if run.case == Case("gpt", False, depth.CONTROL, ROUGH, 0))
+@pytest.mark.parametrize("seed", [0, 2])
+def test_the_guard_probes_the_measured_runs_that_stalled(seed: int) -> None:
+    (run,) = (run for run in depth.read() if run.case == Case("gpt", False, depth.CONTROL, ROUGH, seed))
     assert run.outcome.last.plain > 3.18  # the entropy of single bytes
     assert isinstance(found(run.outcome.losses)[0], ProbeBegins)
 

@@ -94,6 +94,20 @@ def test_a_run_that_begins_later_counts_from_there() -> None:
     assert tally.current is None and tally.summary("done", "", "job-1", 171.0).steps == 5
 
 
+def test_an_evaluation_that_was_missed_took_the_microbatches_that_the_plan_says() -> None:
+    """A process that takes another's place hears of the plan last."""
+    asked = job()
+    *_, last = asked.training().units()
+    assert last.microbatches == 4
+    tally = RunMetrics(asked, 0.0, first=last.number)
+    tally.finished(done(last.number, 5.0, 7), None, None)
+    tally.evaluates_on(1)
+    assert tally.claim is not None and tally.claim.unit == last._replace(microbatches=1)
+    assert tally.summary("done", "", "job-1", 1.0).validation_microbatches == 1
+    tally.evaluates_on(0)
+    assert tally.claim.unit.microbatches == 1
+
+
 def test_a_run_that_never_began_has_a_summary_too() -> None:
     summary = RunMetrics(job(), 0.0).summary("failed", "the broker was lost", "", 2.0)
     assert (summary.steps, summary.workers, summary.train_loss, summary.loading_seconds) == (0, 0, None, None)

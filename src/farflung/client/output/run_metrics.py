@@ -91,9 +91,15 @@ class RunMetrics:
         self.prediction = prediction
 
     def evaluates_on(self, microbatches: int) -> None:
-        """Note that evaluations take so many microbatches; 0: as many as the job asks for."""
+        """Note that evaluations take so many microbatches; 0: as many as the job asks for.
+
+        The broker decides this in a job's first plan. A process that takes another's place hears of it after
+        the units that it missed, so it holds for those, too.
+        """
         self._training = self._training.evaluating_on(microbatches)
         self._units = self._training.units()
+        if self.claim is not None and (unit := self._units.at(self.claim.unit.number)) is not None:
+            self.claim = self.claim._replace(unit=unit)
         self._go_to(self._next)
 
     def elapsed(self, now: float) -> float:

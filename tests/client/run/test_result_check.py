@@ -187,3 +187,21 @@ def test_where_no_segment_explains_it_all_are_named(home: Home) -> None:
     two = {name: -home.trained[name] for segment in (0, 2) for name in home.planned.owned[segment]}
     with pytest.raises(RunFailed, match="one of segment 0 of worker a, segment 1 of worker b, segment 2 of"):
         home.compare(two, home.claim)
+
+
+def test_where_all_exchanges_give_nan_no_worker_is_named_alone(home: Home) -> None:
+    """Two segments are false, so the loss stays NaN with the earlier weights of any one."""
+    false = {
+        name: home.trained[name] * torch.nan for segment in (1, 2) for name in home.planned.owned[segment]
+    }
+    with pytest.raises(RunFailed, match="one of segment 0 of worker a, segment 1 of worker b, segment 2 of"):
+        home.compare(false, home.claim)
+
+
+def test_an_earlier_state_that_lacks_weights_explains_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "earlier", Earlier("at step 0", StateByKey({})))
+    false = {name: -home.trained[name] for name in home.planned.owned[1]}
+    with pytest.raises(RunFailed, match="one of segment 0 of worker a, segment 1 of worker b, segment 2 of"):
+        home.compare(false, home.claim)

@@ -143,7 +143,7 @@ def compared_loss(
         return found
     who = _suspects(prepared, planned, state)
     if earlier is not None and not who:
-        with suppress(FarflungError, RuntimeError, MemoryError):
+        with suppress(FarflungError, RuntimeError, MemoryError, KeyError):  # it may lack some weights
             who = _exchanged(prepared, training, planned, state, claim, found.loss, earlier())
     if not who:
         keys = [key for key in state.tensors if not key.slot]
@@ -187,7 +187,7 @@ def _exchanged(
         if time.monotonic() - began > MOST_SECONDS:
             return ""
     (nearest, segment, again), *others = sorted(found)
-    if not others or nearest > NEARER * min(others[0][0], _gap(loss, claim)):
+    if not others or math.isinf(nearest) or nearest > NEARER * min(others[0][0], _gap(loss, claim)):
         return ""
     who = f"segment {segment} of worker {planned.plan.worker_of(segment)}"
     return (

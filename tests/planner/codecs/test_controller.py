@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -29,7 +30,7 @@ from farflung.planner.codecs.controller import (
     UnitMeasured,
 )
 from farflung.planner.codecs.decisions import on_event
-from farflung.planner.codecs.ladder import ladder
+from farflung.planner.codecs.ladder import ladder, number_of
 from farflung.planner.codecs.limits import Limits
 from farflung.runtime.parcel import CodecSample
 
@@ -300,9 +301,9 @@ def test_implausible_byte_counts_of_a_worker_are_ignored() -> None:
 
 
 def started_rough() -> Controller:
-    """Two workers whose lines are so slow that a rough rung is worth its loss."""
+    """Two workers whose lines are so slow that a rough rung is worth its loss, and none is sticky."""
     where = context({(0, 1): 1, (1, 0): 1}, workers=2, compute_seconds=0.3, microbatches=64)
-    return Controller.start(where, ladder(), ANY_LOSS)[0]
+    return Controller.start(where, ladder(), Limits(1.0, roughest="axes20/axes70-dithered"))[0]
 
 
 def test_a_probe_writes_finely_and_then_as_before() -> None:
@@ -339,6 +340,14 @@ def test_links_that_write_finely_have_nothing_to_probe() -> None:
     fine = started(20)
     events = [BeginProbe(10, ""), EndProbe(30, "", stalled=True)]
     assert replay(fine, events) == (fine, [])
+
+
+def test_no_probe_takes_a_rung_away_to_which_the_model_has_adapted() -> None:
+    rough = started_rough()
+    top = number_of("row-topk30-int4/masked30-int4", rough.rungs)
+    sticky = replace(rough, levels=(top,) * len(rough.levels))
+    assert sticky.noise > PROBE_NOISE
+    assert on_event(sticky, BeginProbe(10, "it stands still")) == (sticky, ())
 
 
 def test_what_the_guard_relaxes_stays_within_the_error_that_a_stall_left() -> None:

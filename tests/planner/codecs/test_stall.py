@@ -29,6 +29,7 @@ from farflung.simulator import Conditions
 
 WORKERS = ("a", "b", "c", "d")
 ROUGH = "axes30/axes100-dithered"
+STICKY = "row-topk30-int4/masked30-int4"
 WIDTH, STEPS = 16, 200
 
 
@@ -174,18 +175,27 @@ class Block(nn.Module):
         return x + 0.5 * torch.tanh(self.linear(x))
 
 
-def tuned(steps: int, *, guarded: bool) -> tuple[list[float], list[Switch], CodecTuner]:
-    """Train over lines of 1 Mbit/s, with codecs as the tuner changes them, if it is asked at all."""
-    torch.manual_seed(1)
+def tuner_over(codec: str) -> CodecTuner:
+    """The tuner of a chain over lines of 1 Mbit/s, all of which use `codec`."""
+    return CodecTuner.start(basis_over(codec))
+
+
+def basis_over(codec: str) -> bytes:
     names = list(WORKERS)
     plan = chain(names, size=10**6, flops=10**9, microbatches=8)
     links = [pair for a, b in pairwise(names) for pair in ((a, b), (b, a))]
     plan = Plan(
         plan.placements, plan.edges, plan.microbatches, plan.window, [],
-        [LinkCodec(*pair, ROUGH, 20.0) for pair in links],
+        [LinkCodec(*pair, codec, 20.0) for pair in links],
     )  # fmt: skip
     slow = {(a, b): 1.0 for a in range(4) for b in range(4) if a != b}
-    tuner = CodecTuner.start(tuning_basis(plan, topology(slow, 4), Conditions(), Limits(1.0)))
+    return tuning_basis(plan, topology(slow, 4), Conditions(), Limits(1.0))
+
+
+def tuned(steps: int, *, guarded: bool) -> tuple[list[float], list[Switch], CodecTuner]:
+    """Train over lines of 1 Mbit/s, with codecs as the tuner changes them, if it is asked at all."""
+    torch.manual_seed(1)
+    tuner = tuner_over(ROUGH)
     training, losses, switches = Training(), list[float](), list[Switch]()
     for unit in range(steps):
         codecs = {(codec.source, codec.target): codec.codec for codec in tuner.controller.codecs()}
@@ -205,3 +215,13 @@ def test_a_training_that_its_codecs_stall_gets_finer_ones_and_learns_on() -> Non
     assert after.controller.noise < before.controller.noise
     assert np.mean(helped[-50:]) < 0.7 * np.mean(left[-50:])
     assert tuned(STEPS, guarded=True)[:2] == (helped, switches)
+
+
+@pytest.mark.parametrize(("codec", "is_probed"), [(ROUGH, True), (STICKY, False)])
+def test_links_are_probed_unless_the_model_has_adapted_to_their_codecs(codec: str, is_probed: bool) -> None:
+    tuner, reasons = tuner_over(codec), list[str]()
+    for number, loss in enumerate(noisy(lambda step: 3.0, 120)):
+        tuner, verdict = tuner.on_unit(FinishedUnit(number, True, number + 1, loss))
+        reasons.extend(switch.reason for switch in verdict.switches)
+    assert bool(tuner.guard.stall.quiet_until) == is_probed
+    assert any("stands still" in reason for reason in reasons) == is_probed

@@ -180,6 +180,11 @@ class Controller:
         """The largest error that codecs of any link declare."""
         return max((self.rungs[level].noise for level in self.levels), default=0.0)
 
+    @property
+    def is_sticky(self) -> bool:
+        """Whether a link uses a rung to which the model adapts, so that it loses more without it."""
+        return any(self.rungs[level].is_sticky for level in self.levels)
+
     def codecs(self) -> tuple[LinkCodec, ...]:
         """The codec pairs of all links that are not dense."""
         context = self.estimated()

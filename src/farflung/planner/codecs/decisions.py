@@ -222,7 +222,7 @@ def _on_relax(event: Relax, controller: Controller) -> tuple[Controller, tuple[S
 
 @_on_event.register
 def _on_begin_probe(event: BeginProbe, controller: Controller) -> tuple[Controller, tuple[Switch, ...]]:
-    if controller.unprobed is not None or controller.noise <= PROBE_NOISE:
+    if controller.unprobed is not None or controller.noise <= PROBE_NOISE or controller.is_sticky:
         return controller, ()
     limits = replace(controller.limits, most_noise=PROBE_NOISE)
     updated = replace(controller, limits=limits, unprobed=(controller.levels, controller.limits))

@@ -42,7 +42,9 @@ class HeldOutLoss:
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """The loss of a training step; `is_rough`: some link wrote it with more error than `stall.ROUGH`."""
+    """The loss of a training step. `is_rough`: some link wrote it with more error than `stall.ROUGH`, and
+    none with a sticky rung, which a probe must not take away.
+    """
 
     step: int
     loss: float

@@ -195,7 +195,8 @@ class CodecTuner:
     def _check(self, finished: FinishedUnit) -> tuple[Guard, tuple[Finding, ...]]:
         evidence: list[Evidence] = []
         if finished.train:
-            loss = TrainingLoss(finished.step, finished.loss, self.controller.noise > ROUGH)
+            is_rough = self.controller.noise > ROUGH and not self.controller.is_sticky
+            loss = TrainingLoss(finished.step, finished.loss, is_rough)
             evidence = [loss, *filter(_is_used, finished.sampled)]
         elif finished.plain and self.in_loop is not None:
             evidence = [HeldOutLoss(finished.step, self.in_loop, finished.loss)]

@@ -1,4 +1,4 @@
-"""What became of sabotaged jobs: rows, as they are kept in a file, and what follows from them."""
+"""How sabotaged jobs ended: rows, as they are kept in a file, and what follows from them."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def give_orders(home: Path, orders: Orders) -> None:
 
 
 def read_orders(home: Path) -> Orders:
-    """What the saboteur was told last."""
+    """The saboteur's newest orders."""
     return msgspec.json.decode((home / "orders").read_bytes(), type=Orders)
 
 

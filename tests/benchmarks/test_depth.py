@@ -54,16 +54,16 @@ def test_a_study_goes_on_where_it_was_and_runs_again_what_another_course_made(
         return kept(ran[-1], 3.0).outcome
 
     monkeypatch.setattr(depth, "train", train)
-    told = list[str]()
-    depth.study(path, cases[:1], told.append)
+    lines = list[str]()
+    depth.study(path, cases[:1], lines.append)
     with path.open("ab") as file:
         file.write(b'{"key": "cut o')  # the process was killed here
-    found = depth.study(path, cases, told.append)
-    assert ran == cases and [run.case for run in found] == cases and len(told) == 2
+    found = depth.study(path, cases, lines.append)
+    assert ran == cases and [run.case for run in found] == cases and len(lines) == 2
     assert depth.read(path) == found
-    assert depth.study(path, [*cases, Case("gpt", True, 8, ROUGH, 0)], told.append, run=False) == found
+    assert depth.study(path, [*cases, Case("gpt", True, 8, ROUGH, 0)], lines.append, run=False) == found
     monkeypatch.setattr("benchmarks.learning.subject.DEEP_STEPS", 40)
-    depth.study(path, cases[:1], told.append)
+    depth.study(path, cases[:1], lines.append)
     assert ran == [*cases, cases[0]] and len(depth.read(path)) == 3
     path.write_bytes(b"no run\n" + path.read_bytes())
     with pytest.raises(FarflungError, match="line 1 is no run"):

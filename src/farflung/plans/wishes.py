@@ -61,7 +61,7 @@ class CodecWishes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Each may be codec phases (`plans.phases`). `every` may also name a codec policy (`plans.codec_policy`);
     `auto` keeps the loss of the exported model within `max_loss_gap`, relative. `sums` is the codec of what
     sums of gradients send from site to site; with `auto` the planner takes dense or `AUTO_SUM_CODEC`. A job
-    `is_steady` if it has warm-up and clipping: `auto` then uses rough gradients over more boundaries.
+    `is_steady` if it has warm-up and global clipping: `auto` then uses rough gradients over more boundaries.
     """
 
     every: PhasedCodecPair = DENSE

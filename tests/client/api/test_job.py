@@ -70,6 +70,7 @@ def test_a_job_is_steady_with_both_clipping_and_warm_up() -> None:
     short = farflung.AdamW(lr=0.1, schedule=farflung.WarmupCosine(warmup_steps=3, total_steps=10))
     for job in (make(clip=1.0), make(optimizer=warm), make(optimizer=short, clip=1.0)):
         assert not job.is_steady
+    assert not make(optimizer=warm, clip=1.0, clip_by="segment").is_steady  # models were measured without it
 
 
 @pytest.mark.parametrize(

@@ -383,8 +383,9 @@ class Job:
 
     @property
     def is_steady(self) -> bool:
-        """Whether it has clipping and warm-up from at most a fifth of its rate."""
-        return self.clip is not None and self.optimizer.schedule.ratio(0) <= _WARM_UP
+        """Whether it clips the norm of all gradients and warms up from at most a fifth of its rate."""
+        is_clipped = self.clip is not None and self.clip_by == "global"  # by segment, nothing was measured
+        return is_clipped and self.optimizer.schedule.ratio(0) <= _WARM_UP
 
     def training(self) -> Training:
         """The training settings, in the form that is sent to broker and workers."""

@@ -45,7 +45,7 @@ class Limits:
     most_noise
         Largest relative error of any codec, as declared. The guard lowers it if a run stalls.
     is_steady
-        Whether the job has warm-up and clipping, with which models bear more noise.
+        Whether the job has warm-up and global clipping, with which models bear more noise.
     """
 
     max_loss_gap: float = MAX_LOSS_GAP
@@ -201,7 +201,9 @@ def _why_not(
         return f"but exceeds the limit of {limits.words()}"
     if not is_tried(context, link, rung, limits.is_steady):
         where = f"gradients that cross {context.boundaries[link]} boundaries"
-        return f"but is too rough for {where}" + ("" if limits.is_steady else " without warm-up and clipping")
+        return f"but is too rough for {where}" + (
+            "" if limits.is_steady else " without warm-up and global clipping"
+        )
     if gap > limits.max_loss_gap:
         return (
             f"but together with the other links costs {100 * gap:.2g} % loss: the limit is {limits.words()}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -18,11 +17,10 @@ from farflung.opdag.graph import Graph
 from farflung.planner import PlannedJob, place, plan_graph
 from farflung.planner.assignment import Assignment
 from farflung.runtime.in_process import InProcessPipeline
-from farflung.runtime.optimizers.clipping import added_in_order, clip_scale, gradient_norm
+from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import named_state, received
 from farflung.runtime.torch_backend.device import HOST
-from farflung.runtime.torch_backend.optimizers.update import square_sums
 from farflung.runtime.training import Training
 
 
@@ -68,10 +66,11 @@ class SideBySide:
             with device:  # where a module makes tensors that are not told where
                 return wrapper({name: tensor.to(device) for name, tensor in batch.items()})
 
-        self.reference = Reference(self.eager, loss_of, self.graph, training)
         ours = copy.deepcopy(module).to(device)
         self.state = named_state(ours, self.graph)
         segments = received(planned.programs, training.microbatch_size)
+        owned = [segment.owned for segment in segments]
+        self.reference = Reference(self.eager, loss_of, self.graph, training, owned=owned)
         self.pipeline = InProcessPipeline(
             self.graph, planned.plan, segments, self.state, training, device=device
         )
@@ -86,8 +85,6 @@ class SideBySide:
         """Clip and update both sides."""
         norm = gradient_norm(share.squares for share in self.shares)
         self.pipeline.decide(self._unit, clip_scale(self.training.global_clip, norm))
-        if (bound := self.training.segment_clip) is not None:
-            clip_groups(self.eager, self.graph, [one.segment.owned for one in self.pipeline.segments], bound)
         self.reference.apply()
         self._unit += 1
 
@@ -100,17 +97,6 @@ class SideBySide:
     def states(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers of the cut model and of the eager one."""
         return self.state, named_state(self.eager, self.graph)
-
-
-def clip_groups(module: nn.Module, graph: Graph, groups: Sequence[Sequence[str]], bound: float) -> None:
-    """Bound the norm of the gradients of each group of parameters, in the order of the graph."""
-    named = named_state(module, graph)
-    for group in groups:
-        gradients = [named[entry.name].grad for entry in graph.inputs_of("parameter") if entry.name in group]
-        known = [gradient for gradient in gradients if gradient is not None]
-        norm = math.sqrt(added_in_order(square_sums(known)))
-        for gradient in known:
-            gradient.mul_(clip_scale(bound, norm))
 
 
 def microbatches(case: Case, samples: int, count: int, step: int) -> list[Batch]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 from benchmarks.zoo import Case, case
-from benchmarks.zoo.side_by_side import captured, clip_groups, microbatches, planned
+from benchmarks.zoo.side_by_side import captured, microbatches, planned
 
 from farflung.errors import CodecError
 from farflung.opdag.capture.capture import LossModule
@@ -94,7 +94,8 @@ def trains_as_one_process(
 
     eager = copy.deepcopy(module)
     wrapper = LossModule(eager, subject.loss)
-    reference = Reference(eager, lambda batch: wrapper(dict(batch)), graph, training)
+    owned = [segment.owned for segment in one.segments]
+    reference = Reference(eager, lambda batch: wrapper(dict(batch)), graph, training, owned=owned)
     numbers = dealt(sum(shares), tuple(shares))
     tree = [[numbers[p] for p in range(len(shares)) if sites[p] == site] for site in dict.fromkeys(sites)]
     count = len(one.segments)
@@ -109,9 +110,6 @@ def trains_as_one_process(
             assert share.bits == found[share.segment % count].bits != {}
         norm = gradient_norm(share.squares for share in found)
         pipeline.decide(step, clip_scale(training.global_clip, norm))
-        if training.segment_clip is not None:
-            groups = [one.segment.owned for one in pipeline.segments[:count]]
-            clip_groups(eager, graph, groups, training.segment_clip)
         reference.apply()
         theirs = named_state(eager, graph)
         for key, tensor in state.items():

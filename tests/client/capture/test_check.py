@@ -89,6 +89,13 @@ def test_dropout_does_not_depend_on_the_order_of_memory(segments: int) -> None:
     assert report.ok and report.loss_difference == 0.0, report
 
 
+@pytest.mark.parametrize("clip_by", ["global", "segment"])
+def test_a_job_that_clips_is_checked_as_it_clips(clip_by: str) -> None:
+    job = job_of(case("chain"), clip=1e-3, clip_by=clip_by)
+    report = farflung.check(job, segments=3, steps=3)
+    assert report.ok and report.worst_parameter_difference == 0.0, report
+
+
 def test_microbatches_of_one_sample() -> None:
     report = check_job(job_of(case("gpt"), batch=2, microbatches=2), segments=2, steps=1)
     assert report.ok, report

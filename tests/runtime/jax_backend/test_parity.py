@@ -14,7 +14,7 @@ import pytest
 import torch
 from benchmarks.zoo import case
 from benchmarks.zoo.on_backends import Pipeline
-from benchmarks.zoo.side_by_side import captured, clip_groups, microbatches, planned
+from benchmarks.zoo.side_by_side import captured, microbatches, planned
 from torch import Tensor
 
 from farflung.opdag.capture.capture import LossModule
@@ -71,7 +71,10 @@ class Run:
         plan = planned(graph, self.training, workers)
         self.eager = copy.deepcopy(module)
         wrapper = LossModule(self.eager, None)
-        self.reference = Reference(self.eager, lambda batch: wrapper(dict(batch)), graph, self.training)
+        owned = [segment.owned for segment in plan.segments]
+        self.reference = Reference(
+            self.eager, lambda batch: wrapper(dict(batch)), graph, self.training, owned=owned
+        )
         state = {n: t.detach().clone() for n, t in named_state(module, graph).items()}
         self.graph = graph
         self.pipeline = Pipeline(graph, plan.plan, plan.segments, state, self.training, backends)
@@ -92,9 +95,6 @@ class Run:
         difference, _ = gradient_difference(found, expected)
         norm = gradient_norm(share.squares for share in shares)
         self.pipeline.decide(self._unit, clip_scale(self.training.global_clip, norm))
-        if (bound := self.training.segment_clip) is not None:
-            groups = [runner.segment.owned for runner in self.pipeline.runners()]
-            clip_groups(self.eager, self.graph, groups, bound)
         self.reference.apply()
         self._unit += 1
         return sum(share.loss for share in shares), theirs, difference

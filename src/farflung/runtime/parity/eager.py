@@ -115,6 +115,7 @@ class Reference:
     """Eager training of `loss_of` (batch -> scalar loss), the reference for a distributed run.
 
     `draws` are the numbers from which its random ops are seeded, in order; by default those of the graph.
+    `owned` has the names of the parameters of each segment, for a training that clips by segment.
     """
 
     def __init__(
@@ -124,12 +125,15 @@ class Reference:
         graph: Graph,
         training: Training,
         draws: Sequence[int] | None = None,
+        owned: Sequence[Sequence[str]] = (),
     ) -> None:
+        assert owned or training.segment_clip is None  # it would clip nothing
         self._module = module
         self._loss_of = loss_of
         self._graph = graph
         self._numbers = random_numbers(graph) if draws is None else draws
         self._training = training
+        self._owned = [set(names) for names in owned]
         self._device = next((parameter.device for parameter in module.parameters()), HOST)
         self._optimizer = build(training.optimizer, self._trained())
         self.step = 0
@@ -175,13 +179,9 @@ class Reference:
 
     def apply(self) -> None:
         """Clip and update, at the step's learning rate."""
-        if self._training.global_clip is not None:
-            gradients = self._gradients()
-            norm = gradient_norm([dict(zip(gradients, square_sums(gradients.values()), strict=True))])
-            scale = clip_scale(self._training.global_clip, norm)
-            for gradient in gradients.values():
-                if scale != 1.0:
-                    gradient.mul_(scale)
+        if self._training.clip is not None:
+            for gradients in self._clipped_together():
+                _clip(gradients, self._training.clip)
         set_learning_rate(self._optimizer, self.step)
         self._optimizer.step()
         self.step += 1
@@ -200,11 +200,24 @@ class Reference:
                 by_parameter[parameter] = name
         return [(name, parameter) for parameter, name in by_parameter.items()]
 
-    def _gradients(self) -> dict[int, Tensor]:
-        """The gradients by the value ids of their parameters in the graph."""
+    def _clipped_together(self) -> list[dict[int, Tensor]]:
+        """All gradients, or those of each segment, by the value ids of their parameters in the graph."""
         parameters = dict(self._module.named_parameters(remove_duplicate=False))
-        known = {e.value: parameters[e.name].grad for e in self._graph.inputs_of("parameter")}
-        return {value: gradient for value, gradient in known.items() if gradient is not None}
+        known = [(e, parameters[e.name].grad) for e in self._graph.inputs_of("parameter")]
+        if self._training.clip_by == "global":
+            return [{e.value: grad for e, grad in known if grad is not None}]
+        return [
+            {e.value: grad for e, grad in known if grad is not None and e.name in names}
+            for names in self._owned
+        ]
+
+
+def _clip(gradients: Mapping[int, Tensor], bound: float) -> None:
+    norm = gradient_norm([dict(zip(gradients, square_sums(gradients.values()), strict=True))])
+    scale = clip_scale(bound, norm)
+    for gradient in gradients.values():
+        if scale != 1.0:
+            gradient.mul_(scale)
 
 
 def _added(gradients: Sequence[Tensor | None]) -> Tensor | None:

@@ -182,7 +182,8 @@ class Comparison:
         self._training = training
         self._eager = copy.deepcopy(module)
         self._loss_of = loss_of(self._eager)
-        self._reference = Reference(self._eager, self._loss_of, graph, training, draws)
+        owned = [segment.owned for segment in segments]
+        self._reference = Reference(self._eager, self._loss_of, graph, training, draws, owned)
         ours = copy.deepcopy(module)
         self._state = _whole_state(ours, graph)
         state = {**named_state(ours, graph), **(held or {})}

@@ -162,9 +162,12 @@ class Scenario:
         message: Submit | Return | Stalled | Keep | Kept | Collected | Cancel,
         submitter: str = "ana",
         elsewhere: Mapping[str, float] = {},
+        patience_seconds: float = 0.0,
     ) -> Outcome:
         """A message from a submitter; other sessions of it hold the jobs `elsewhere`."""
-        said = events.SubmitterMessage(self.now, submitter, message, SUBMITTER_SEEN_AT, elsewhere, 3.0)
+        said = events.SubmitterMessage(
+            self.now, submitter, message, SUBMITTER_SEEN_AT, elsewhere, 3.0, patience_seconds=patience_seconds
+        )
         return self.feed(said)
 
     def restart(self) -> Outcome:

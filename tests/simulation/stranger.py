@@ -58,7 +58,7 @@ class Stranger(Process):
             said: list[Any] = [
                 Cancel(name, "because", draw.random() < 0.5),
                 Collected(name, attempt),
-                Stalled(name, attempt, draw.choice(sorted(self.world.processes)), 10_000),
+                Stalled(name, attempt, {victim: 10_000}),
                 Keep(name, attempt),
                 Kept(name, attempt, unit),
             ]

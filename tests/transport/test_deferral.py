@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,13 @@ def test_those_that_wait_are_let_through_as_their_address_may() -> None:
     assert len(waiting) == 0
 
 
+def test_none_goes_before_those_that_wait() -> None:
+    waiting = Deferred[int]()
+    waiting.add(1, HOME)
+    assert waiting.holds(HOME) and not waiting.holds(OTHER)
+    assert list(waiting.due(Budgets(), 0.0)) == [(1, HOME)] and not waiting.holds(HOME)
+
+
 def test_the_address_with_most_makes_room() -> None:
     waiting = Deferred[int](most=3, draw=random.Random(1))
     assert [waiting.add(number, HOME) for number in range(3)] == [None] * 3
@@ -112,8 +120,17 @@ def test_a_flood_from_a_home_leaves_others_of_it_a_way_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As fast as they are dropped, the flood's connections come again; an honest one waits its turn."""
-    hosts = iter(lambda: HOME, None)
-    monkeypatch.setattr(arrivals, "peer_host", lambda raw: next(hosts))
+    drawn: list[object] = []
+
+    due = Deferred.due
+
+    def noted(self: Deferred[object], budgets: Budgets, now: float) -> Iterator[tuple[object, str]]:
+        for one in due(self, budgets, now):
+            drawn.append(one)
+            yield one
+
+    monkeypatch.setattr(arrivals, "peer_host", lambda raw: HOME)
+    monkeypatch.setattr(Deferred, "due", noted)
     monkeypatch.setattr(arrivals, "Budgets", lambda: Budgets(free=20, per_second=50))
 
     async def flood(address: str) -> None:
@@ -150,6 +167,7 @@ def test_a_flood_from_a_home_leaves_others_of_it_a_way_in(
         return len(links)
 
     assert run(test()) == 3
+    assert drawn, "some waited for the lot"
 
 
 def test_connections_that_wait_are_closed_with_the_port(

@@ -129,7 +129,13 @@ def _submitter_event(
         for job, owner in sessions.held_elsewhere(session).items()
     }
     return events.SubmitterMessage(
-        now, session.peer.id, content, session.remote, silent, timeouts.suspect_seconds
+        now,
+        session.peer.id,
+        content,
+        session.remote,
+        silent,
+        timeouts.suspect_seconds,
+        patience_seconds=timeouts.patience_seconds,
     )
 
 

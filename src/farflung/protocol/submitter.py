@@ -197,15 +197,15 @@ class CheckSaid(Message, frozen=True):
 
 
 class Stalled(Message, frozen=True):
-    """A worker that loads has taken nothing that it is sent for so long, or has it all and is not ready.
+    """For how many `seconds` each worker that loads has taken nothing of what it is sent, or had it all.
 
-    The submitter repeats this. Without it the broker allows for the slowest useful line.
+    The submitter repeats this while an attempt loads, and does not know which workers are ready. Without it
+    the broker allows for the slowest useful line.
     """
 
     job: Id
     attempt: Count
-    worker: Id
-    seconds: Count
+    seconds: Annotated[dict[Id, Count], Meta(max_length=100_000)]
 
 
 class Running(Message, frozen=True):

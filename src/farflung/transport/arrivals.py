@@ -67,7 +67,7 @@ class Arrivals:
             )
             return
         host = peer_host(raw)
-        if self._budgets.is_spent(host, time.monotonic()):
+        if self._deferred.holds(host) or self._budgets.is_spent(host, time.monotonic()):
             self._defer(raw, host)
         else:
             self._begin(raw, host)

@@ -82,6 +82,10 @@ class Deferred(Generic[_Handle]):
         """How many wait."""
         return sum(map(len, self._by_source.values()))
 
+    def holds(self, host: str) -> bool:
+        """Whether connections from there wait: then others join them, and none goes before them."""
+        return source_of(host) in self._by_source
+
     def add(self, handle: _Handle, host: str) -> _Handle | None:
         """Let one from `host` wait; returns the one that is dropped for it, if there is no more room.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from tests.localhost.jobs import Chain, Vectors, job
@@ -69,52 +71,64 @@ def test_what_a_worker_has_is_not_counted(prepared: Prepared) -> None:
 
 
 class Stuck(Caching):
-    """A worker that has fetched its base weights elsewhere, and takes nothing of the rest."""
+    """A worker that takes nothing until `takes` is set, and then fetches its base weights elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fetches, self.takes = asyncio.Event(), asyncio.Event()
+        self.is_sent, self.takes = asyncio.Event(), asyncio.Event()
 
     def list_base(self, base: BaseList, sizes: Mapping[str, int]) -> BaseRequests:
-        return BaseRequests("a", base, sizes)
+        self.requests = BaseRequests("a", base, sizes)
+        return self.requests
 
     async def send(self, header: Any, buffer: memoryview) -> None:
-        self.fetches.set()
+        self.is_sent.set()
         await self.takes.wait()
 
 
-def test_a_worker_that_takes_nothing_of_its_state_is_said_to_stall_and_one_that_fetches_not(
+def planned_on_one(prepared: Prepared, attempt: int = 1) -> Planned:
+    plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 2, 2)
+    return Planned("j", attempt, plan, [sorted(prepared.state)], {})
+
+
+def test_a_worker_owes_progress_while_it_is_sent_something_and_once_it_has_all_but_not_while_it_fetches(
     prepared: Prepared,
 ) -> None:
-    planned = Planned("j", 1, Plan([Placement(0, ["a"], 1, 1, 1)], [], 2, 2), [sorted(prepared.state)], {})
-    sender = StateSender(prepared, planned, Start.fresh(prepared, prepared.training), Observer())
+    start = Start.fresh(prepared, prepared.training)
+    sender = StateSender(prepared, planned_on_one(prepared), start, Observer())
 
     async def test() -> None:
         session = Stuck()
         sending = asyncio.create_task(sender.send("a", session))  # type: ignore[arg-type]
-        await session.fetches.wait()
-        assert list(sender.stalled(0.0)) == ["a"] and sender.stalled(1000.0) == {}
+        await session.is_sent.wait()
+        assert sender.owing == {"a"}
         session.takes.set()
         async with asyncio.timeout(60.0):
-            while sender.stalled(0.0):  # until it waits for what the worker lacks  # noqa: ASYNC110
+            while sender.owing:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        sending.cancel()
+        session.requests.answered(BaseLacking("j", 1, [], last=True))
+        await sending
+        assert sender.owing == {"a"}
 
     asyncio.run(test())
 
 
-def test_who_gets_no_further_is_said_until_the_attempt_runs(prepared: Prepared) -> None:
-    planned = Planned("j", 2, Plan([Placement(0, ["a"], 1, 1, 1)], [], 2, 2), [sorted(prepared.state)], {})
-    attempt = Attempt(
-        prepared, planned, Start.fresh(prepared, prepared.training), False, Observer(), lambda lost: None
-    )
-    attempt._sender._moved_at["a"] = -1e6
+def test_who_gets_no_further_is_said_until_the_attempt_runs(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Start.fresh(prepared, prepared.training)
+    attempt = Attempt(prepared, planned_on_one(prepared, 2), start, False, Observer(), lambda lost: None)
+    attempt._sessions["a"] = SimpleNamespace(bytes_sent=10)  # type: ignore[assignment]
+    attempt._sender.owing.add("a")
+    clock = iter(range(0, 10_000, 5))
+    monkeypatch.setattr("farflung.client.run.attempt.time", SimpleNamespace(monotonic=lambda: next(clock)))
     said: list[Stalled] = []
 
     def say(message: Stalled) -> None:
         said.append(message)
         attempt.is_fed = len(said) == 2
 
-    asyncio.run(attempt.watch_loading(Timeouts(0.01), say))
-    assert [(one.job, one.attempt, one.worker) for one in said] == [("j", 2, "a")] * 2
-    assert all(one.seconds >= 1e6 for one in said)
+    timeouts = Timeouts(0.5)
+    monkeypatch.setattr("asyncio.sleep", AsyncMock())
+    asyncio.run(attempt.watch_loading(timeouts, say))
+    assert [(one.job, one.attempt, one.seconds) for one in said] == [("j", 2, {"a": 15}), ("j", 2, {"a": 20})]

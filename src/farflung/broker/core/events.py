@@ -35,6 +35,7 @@ from farflung.protocol.messages import (
     Refused,
     Register,
     Return,
+    Stalled,
     Submit,
     UnitReady,
 )
@@ -156,16 +157,18 @@ class SubmitterMessage(Event):
 
     `elsewhere` are the jobs that other open sessions of this submitter hold, with the seconds since their
     last bytes. A session is suspect after `suspect_seconds` of silence. While the broker takes no new jobs,
-    `alarm` says why. From `draws`, a random number, follows which shares of a new job are checked.
+    `alarm` says why. From `draws`, a random number, follows which shares of a new job are checked. A worker
+    that loads may stall for `patience_seconds`.
     """
 
     submitter: str
-    message: Submit | Return | Keep | Kept | Collected | Cancel | AskReverse | AskCircuit
+    message: Submit | Return | Stalled | Keep | Kept | Collected | Cancel | AskReverse | AskCircuit
     remote: str
     elsewhere: Mapping[str, float] = field(default_factory=dict)
     suspect_seconds: float = 0.0
     alarm: str = ""
     draws: int = 0
+    patience_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

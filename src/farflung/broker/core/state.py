@@ -317,7 +317,7 @@ def _on_submitter_message(event: events.SubmitterMessage, turn: Transition) -> N
     elif isinstance(message, Collected):
         jobs.on_collected(turn, job, message)
     elif isinstance(message, Stalled):
-        blaming.on_stalled(turn, job, message)
+        blaming.on_stalled(turn, job, message, event.patience_seconds)
     elif isinstance(message, Keep):
         jobs.on_keep(turn, job, message)
     elif isinstance(message, Kept):

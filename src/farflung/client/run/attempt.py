@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 
@@ -12,6 +13,7 @@ from farflung.client.output.records import BaseBytes
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.check_feed import CheckFeed
 from farflung.client.run.feeder import Feeder
+from farflung.client.run.loading_watch import LoadingWatch
 from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
 from farflung.client.run.start import Start, first_segments
 from farflung.client.run.state_collector import ReceivedState, StateCollector, StateCollectors, with_slots
@@ -90,11 +92,13 @@ class Attempt:
 
     async def watch_loading(self, timeouts: Timeouts, say: Callable[[Stalled], None]) -> None:
         """Say which workers get no further, as long as the attempt loads."""
-        planned = self.planned
+        planned, watch = self.planned, LoadingWatch()
         while not self.is_fed:
             await asyncio.sleep(timeouts.lease_seconds)
-            for worker, seconds in self._sender.stalled(timeouts.patience_seconds).items():
-                say(Stalled(planned.job, planned.attempt, worker, int(seconds)))
+            sent = {worker: session.bytes_sent for worker, session in self._sessions.items()}
+            seconds = watch.look(time.monotonic(), sent, self._sender.owing)
+            if max(seconds.values(), default=0.0) >= timeouts.patience_seconds:
+                say(Stalled(planned.job, planned.attempt, {name: int(one) for name, one in seconds.items()}))
 
     async def feed(self) -> None:
         """Stream every microbatch of the job; see `Feeder.run`."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
 from farflung.client.output.records import NO_BASE
 from farflung.client.run.base_transfer import LEAST_BYTES, BaseRequests, base_list
 from farflung.client.run.start import Start
-from farflung.client.run.state_transfer import send_coders, send_state
+from farflung.client.run.state_transfer import Outgoing, send_coders, send_state
 from farflung.client.run.worker_session import WorkerSession
 from farflung.opdag.form import Form
 from farflung.protocol.messages import Planned
 from farflung.runtime.state import StateKey
 from farflung.text import printable
+from farflung.transport.wire.headers import DataHeader
 
 
 class StateSender:
@@ -33,16 +32,11 @@ class StateSender:
         self._forms = {entry.name: Form.of(graph.values[entry.value], batch) for entry in entries}
         self._total = self._total_bytes()
         self._done = 0
-        self._moved_at: dict[str, float] = {}
         self._troubles: set[str] = set()
         self.base_bytes = NO_BASE
         """Where the base weights of the workers that have them all came from."""
-
-    def stalled(self, patience_seconds: float) -> dict[str, float]:
-        """The workers to which nothing has left for so long, or all long ago, and for how many seconds."""
-        now = time.monotonic()
-        seconds = {worker: now - moved_at for worker, moved_at in self._moved_at.items()}
-        return {worker: waited for worker, waited in seconds.items() if waited >= patience_seconds}
+        self.owing: set[str] = set()
+        """The workers for which something waits to be sent, and those which were sent everything."""
 
     async def send(self, worker: str, session: WorkerSession) -> None:
         """Send one worker what its segments own.
@@ -54,20 +48,20 @@ class StateSender:
         RunFailed
             Stored weights are not what they were when the job began.
         """
-        self._moved_at[worker] = time.monotonic()
         planned, start = self._planned, self._start
         owned = {segment: planned.owned[segment] for segment in planned.plan.segments_of(worker)}
         base = {segment: [name for name in names if self._is_base(name)] for segment, names in owned.items()}
         digests = await asyncio.to_thread(self._prepared.digests.of, [n for of in base.values() for n in of])
         requests = await self._list_base(session, base, digests)
         rest = {segment: [*{*names} - {*base[segment]}] for segment, names in owned.items()}
-        progress = partial(self._progress, worker)
-        await send_state(planned.job, planned.attempt, rest, start.state, session, progress)
+        link = _Owing(session, worker, self.owing)
+        await send_state(planned.job, planned.attempt, rest, start.state, link, self._progress)
         if start.training.codecs and start.unit:
             coders = start.coders_of(planned.plan, min(owned))
-            await send_coders(planned.job, planned.attempt, min(owned), coders, session)
+            await send_coders(planned.job, planned.attempt, min(owned), coders, link)
         if requests is not None:
-            await self._send_base(worker, session, requests, digests)
+            await self._send_base(worker, link, requests, digests)
+        self.owing.add(worker)
 
     async def _list_base(
         self, session: WorkerSession, names: Mapping[int, Sequence[str]], digests: Mapping[str, bytes]
@@ -82,14 +76,12 @@ class StateSender:
         return session.list_base(listed, {name: self._forms[name].nbytes for name in digests})
 
     async def _send_base(
-        self, worker: str, session: WorkerSession, requests: BaseRequests, digests: Mapping[str, bytes]
+        self, worker: str, link: Outgoing, requests: BaseRequests, digests: Mapping[str, bytes]
     ) -> None:
         """Send the base weights that a worker asks for, until it has said that these are all."""
         is_last = False
         while not is_last:
-            del self._moved_at[worker]  # it may have much to fetch from elsewhere
             lacking = await requests.next()
-            self._moved_at[worker] = time.monotonic()
             asked: dict[int, list[str]] = {}
             for segment, name in lacking.pieces:
                 asked.setdefault(segment, []).append(name)
@@ -103,8 +95,8 @@ class StateSender:
                 self._planned.attempt,
                 asked,
                 self._start.state,
-                session,
-                partial(self._progress, worker),
+                link,
+                self._progress,
                 digests,
             )
 
@@ -123,8 +115,7 @@ class StateSender:
         self._total -= size
         self._observer.loading(self._done, self._total)
 
-    def _progress(self, worker: str, size: int) -> None:
-        self._moved_at[worker] = time.monotonic()
+    def _progress(self, size: int) -> None:
         self._done += size
         self._observer.loading(self._done, self._total)
 
@@ -140,3 +131,17 @@ class StateSender:
             for name in owned
             for key in keys.get(name, ())
         )
+
+
+class _Owing:
+    """A worker's link that is in `owing` while something waits to be sent over it."""
+
+    def __init__(self, link: Outgoing, worker: str, owing: set[str]) -> None:
+        self._link, self._worker, self._owing = link, worker, owing
+
+    async def send(self, header: DataHeader, buffer: memoryview) -> None:
+        self._owing.add(self._worker)
+        try:
+            await self._link.send(header, buffer)
+        finally:
+            self._owing.discard(self._worker)

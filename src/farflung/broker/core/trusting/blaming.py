@@ -58,31 +58,34 @@ def on_overdue(turn: Transition, job: Job, why: str) -> None:
     Where several are late, some may only wait for others; and a job that regroups has not loaded anew.
     """
     late = late_workers(job)
-    _go_on(turn, job, late[0] if len(late) == 1 and not job.keeps else None, why)
-
-
-def on_stalled(turn: Transition, job: Job, message: Stalled) -> None:
-    """The submitter says that a worker which loads gets no further: go on without it if others can.
-
-    That counts from when the job began to load, for as long as it may wait for a lost worker at least, and
-    not where workers load from elsewhere. One that compiles may take as long as that takes.
-    """
-    if message.attempt != job.attempt or job.state != LOADING or job.restores or job.replayers:
-        return
-    allowed = turn.state.replace_seconds + compile_seconds(job)
-    if message.worker in late_workers(job) and allowed <= min(message.seconds, turn.now - job.pace.moved_at):
-        why = f"worker {message.worker} has not loaded, and got no further for {message.seconds} s"
-        _go_on(turn, job, message.worker, why)
-
-
-def _go_on(turn: Transition, job: Job, worker: str | None, why: str) -> None:
-    """Go on without the member that is late, if there is one and others can; else give the attempt up."""
-    is_one = worker is not None and len(job.members) > 1 and len(job.blamed) + 1 < MOST_BLAMED
-    if worker is not None and is_one and _can_do_without(turn.state, job, worker):
-        blame(turn, job, worker, why)
+    if len(late) == 1 and not job.keeps and _may_replace(turn.state, job, late[0]):
+        blame(turn, job, late[0], why)
         recovery.go_on_without(turn, turn.state.jobs[job.job], why)
     else:
         recovery.give_up(turn, job, why)
+
+
+def on_stalled(turn: Transition, job: Job, message: Stalled, patience_seconds: float) -> None:
+    """The submitter says which workers get no further while they load: go on without one, if others can.
+
+    Where several stall, a line may have failed that they share, and where workers load from elsewhere the
+    submitter knows nothing of it. One that compiles may take as long as that takes. Its word alone makes no
+    worker suspected.
+    """
+    if message.attempt != job.attempt or job.state != LOADING or job.restores or job.replayers:
+        return
+    allowed, loading = patience_seconds + compile_seconds(job), turn.now - job.pace.moved_at
+    stalled = [one for one in late_workers(job) if min(message.seconds.get(one, 0), loading) >= allowed]
+    if len(stalled) == 1 and _may_replace(turn.state, job, stalled[0]):
+        why = f"worker {stalled[0]} has not loaded, and got no further for {message.seconds[stalled[0]]} s"
+        blame(turn, job, stalled[0], why, excused=True)
+        recovery.go_on_without(turn, turn.state.jobs[job.job], why)
+
+
+def _may_replace(state: State, job: Job, worker: str) -> bool:
+    """Whether a job that a member keeps waiting can go on without it."""
+    is_one_of_many = len(job.members) > 1 and len(job.blamed) + 1 < MOST_BLAMED
+    return is_one_of_many and _can_do_without(state, job, worker)
 
 
 def blame(turn: Transition, job: Job, worker: str, reason: str, excused: bool = False) -> None:

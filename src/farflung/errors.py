@@ -73,6 +73,10 @@ class CopyError(FarflungError):
     """A copy of a share of a job's state cannot be written to this worker's disk, or not be used."""
 
 
+class CopyUnfit(CopyError):
+    """A copy has another part of the state than the share: it is so on each worker that reads it."""
+
+
 class IdentityError(FarflungError):
     """A token, certificate or certificate authority was refused."""
 

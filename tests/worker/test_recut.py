@@ -6,8 +6,11 @@ Real compute threads and real files of workers in one process.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -202,33 +205,58 @@ def test_each_segment_gets_a_buffer_that_several_segments_read(tmp_path: Path) -
     assert [bytes(one.buffers[segment, "bias"]) for segment in (1, 2)] == [b"xxxx"] * 2
 
 
-def restored(store: CopyStore) -> tuple[bool | str, list[Message]]:
-    """Whether worker b could read its copies, or why they do not fit, and what it said to the broker."""
+def restored(store: CopyStore) -> tuple[bool | str, bytes, list[Message]]:
+    """Whether worker b could read its copies or why not, the one it began with, and what the broker hears."""
     said: list[Message] = []
 
-    async def scene() -> bool | str:
+    async def scene() -> tuple[bool | str, bytes]:
         one = Copying("b", store, object(), said.append, Timeouts)  # type: ignore[arg-type]
         load = recut_load()
         one.begin(load)
         try:
-            return await one.restore(load, receiver())
+            return await one.restore(load, receiver()), one.begun
         except CopyError as error:
-            return str(error)
+            return str(error), one.begun
         finally:
             await one.close()
 
-    return asyncio.run(scene()), said
+    return *asyncio.run(scene()), said
 
 
 def test_an_intact_copy_that_does_not_fit_is_kept_and_the_job_refused(tmp_path: Path) -> None:
     store = CopyStore(tmp_path, 10**6)
     held = store.write("job-1", VERSION, 0, piece(7, "weight", 8))
-    words = (
-        "share 0 of the job's state: the copy cannot be read: it has 8 bytes of 'weight', which does not fit"
-    )
-    found, said = restored(store)
-    assert isinstance(found, str) and found.startswith(words)
+    words = "share 0 of the job's state: it has 8 bytes of 'weight', which does not fit"
+    found, begun, said = restored(store)
+    assert isinstance(found, str) and found.startswith(words) and begun == held.sha256
     assert not said and store.held() == [held]
+
+
+def test_a_copy_that_could_not_be_read_once_is_kept_and_not_named_as_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CopyStore(tmp_path, 10**6)
+    held = [
+        store.write("job-1", VERSION, share, pieces)
+        for share, pieces in enumerate((piece(7, "weight", 12), piece(9, "bias", 4)))
+    ]
+    failing, opening = [store.path_of(held[1])], Path.open
+
+    def opened(path: Path, mode: str = "r") -> IO[Any]:
+        if path in failing:
+            failing.remove(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return opening(path, mode)
+
+    def find(job: str, version: StateVersion, share: int) -> HeldCopy:
+        return held[share]  # without a look at the file, which takes the failure
+
+    monkeypatch.setattr(store, "find", find)
+    monkeypatch.setattr(Path, "open", opened)
+    found, begun, said = restored(store)
+    assert not failing and begun == b""
+    assert found == "share 1 of the job's state: the copy cannot be read: Too many open files"
+    assert not said and store.held() == held
 
 
 def test_a_damaged_copy_is_lost_and_deleted(tmp_path: Path) -> None:
@@ -237,13 +265,13 @@ def test_a_damaged_copy_is_lost_and_deleted(tmp_path: Path) -> None:
     damaged = store.write("job-1", VERSION, 1, piece(9, "bias", 4))
     path = store.path_of(damaged)
     path.write_bytes(path.read_bytes()[:-1] + b"y")
-    found, said = restored(store)
+    found, _, said = restored(store)
     reason = "the copy is damaged: its SHA-256 differs"
     assert found is False and said == [CopyLost("job-1", 5, VERSION, 1, reason)]
     assert store.held() == [whole]
 
 
 def test_a_copy_that_is_gone_is_lost(tmp_path: Path) -> None:
-    found, said = restored(CopyStore(tmp_path, 10**6))
+    found, _, said = restored(CopyStore(tmp_path, 10**6))
     reason = "the copy is no longer on the disk"
     assert found is False and said == [CopyLost("job-1", 5, VERSION, 0, reason)]

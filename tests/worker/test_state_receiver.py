@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from tests.worker.loads import fresh, load
 
-from farflung.errors import GraphError, ProtocolError
+from farflung.errors import CopyError, CopyUnfit, GraphError, ProtocolError
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizers.declared import AdamW
-from farflung.runtime.state import StateKey
+from farflung.runtime.state import CODERS, StateKey
 from farflung.transport.wire.headers import SliceHeader
 from farflung.worker.computing.state_receiver import StateReceiver
 from farflung.worker.storing.copy_format import Piece
@@ -66,6 +66,17 @@ def test_a_copy_without_the_parameter_itself_is_refused() -> None:
     assert receiver.place(Piece(1, StateKey("bias")), 4) is not None
     receiver.trust()
     assert "weight" in receiver.lacking and not receiver.full
+
+
+def test_coders_for_which_this_worker_has_no_memory_are_no_fault_of_the_copy() -> None:
+    given = trained()
+    training = msgspec.structs.replace(given.training, codecs=("int8",))
+    receiver = StateReceiver(msgspec.structs.replace(given, training=training), [1], 52, fresh)
+    with pytest.raises(CopyError, match="takes 5 bytes, this worker has 4 left") as refused:
+        receiver.place(Piece(1, CODERS), 5)
+    assert not isinstance(refused.value, CopyUnfit)
+    with pytest.raises(CopyUnfit, match="does not fit the program"):
+        receiver.place(Piece(1, StateKey("weight")), 5)
 
 
 def test_a_flipped_bit_is_found() -> None:

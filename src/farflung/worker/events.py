@@ -61,7 +61,7 @@ class Verified:
 
     `unprotected` says why the worker can make no copies of its state; empty if it can. Its part needs
     `needs_bytes` of memory. It `lacks` a part of its state if copies on disk do not have it;
-    the one that was read has the SHA-256 `begun`.
+    the one that was read has the SHA-256 `begun`, empty if another worker may read it all the same.
     """
 
     attempt: Attempt

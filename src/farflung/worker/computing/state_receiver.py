@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from farflung.errors import CopyError, GraphError, ProtocolError
+from farflung.errors import CopyError, CopyUnfit, GraphError, ProtocolError
 from farflung.protocol.messages import Load
 from farflung.runtime.optimizers.slots import slot_bytes
 from farflung.runtime.state import CODERS, Snapshot, StateKey
@@ -132,7 +132,7 @@ class StateReceiver:
         if place in self._memory:
             return
         if size > self._room:
-            raise ProtocolError(f"{place.key} takes {size} bytes, this worker has {self._room} left for it")
+            raise ProtocolError(_no_room(place, size, self._room))
         self._memory[place] = self._allocate(size)
         self._expected[place], self._retracted[place] = 0, set()
         self._missing[place] = size
@@ -184,20 +184,24 @@ class StateReceiver:
 
         Raises
         ------
-        CopyError
+        CopyUnfit
             The worker's share has no such piece, or has it already.
+        CopyError
+            This worker has no memory for the state of coders.
         """
         places = [_Place(*piece)] if self._by_name is None else self._by_name.get(piece.key, [])
         if not places:
             return None
-        if places[0] == self._coders and 0 < size <= self._room:
+        if places[0] == self._coders and size:
+            if size > self._room:
+                raise CopyError(_no_room(places[0], size, self._room))
             self._expect_coders(places[0], size)
         buffers = [self._memory[place] for place in places if place in self._memory]
         if not buffers or any(len(buffer) != size for buffer in buffers):
-            raise CopyError(f"it has {size} bytes of {piece.key}, which does not fit the program")
+            raise CopyUnfit(f"it has {size} bytes of {piece.key}, which does not fit the program")
         if self._by_name is not None and size and places[0] not in self._missing:
             if piece.key.name in self._trained:
-                raise CopyError(f"another copy had {piece.key} before")
+                raise CopyUnfit(f"another copy had {piece.key} before")
             return None
         for place in places:
             self._missing.pop(place, None)
@@ -255,3 +259,7 @@ class StateReceiver:
 
 def _place_of(header: SliceHeader) -> _Place:
     return _Place(header.segment, StateKey(header.name, header.slot))
+
+
+def _no_room(place: _Place, size: int, room: int) -> str:
+    return f"{place.key} takes {size} bytes, this worker has {room} left for it"

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from farflung.errors import CopyError
+from farflung.errors import CopyError, CopyUnfit
 from farflung.files import sync
 from farflung.protocol.copies import HeldCopy, StateVersion
 from farflung.worker.storing.copy_format import (
@@ -164,8 +164,11 @@ class CopyStore:
         if base is not None:
             self._read(self.path_of_base(copy.job, copy.share, base), base.sha256, place)
 
-    def read_fitting(self, copy: HeldCopy, place: Place) -> str:
-        """Read a copy as `read` does; says why an intact one is not what `place` expects, empty if it is.
+    def read_fitting(self, copy: HeldCopy, place: Place) -> CopyError | None:
+        """Read a copy as `read` does; returns why an intact one could not be read, None if it was.
+
+        That is a CopyUnfit if the copy is not what `place` expects. Else this worker is to blame, and another
+        may read the same copy: say, its disk failed once.
 
         Raises
         ------
@@ -176,8 +179,8 @@ class CopyStore:
             self.read(copy, place)
         except CopyError as error:
             self.verify(copy)
-            return str(error)
-        return ""
+            return error
+        return None
 
     def verify(self, copy: HeldCopy) -> None:
         """Raise CopyError if the copy or its base is missing or damaged."""
@@ -254,6 +257,8 @@ class CopyStore:
         try:
             with path.open("rb") as file:
                 header, found = read_file(file, place)
+        except CopyUnfit:
+            raise
         except (OSError, CopyError) as error:
             raise CopyError(f"the copy cannot be read: {_words(error)}") from None
         if found != sha256:

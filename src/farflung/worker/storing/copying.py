@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from farflung.errors import ConnectionFailed, CopyError, FarflungError
+from farflung.errors import ConnectionFailed, CopyError, CopyUnfit, FarflungError
 from farflung.protocol.checks import PieceDigest
 from farflung.protocol.copies import AskBase, Copied, CopyLost, HeldCopy, Retain, StateVersion
 from farflung.protocol.fields import one_line
@@ -292,20 +292,24 @@ class Copying:
     async def restore(self, load: Load, receiver: StateReceiver) -> bool:
         """Fill `receiver` from this worker's copies of the version; says whether it could.
 
-        If another worker gives a copy, wait for that. Raises CopyError if an intact copy does not fit.
+        If another worker gives a copy, wait for that. Raises CopyError if an intact copy does not fit
+        or could not be read here; `begun` names it only if it does not fit.
         """
         assert load.version is not None
         for share in sorted(load.shares_for(self._worker)):
             try:
                 await self.arrivals.given(share)
                 copy = await self._files.run(partial(self._files.disk().find, load.job, load.version, share))
-                self._begun = copy.sha256
-                misfit = await self._files.run(partial(self._files.disk().read_fitting, copy, receiver.place))
+                problem = await self._files.run(
+                    partial(self._files.disk().read_fitting, copy, receiver.place)
+                )
             except CopyError as error:
                 self._lose(load, share, str(error))
                 return False
-            if misfit:
-                raise CopyError(one_line(f"share {share} of the job's state: {misfit}"))
+            # What may have other causes than the copy is no proof against the worker that made it.
+            self._begun = copy.sha256 if problem is None or isinstance(problem, CopyUnfit) else b""
+            if problem is not None:
+                raise CopyError(one_line(f"share {share} of the job's state: {problem}"))
         receiver.trust()
         return True
 

@@ -153,6 +153,18 @@ class Timeouts:
         return 30 * self.lease_seconds
 
     @property
+    def comparison_seconds(self) -> float:
+        """For evaluating the weights that came home, and once more on more data: within `patience_seconds`,
+        which the broker waits for the submitter to confirm them.
+        """
+        return 0.2 * self.patience_seconds
+
+    @property
+    def blame_seconds(self) -> float:
+        """For finding whose weights are false once such a comparison has failed: within the same limit."""
+        return 0.4 * self.patience_seconds
+
+    @property
     def replace_seconds(self) -> float:
         """The least time that a job waits for lost workers whose copies it could go on from."""
         return 6 * self.lease_seconds

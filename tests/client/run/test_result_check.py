@@ -23,6 +23,7 @@ from farflung.plans import Placement, Plan
 from farflung.protocol.messages import Planned
 from farflung.runtime.state import StateKey
 from farflung.runtime.torch_backend.tensors import memory
+from farflung.transport.timeouts import Timeouts
 
 PLANNED = Planned(
     "job-1",
@@ -147,12 +148,18 @@ class Home:
         (*_, last) = self.job.training().units()
         self.claim = Claim(last, float(model(x, y).detach()), 1.0)
 
-    def compare(self, changed: dict[str, Tensor], claim: Claim, earlier: bool = True) -> float | None:
-        state = ReceivedState(
-            {StateKey(name): tensor for name, tensor in (self.trained | changed).items()}, {}
-        )
+    def state(self, changed: dict[str, Tensor]) -> ReceivedState:
+        tensors = self.trained | changed
+        return ReceivedState({StateKey(name): tensor for name, tensor in tensors.items()}, {})
+
+    def compare(
+        self, changed: dict[str, Tensor], claim: Claim, earlier: bool = True, lease_seconds: float = 10.0
+    ) -> float | None:
         source = (lambda: self.earlier) if earlier else None
-        found = compared_loss(self.prepared, self.job.training(), self.planned, state, claim, 1.0, source)
+        timeouts, state = Timeouts(lease_seconds), self.state(changed)
+        training = self.job.training()
+        found = compared_loss(self.prepared, training, self.planned, state, claim, 1.0, timeouts, source)
+        assert found.first_seconds > 0
         return found.loss
 
 
@@ -205,3 +212,17 @@ def test_an_earlier_state_that_lacks_weights_explains_nothing(
     false = {name: -home.trained[name] for name in home.planned.owned[1]}
     with pytest.raises(RunFailed, match="one of segment 0 of worker a, segment 1 of worker b, segment 2 of"):
         home.compare(false, home.claim)
+
+
+def test_with_a_short_lease_neither_comparison_nor_search_keeps_the_broker_waiting(home: Home) -> None:
+    false = {name: -home.trained[name] for name in home.planned.owned[1]}
+    assert home.compare(false, home.claim, lease_seconds=1e-9) is None
+    one = home.claim._replace(unit=home.claim.unit._replace(microbatches=1))
+    with pytest.raises(RunFailed, match="one of segment 0 of worker a, segment 1 of worker b, segment 2 of"):
+        home.compare(false, one, lease_seconds=1e-9)
+
+
+def test_the_waits_for_the_submitter_fit_into_what_the_broker_waits() -> None:
+    """A comparison, and then either a search, which the last exchange may overrun, or more evaluations."""
+    timeouts = Timeouts(2.0)
+    assert 2 * timeouts.comparison_seconds + timeouts.blame_seconds < timeouts.patience_seconds

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from farflung.client.capture.check import capture_job
 from farflung.client.capture.prepared import Prepared
 from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder
+from farflung.client.output.records import Claim
 from farflung.client.output.result import save_result, step_of_best
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.output.tensor_file import read_tensors
@@ -31,6 +33,7 @@ from farflung.plans import Placement, Plan
 from farflung.protocol.messages import Kept, Message, Planned
 from farflung.runtime.monitoring import Monitored
 from farflung.runtime.state import StateKey
+from farflung.transport.timeouts import Timeouts
 
 EVERY = 10
 """Steps between two evaluations."""
@@ -105,7 +108,10 @@ class Submitting:
         self.recorder.metrics.steps = step
         found = Monitored() if best is None else Monitored(1.0 / best, best)
         self.recorder.metrics.monitored = (found,)
-        return StateSaver(self.prepared, self.attempt, self.checkpoints, self.recorder, lambda saved: None)
+        attempt, timeouts = self.attempt, Timeouts()
+        return StateSaver(
+            self.prepared, attempt, self.checkpoints, self.recorder, timeouts, lambda saved: None
+        )
 
     async def copied(self, step: int) -> None:
         """The best weights so far are those of this step, and come home."""
@@ -228,3 +234,25 @@ def test_weights_that_no_checker_has_seen_are_not_saved_where_all_is_checked(tmp
         assert "go on from the checkpoint of step 20 (--resume)" in run.recorder.stored_note()
 
     asyncio.run(ends())
+
+
+def test_the_weights_are_saved_before_this_machine_evaluates_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, float]] = []
+
+    def losses(*given: Any) -> None:
+        asked.append((run.recorder.folder.model_path.exists(), given[-1]))
+
+    async def ends() -> None:
+        monkeypatch.setattr(state_saver, "losses_at_home", losses)
+        *_, last = run.prepared.training.units()
+        # Weights and bias of 40 make 120 of ones.
+        run.recorder.metrics.claim = Claim(last._replace(microbatches=1), 119.0**2, 1.0)
+        assert await run.ended(40, best=None) == (40, 40.0)
+
+    run = Submitting(tmp_path / "run", keep_best=False)
+    run.attempt.planned = msgspec.structs.replace(run.attempt.planned, validation_microbatches=1)
+    asyncio.run(ends())
+    ((is_saved, first_seconds),) = asked
+    assert is_saved and first_seconds > 0  # as measured when the weights' loss was compared

@@ -234,4 +234,5 @@ class Attempts:
 
     def _saver(self) -> StateSaver:
         """Takes in the state after the newest applied step."""
-        return StateSaver(self._prepared, self.require(), self._checkpoints, self._recorder, self._post)
+        timeouts, attempt = self._connection.timeouts, self.require()
+        return StateSaver(self._prepared, attempt, self._checkpoints, self._recorder, timeouts, self._post)

@@ -18,6 +18,7 @@ from farflung.errors import FarflungError
 from farflung.protocol.messages import Planned
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
+from farflung.transport.timeouts import Timeouts
 
 SHARE_OF_RUN = 0.02
 
@@ -35,15 +36,21 @@ def losses_at_home(
     state: ReceivedState,
     unit: Unit,
     run_seconds: float,
+    timeouts: Timeouts,
     is_fresh: bool,
+    first_seconds: float = 0.0,
 ) -> HomeLosses | None:
     """The losses of the weights that came home after evaluation `unit`, and of a fresh run's first weights.
 
     None if the model does not fit this machine, or no more microbatches than the fleet had can be evaluated
-    in `SHARE_OF_RUN` of the run.
+    in `SHARE_OF_RUN` of the run, while the broker, whose `timeouts` these are, waits. Without
+    `first_seconds`, what one microbatch took here before, one is evaluated to find that out.
     """
+    most_seconds = min(timeouts.comparison_seconds, SHARE_OF_RUN * run_seconds)
+    if first_seconds > most_seconds:
+        return None
     try:
-        return _losses(prepared, training, state, unit, SHARE_OF_RUN * run_seconds, is_fresh)
+        return _losses(prepared, training, state, unit, most_seconds, is_fresh)
     except (FarflungError, RuntimeError, MemoryError):  # the run's result does not depend on it
         return None
 
@@ -61,7 +68,7 @@ def _losses(
     job, graph = prepared.job, prepared.graph
     if job.held_out is None or unaffordable(graph, job.microbatch_size):
         return None
-    count = _fitting(prepared, training, state, unit, most_seconds / (1 + is_fresh))
+    count = _fitting(prepared, training, state, unit, most_seconds, 1 + is_fresh)
     if count <= unit.microbatches:
         return None
     unit = unit._replace(microbatches=count)
@@ -72,15 +79,19 @@ def _losses(
 
 
 def _fitting(
-    prepared: Prepared, training: Training, state: ReceivedState, unit: Unit, most_seconds: float
+    prepared: Prepared, training: Training, state: ReceivedState, unit: Unit, most_seconds: float, times: int
 ) -> int:
-    """How many microbatches can be read and evaluated in so long, at most `MOST`."""
+    """How many microbatches, at most `MOST`, can be evaluated so many `times` in what is left of the time."""
     job = prepared.job
     assert job.held_out is not None
     loader, one = Microbatches(job, prepared.graph, 1), unit._replace(microbatches=1)
+    until = time.monotonic() + most_seconds
     evaluate = evaluation_of(prepared, training, dict(weights_of(prepared, state)), one, 1)
-    evaluate([loader.load_unit(one)[0].tensors])  # the first one also prepares what the others need
-    began = time.monotonic()
-    evaluate([loader.load_unit(one)[0].tensors])
-    seconds = time.monotonic() - began
-    return min(MOST, len(job.held_out) // job.microbatch_size, int(most_seconds / max(seconds, 1e-9)))
+    for _ in range(2):  # the first one also prepares what the others need
+        began = time.monotonic()
+        evaluate([loader.load_unit(one)[0].tensors])
+        ended = time.monotonic()
+        if ended >= until:
+            return 0
+    fitting = int((until - ended) / times / max(ended - began, 1e-9))
+    return min(MOST, len(job.held_out) // job.microbatch_size, fitting)

@@ -26,6 +26,7 @@ from farflung.runtime.state import StateKey
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 from farflung.text import and_more, first_line
+from farflung.transport.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,18 +38,20 @@ LOSS_FLOOR = 1e-3
 NOWHERE = -1
 """The segment of what none owns."""
 LEAST_SECONDS, SHARE_OF_RUN = 4.0, 0.02
-"""A comparison may take this long, or this share of the run if that is more."""
+"""A comparison may take this long, or this share of the run if that is more and the broker waits so long."""
 NEARER = 0.25
 """A segment stands out if its earlier weights bring the loss so much nearer to the reported one."""
-MOST_SECONDS = 120.0
-"""After a comparison has failed, the search for the segment may take this long."""
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """The loss of the weights that came home, None with a reason if it was not computed."""
+    """The loss of the weights that came home, None with a reason if it was not computed.
+
+    `first_seconds` is what the first microbatch took, with all that it prepares; 0 if none was evaluated.
+    """
 
     loss: float | None
     reason: str = ""
+    first_seconds: float = 0.0
 
 
 def require_finite(prepared: Prepared, planned: Planned, state: ReceivedState) -> None:
@@ -121,12 +124,13 @@ def compared_loss(
     state: ReceivedState,
     claim: Claim,
     run_seconds: float,
+    timeouts: Timeouts,
     earlier: Callable[[], Earlier] | None = None,
 ) -> Compared:
     """Evaluate the weights on the held-out microbatches of `claim`, and compare the mean loss with its loss.
 
     A model that does not fit into this machine's memory, or takes too long, is not compared. `earlier` reads
-    the newest state from before the end.
+    the newest state from before the end. The broker, whose `timeouts` these are, waits meanwhile.
 
     Raises
     ------
@@ -134,7 +138,7 @@ def compared_loss(
         The losses differ; it names the segments that came home as zeros, else the one whose earlier weights
         bring the loss near the reported one, else all workers that sent weights.
     """
-    most_seconds = max(LEAST_SECONDS, SHARE_OF_RUN * run_seconds)
+    most_seconds = min(timeouts.comparison_seconds, max(LEAST_SECONDS, SHARE_OF_RUN * run_seconds))
     try:
         found = _evaluated(prepared, training, state, claim.unit, most_seconds)
     except (FarflungError, RuntimeError, MemoryError) as error:
@@ -144,7 +148,9 @@ def compared_loss(
     who = _suspects(prepared, planned, state)
     if earlier is not None and not who:
         with suppress(FarflungError, RuntimeError, MemoryError, KeyError):  # it may lack some weights
-            who = _exchanged(prepared, training, planned, state, claim, found.loss, earlier())
+            who = _exchanged(
+                prepared, training, planned, state, claim, found.loss, earlier(), timeouts.blame_seconds
+            )
     if not who:
         keys = [key for key in state.tensors if not key.slot]
         who = f"one of {and_more(_places(planned, keys))} sent other weights than it trained, or a false loss"
@@ -168,8 +174,9 @@ def _exchanged(
     claim: Claim,
     loss: float,
     earlier: Earlier,
+    most_seconds: float,
 ) -> str:
-    """The segment whose earlier weights bring the loss near the reported one; empty if none stands out.
+    """The segment whose earlier weights bring the loss near the reported one; empty if none does in time.
 
     Honest weights are near their earlier ones, so exchanging those of an honest segment explains nothing.
     """
@@ -184,7 +191,7 @@ def _exchanged(
             evaluation_of(prepared, training, tensors, unit, unit.microbatches)(batches) if names else loss
         )
         found.append((_gap(again, claim), segment, again))
-        if time.monotonic() - began > MOST_SECONDS:
+        if time.monotonic() - began > most_seconds:
             return ""
     (nearest, segment, again), *others = sorted(found)
     if not others or math.isinf(nearest) or nearest > NEARER * min(others[0][0], _gap(loss, claim)):
@@ -222,16 +229,19 @@ def _evaluated(
     if not _equal(first[0].tensors, again[0].tensors):
         return Compared(None, "validation items differ each time they are read")
     evaluate = evaluation_of(prepared, training, tensors, unit, 1)
+    began = time.monotonic()
     loss = evaluate([first[0].tensors])
+    first_seconds = reading + time.monotonic() - began
     if unit.microbatches == 1:
-        return Compared(loss)
+        return Compared(loss, first_seconds=first_seconds)
     began = time.monotonic()
     evaluate([again[0].tensors])  # the first one also prepared what the others need, too
     expected = (reading + time.monotonic() - began) * unit.microbatches
     if expected > most_seconds:
-        return Compared(None, f"evaluating them takes about {expected:.1f} s on this machine")
+        return Compared(None, f"evaluating them takes about {expected:.1f} s on this machine", first_seconds)
     batches = [one.tensors for one in microbatches.load_unit(unit)]
-    return Compared(evaluation_of(prepared, training, tensors, unit, unit.microbatches)(batches))
+    loss = evaluation_of(prepared, training, tensors, unit, unit.microbatches)(batches)
+    return Compared(loss, first_seconds=first_seconds)
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

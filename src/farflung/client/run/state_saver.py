@@ -19,6 +19,7 @@ from farflung.client.run.state_collector import ReceivedState
 from farflung.runtime.optimizers.slots import EMA
 from farflung.runtime.state import StateKey
 from farflung.schedule import Unit
+from farflung.transport.timeouts import Timeouts
 
 
 class StateSaver:
@@ -30,12 +31,14 @@ class StateSaver:
         attempt: Attempt,
         checkpoints: RunCheckpoints,
         recorder: Recorder,
+        timeouts: Timeouts,
         saved: Callable[[WeightsSaved], None],
     ) -> None:
         self._prepared = prepared
         self._attempt = attempt
         self._checkpoints = checkpoints
         self._recorder = recorder
+        self._timeouts = timeouts
         self._saved = saved
         metrics = recorder.metrics
         self._version = Version(
@@ -59,14 +62,16 @@ class StateSaver:
         An attempt that began at this step leaves the checkpoint as it is.
         """
         state = await self._attempt.trained_state(updated=step > 0)
+        first_seconds = 0.0
         if not self._prepared.emulated:
             is_all, planned = self._prepared.job.verify == 1, self._attempt.planned
             await asyncio.to_thread(require_checked, self._prepared, planned, state, checked, is_all)
-            await self._check(state, step)
-            await self._evaluate(state, step)
+            first_seconds = await self._check(state, step)
             await self._save_last(state, step)
         if self._checkpoints.policy.end and step > began_at:
             await self._checkpoints.save(self._version, state, self._recorder)
+        if not self._prepared.emulated:  # last: the run's result does not depend on it
+            await self._evaluate(state, step, first_seconds)
         self._saved(WeightsSaved(self._version.planned.attempt, step))
 
     async def save_copy(self, unit: int) -> None:
@@ -83,37 +88,52 @@ class StateSaver:
             await self._save_weights(state, self._version.step)
         return state
 
-    async def _check(self, state: ReceivedState, step: int) -> None:
-        """Check the state at the end; RunFailed if a worker sent false numbers."""
+    async def _check(self, state: ReceivedState, step: int) -> float:
+        """Check the state at the end; RunFailed if a worker sent false numbers.
+
+        Returns the seconds that evaluating one microbatch took, 0 if none was evaluated.
+        """
         prepared, planned, recorder = self._prepared, self._attempt.planned, self._recorder
         await asyncio.to_thread(require_finite, prepared, planned, state)
         claim = recorder.metrics.claim
         training = self._checkpoints.start.training
         if claim is None or claim.unit.step != step or not self._computes_alike(claim.unit):
-            return
+            return 0.0
         began = time.monotonic()
-        run_seconds = recorder.metrics.elapsed(began)
+        run_seconds, timeouts = recorder.metrics.elapsed(began), self._timeouts
         earlier = self._checkpoints.earlier
         found = await asyncio.to_thread(
-            compared_loss, prepared, training, planned, state, claim, run_seconds, earlier
+            compared_loss, prepared, training, planned, state, claim, run_seconds, timeouts, earlier
         )
         if found.loss is None:
             recorder.observer.noted(
                 f"the weights' loss was not compared with the reported one: {found.reason}"
             )
         await recorder.checked(step, claim.loss, found.loss, time.monotonic() - began)
+        return found.first_seconds
 
-    async def _evaluate(self, state: ReceivedState, step: int) -> None:
-        """Evaluate the weights on more microbatches than the fleet did, if it has left some out."""
+    async def _evaluate(self, state: ReceivedState, step: int, first_seconds: float) -> None:
+        """Evaluate the weights on more microbatches than the fleet did, if it has left some out.
+
+        One took `first_seconds` here before; 0 if none was evaluated.
+        """
         prepared, metrics, start = self._prepared, self._recorder.metrics, self._checkpoints.start
         claim, training = metrics.claim, start.training
         if claim is None or claim.unit.step != step:
             return
         if not is_partly_evaluated(prepared, training, self._attempt.planned):
             return
-        seconds, is_fresh = metrics.elapsed(time.monotonic()), not start.step
+        seconds, timeouts, is_fresh = metrics.elapsed(time.monotonic()), self._timeouts, not start.step
         losses = await asyncio.to_thread(
-            losses_at_home, prepared, training, state, claim.unit, seconds, is_fresh
+            losses_at_home,
+            prepared,
+            training,
+            state,
+            claim.unit,
+            seconds,
+            timeouts,
+            is_fresh,
+            first_seconds,
         )
         if losses is not None:
             await self._recorder.evaluated_at_home(step, losses)

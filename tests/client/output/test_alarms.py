@@ -25,6 +25,7 @@ from farflung.client.output.run_folder import RunFolder
 from farflung.pages.report.happenings import happenings
 from farflung.pages.report.recorded import Event
 from farflung.plans import Placement, Plan
+from farflung.plans.seating import seated
 from farflung.plans.unfolding import unfolded
 from farflung.protocol.messages import RolledBack, UnitDone
 from farflung.runtime.in_process import InProcessPipeline
@@ -121,6 +122,53 @@ def test_steps_that_do_not_count_are_forgotten() -> None:
         (alarm,) = alarms.stepped(31, 1.0, {0: 1.0, 1: 1e6})
         assert alarm.segments == (1,), again
         alarms.rolled_back(30)
+
+
+def test_a_loss_that_does_not_count_is_not_what_it_was_at_first() -> None:
+    alarms = Alarms()
+    assert heard([(1000.0, {})] * LEAST, alarms) == []
+    alarms.rolled_back(0)
+    (alarm,) = heard([*[(1.0, {})] * LEAST, (100.0, {})], alarms)
+    assert alarm.words.startswith("step 13: the loss is 100, and was 1 ")
+
+
+def test_a_low_that_does_not_count_is_no_beginning_of_a_climb() -> None:
+    def steps(first: int, last: int, norm: float) -> list[Alarm]:
+        squares = {0: 1e4, 1: norm**2}
+        return [alarm for step in range(first, last) for alarm in alarms.stepped(step, 1.0, squares)]
+
+    alarms = Alarms()
+    assert steps(1, 41, 1000.0) == steps(41, 81, 10.0) == []
+    alarms.rolled_back(40)
+    assert steps(41, 101, 1000.0) == []
+    assert steps(101, 121, 3e4) == []
+    (climb,) = steps(121, 141, 6e4)
+    assert "segment 1 (to 60 times its lowest)" in climb.words
+
+
+@pytest.mark.parametrize("left", [[0, 1, 2], [1, 2], [2]])
+def test_a_replica_that_stands_for_others_is_named_alike_in_each_alarm(left: list[int]) -> None:
+    """Histories go on where the first pipeline is dropped, and alarms name segments that run."""
+    folded = Plan(
+        [Placement(n, [f"{r}{n}" for r in "abc"], 1, 0, 1) for n in range(2)], [], 3, 1, shares=[1] * 3
+    )
+    whole = unfolded(folded, [{5: 8}, {6: 8}], {})
+    alarms = Alarms()
+    alarms.planned(whole, [["x"], ["y"]] * 3)
+
+    def steps(first: int, last: int, pipelines: list[int], norm: float) -> list[Alarm]:
+        squares = {2 * one + at: (1.0, norm**2)[at] for one in pipelines for at in range(2)}
+        return [alarm for step in range(first, last) for alarm in alarms.stepped(step, 1.0, squares)]
+
+    assert steps(1, 41, [0, 1, 2], 1.0) == []
+    seats = {segment: worker for segment, worker in whole.seats().items() if segment // 2 in left}
+    alarms.planned(seated(whole, seats), [["x"], ["y"]] * 3)
+    assert steps(41, 61, left, 40.0) == []
+    (climb,) = steps(61, 81, left, 80.0)
+    (jump,) = steps(81, 82, left, 1e9)
+    assert "has climbed" in climb.words and "left what" in jump.words
+    assert jump.segments == climb.segments == (2 * left[0] + 1,)
+    assert f"segment {2 * left[0] + 1} on worker" in climb.words
 
 
 @pytest.mark.parametrize("apart", [False, True])

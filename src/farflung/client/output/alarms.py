@@ -50,12 +50,18 @@ LOSS_CURE = "look at the data of these steps, or try a lower learning rate"
 
 @dataclass
 class _History:
-    """The newest values of one number, and the lowest median that it has had."""
+    """The newest values of one number, and the lowest medians that it has had, each with its step."""
 
     values: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    low: float | None = None
+    lows: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     first: float | None = None  # the median when there were enough values
+    begun: int = 0  # the step of `first`
     since: int = 0  # the step of the last alarm, before which no climb begins
+
+    @property
+    def low(self) -> float | None:
+        """The lowest median since the last alarm."""
+        return self.lows[-1][1] if self.lows else None
 
     def median(self) -> float | None:
         """None while there are too few values."""
@@ -82,10 +88,11 @@ class _History:
     def add(self, step: int, value: float) -> None:
         self.values.append((step, value))
         if self.first is None:
-            self.first = self.median()
+            self.first, self.begun = self.median(), step
         if step % EVERY == 0 and len(self.values) >= WINDOW and self.values[-WINDOW][0] > self.since:
             middle = median(self._newest(WINDOW))
-            self.low = middle if self.low is None else min(self.low, middle)
+            if self.low is None or middle < self.low:
+                self.lows.append((step, middle))
 
     def recent(self) -> float:
         return median(self._newest(SHORT))
@@ -96,13 +103,17 @@ class _History:
 
     def said(self, step: int) -> None:
         """There is an alarm: let a climb begin anew, so that a shift that lasts is one alarm."""
-        self.low, self.since = None, step
+        self.lows.clear()
+        self.since = step
 
     def rolled_back(self, step: int) -> None:
         """Forget the steps after this one."""
         self.since = min(self.since, step)
-        while self.values and self.values[-1][0] > step:
-            self.values.pop()
+        if self.begun > step:
+            self.first = None
+        for numbers in (self.values, self.lows):
+            while numbers and numbers[-1][0] > step:
+                numbers.pop()
 
     def _newest(self, count: int) -> list[float]:
         return [value for _, value in self.values][-count:]
@@ -154,20 +165,25 @@ class Alarms:
         """What is unusual in a step with this loss and these sums of squared gradients, by segment."""
         high, low = self._left(step, squares)
         self._add_norms(step, squares)
-        found = [*self._of_norms(step, high, low), *self._of_climbs(step), *self._of_loss(step, loss)]
+        found = [
+            *self._of_norms(step, high, low),
+            *self._of_climbs(step, squares),
+            *self._of_loss(step, loss),
+        ]
         self._loss.add(step, loss)
         return [*found, *self._of_loss_climb(step)]
 
     def _places(self, squares: Mapping[int, float]) -> dict[int, int]:
         """Segments by the place of their history; of pipelines that have the same sums, those of one."""
         plan = self._plan
-        if plan is None or not self._has_sums(plan):
+        if plan is None or not self._adds_up(plan):
             return {segment: segment for segment in squares}
         count, home = plan.pipelines[0].segments, plan.home_pipeline
         return {segment % count: segment for segment in squares if plan.pipeline_of(segment) == home}
 
-    def _has_sums(self, plan: Plan) -> bool:
-        return bool(plan.sums) and not self._trains_apart
+    def _adds_up(self, plan: Plan) -> bool:
+        """Whether all pipelines have the same sums of gradients; of the last one that is left, its own."""
+        return bool(plan.pipelines) and not self._trains_apart
 
     def _left(self, step: int, squares: Mapping[int, float]) -> tuple[list[_Norm], list[_Norm]]:
         """Segments whose norms are far above those of the steps before, and far below."""
@@ -224,15 +240,16 @@ class Alarms:
         words = f"step {step}: the gradient {whose} left what the steps before had; {CURE}"
         return Alarm(words, tuple(one.segment for one in found))
 
-    def _of_climbs(self, step: int) -> list[Alarm]:
+    def _of_climbs(self, step: int, squares: Mapping[int, float]) -> list[Alarm]:
         """Those whose norms climb as others do not, once they are the largest.
 
         Where a model begins to learn after a while, norms of many segments climb to what the others have.
         """
         if step % EVERY:
             return []
-        least = math.log(NOTHING)
-        climbs = {at: one.climb() for at, one in self._norms.items() if one.low is None or one.low > least}
+        least, segments = math.log(NOTHING), self._places(squares)
+        heard = {at: self._norms[at] for at in segments}  # not of pipelines that were dropped
+        climbs = {at: one.climb() for at, one in heard.items() if one.low is None or one.low > least}
         known = {place: climb for place, climb in climbs.items() if climb is not None}
         if not known or len(known) < len(climbs):
             return []
@@ -247,10 +264,10 @@ class Alarms:
         for one in climbing:
             self._norms[one].said(step)
         who = and_more(
-            [f"{self._who(one)} (to {math.exp(known[one]):.3g} times its lowest)" for one in climbing]
+            [f"{self._who(segments[at])} (to {math.exp(known[at]):.3g} times its lowest)" for at in climbing]
         )
         words = f"step {step}: the gradient norm of {who} has climbed, and others have not; {CURE}"
-        return [Alarm(words, tuple(climbing))]
+        return [Alarm(words, tuple(segments[at] for at in climbing))]
 
     def _of_loss(self, step: int, loss: float) -> list[Alarm]:
         middle, first = self._loss.median(), self._loss.first
@@ -279,7 +296,7 @@ class Alarms:
         plan = self._plan
         if plan is None:
             return f"segment {segment}"
-        count = plan.pipelines[0].segments if self._has_sums(plan) else len(plan.placements)
+        count = plan.pipelines[0].segments if self._adds_up(plan) else len(plan.placements)
         seats = plan.seats()
         workers = [seats[one] for one in sorted(seats) if one % count == segment % count]
         return f"segment {segment} on worker{'s' * (len(workers) > 1)} {and_more(workers)}"

@@ -1,5 +1,6 @@
 """Plans and topologies as data: the workers and links of a fleet, and which worker runs which segment."""
 
+from farflung.plans.codec_findings import CodecFindings
 from farflung.plans.connected import connected_part, subtopology, why_left_out
 from farflung.plans.holders import holders_of
 from farflung.plans.pipelines import Pipeline, Sum, dealt
@@ -16,6 +17,7 @@ __all__ = [
     "FEEDER",
     "FP32_BYTES",
     "NO_WISHES",
+    "CodecFindings",
     "CodecWishes",
     "Edge",
     "LaterCodecs",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.broker.scenario import Scenario, plan_over, sent, told
 
 from farflung.broker.codecs.tuning_state import MOST_WAITING
 from farflung.broker.core import events, facts
+from farflung.broker.core.records import Job
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.broker.status import status_of
+from farflung.planner.codecs.controller import PROBE_NOISE
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.tuner import CodecTuner, tuning_basis
 from farflung.plans import LinkCodec, Topology, WorkerSpec
@@ -48,7 +50,7 @@ class CodecTuningChanged(Scenario):
         basis = tuning_basis(plan, network(100.0), Conditions(payload_share=1.0), Limits(0.05))
         programs = [SegmentProgram(part.segment, b"program") for part in plan.placements]
         result = PlanResult(plan, programs, [["w"]] * 3, None, steering=basis)
-        return self.feed(events.PlanMade(self.now, job, 1, result))
+        return self.feed(events.PlanMade(self.now, job, self.state.jobs[job].attempt, result))
 
     def feed(self, event: events.Event) -> Outcome:
         """What is to be considered is, at once, and counts as a part of what came before."""
@@ -208,3 +210,74 @@ def test_slow_codec_tuning_examines_the_newest_units() -> None:
         scenario.unit(number, 2.0)
     (after,) = considerations(scenario.answer(asked))
     assert [over.unit for over in after.units] == list(range(100 - MOST_WAITING, 100))
+
+
+class Stalled(CodecTuningChanged):
+    """Its loss stands still while links write roughly."""
+
+    fine = 0
+
+    def unit(self, number: int, mbps: float) -> Outcome:
+        job = self.state.jobs["job-1"]
+        assert job.tuning is not None
+        self.fine = self.fine + 1 if job.tuning.steering.controller.noise <= PROBE_NOISE else 0
+        for worker, other in (("a", "b"), ("b", "a")):
+            ready = self.shares(worker, number, loss=0.97**self.fine)
+            rates = [LinkRate(other, mbps * MEGABIT)]
+            said = ready.__class__(ready.job, ready.attempt, ready.unit, ready.shares, 10, rates=rates)
+            outcome = self.feed(events.WorkerMessage(self.now, worker, said))
+        return outcome
+
+    def run(self, until: Callable[[Job], bool]) -> Job:
+        """Decide units over slow lines until the job is so."""
+        unit = self.state.jobs["job-1"].unit
+        assert unit is not None
+        for number in range(unit.number, unit.number + 130):
+            self.unit(number, 0.2)
+            if until(self.state.jobs["job-1"]):
+                return self.state.jobs["job-1"]
+        raise AssertionError("it never came to be so")
+
+    def restart(self) -> Outcome:
+        """The broker starts again, and reads what codec tuning begins from."""
+        outcome = super().restart()
+        (asked,) = [one for one in outcome.commands if isinstance(one, events.ReadTuning)]
+        return self.feed(events.TuningRead(self.now, asked.job, asked.attempt, self.blobs[asked.steering]))
+
+
+def stalled() -> Stalled:
+    scenario = Stalled("a", "b")
+    scenario.running(2, steps=400)
+    return scenario
+
+
+def test_what_a_stall_has_shown_is_stored_and_holds_after_a_restart() -> None:
+    scenario = stalled()
+    job = scenario.run(lambda job: job.findings.most_noise is not None)
+    assert job.tuning is not None
+    limits = job.tuning.steering.controller.limits
+    assert limits.most_noise == job.findings.most_noise
+    scenario.restart()
+    again = scenario.state.jobs["job-1"]
+    assert again.findings == job.findings and again.tuning is not None
+    assert again.tuning.steering.controller.limits == limits
+
+
+def test_what_a_stall_has_shown_holds_in_a_new_attempt_that_is_planned_anew() -> None:
+    scenario = stalled()
+    job = scenario.run(lambda job: job.findings.most_noise is not None)
+    scenario.leave("b")
+    scenario.join("b", boot="boot-2")
+    scenario.planned()
+    again = scenario.state.jobs["job-1"]
+    assert again.attempt > job.attempt and again.findings == job.findings and again.tuning is not None
+    assert again.tuning.steering.controller.limits.most_noise == job.findings.most_noise
+
+
+def test_a_probe_under_way_at_a_restart_ends() -> None:
+    scenario = stalled()
+    scenario.run(lambda job: job.findings.probes)
+    scenario.restart()
+    job = scenario.state.jobs["job-1"]
+    assert job.findings.probes and job.tuning is not None
+    assert job.tuning.steering.controller.due == "a probe was cut short"

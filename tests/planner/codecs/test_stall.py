@@ -18,12 +18,21 @@ from torch import Tensor, nn
 
 from farflung.codec import Coder, Context
 from farflung.codec.catalogue import recipe
-from farflung.planner.codecs.controller import Switch
+from farflung.planner.codecs.controller import (
+    PROBE_NOISE,
+    BeginProbe,
+    Controller,
+    EndProbe,
+    Relax,
+    Switch,
+)
+from farflung.planner.codecs.decisions import decide, on_event
 from farflung.planner.codecs.guard import Finding, Guard, ProbeBegins, ProbeEnds, TrainingLoss
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.stall import PROBE
-from farflung.planner.codecs.tuner import CodecTuner, FinishedUnit, tuning_basis
-from farflung.plans import LinkCodec, Plan
+from farflung.planner.codecs.stall import ROUGH as ROUGH_NOISE
+from farflung.planner.codecs.tuner import CodecTuner, FinishedUnit, Verdict, tuning_basis
+from farflung.plans import CodecFindings, LinkCodec, Plan
 from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.simulator import Conditions
 
@@ -225,3 +234,55 @@ def test_links_are_probed_unless_the_model_has_adapted_to_their_codecs(codec: st
         reasons.extend(switch.reason for switch in verdict.switches)
     assert bool(tuner.guard.stall.quiet_until) == is_probed
     assert any("stands still" in reason for reason in reasons) == is_probed
+
+
+def judged(stalled: bool | None) -> Controller:
+    """A controller in a probe, or after one that has shown a stall or none."""
+    controller, _ = on_event(tuner_over(ROUGH).controller, BeginProbe(80, "it stands still"))
+    return controller if stalled is None else on_event(controller, EndProbe(100, "", stalled))[0]
+
+
+def after_units(tuner: CodecTuner, count: int) -> CodecTuner:
+    for number in range(count):
+        tuner, _ = tuner.on_unit(FinishedUnit(number, True, number + 1, 3.0))
+    return tuner
+
+
+@pytest.mark.parametrize("is_new_plan", [False, True])
+def test_what_a_stall_has_shown_holds_after_a_restart_and_for_a_new_plan(is_new_plan: bool) -> None:
+    before = judged(stalled=True)
+    codecs = None if is_new_plan else before.codecs()
+    tuner = CodecTuner.start(basis_over(ROUGH), codecs, findings=before.findings())
+    assert tuner.controller.limits == before.limits
+    tuner = after_units(tuner, 1)
+    assert 0 < tuner.controller.noise <= before.noise
+    decided, _ = decide(tuner.controller, 200, "a rate moved")
+    assert decided.noise <= before.limits.most_noise
+    assert tuner.controller.findings() == before.findings()
+
+
+def test_a_probe_that_a_restart_cuts_short_leaves_rough_codecs_as_before() -> None:
+    before = judged(stalled=None)
+    tuner = CodecTuner.start(basis_over(ROUGH), before.codecs(), findings=before.findings())
+    assert tuner.controller.noise <= PROBE_NOISE
+    tuner, verdict = tuner.on_unit(FinishedUnit(85, True, 86, 3.0))
+    assert tuner.controller.noise > ROUGH_NOISE and tuner.controller.limits.most_noise == math.inf
+    assert verdict.findings is not None and not verdict.findings.probes
+    assert all("cut short" in switch.reason for switch in verdict.switches)
+
+
+def test_what_the_guard_has_relaxed_stays_relaxed_after_a_restart_and_for_a_new_plan() -> None:
+    before, _ = on_event(tuner_over(ROUGH).controller, Relax(50, "clipped", "a", "b"))
+    link = before.link("a", "b")
+    assert link is not None
+    for codecs in (before.codecs(), None):
+        tuner = after_units(CodecTuner.start(basis_over(ROUGH), codecs, findings=before.findings()), 1)
+        assert tuner.controller.levels[link] <= before.ceilings[link]
+        assert tuner.controller.findings() == before.findings()
+
+
+def test_a_verdict_keeps_what_was_found_last() -> None:
+    one, other = CodecFindings(0.2), CodecFindings(0.1)
+    verdicts = [Verdict((), (), (), findings) for findings in (one, other, None)]
+    assert verdicts[0].then(verdicts[1]).then(verdicts[2]).findings == other
+    assert verdicts[0].is_news and not verdicts[2].is_news

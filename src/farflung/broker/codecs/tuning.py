@@ -3,7 +3,8 @@
 Codec tuning (`planner.codecs.tuner`) examines each decided unit outside the event loop, so that
 commits of other jobs do not wait for it; its result is applied with the next decision. Its state is kept with
 the job and not stored, but its changes are (`CodecsDecided`), so that a replay knows which codecs were used
-when. A job with codec phases changes its codecs at the steps that its plan names (`Plan.later`).
+when. So is what its guard has found: later attempts and a restarted broker go on from there. A job with codec
+phases changes its codecs at the steps that its plan names (`Plan.later`).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def begin(
     try:
         plan = turn.state.jobs[job.job].plan
         rows = [placed.workers for placed in folded(plan).placements] if plan is not None and codecs else []
-        steering = CodecTuner.start(initial_state, codecs, rows)
+        steering = CodecTuner.start(initial_state, codecs, rows, job.findings)
     except (FarflungError, msgspec.MsgspecError, ValueError) as error:
         words = one_line(f"links keep their planned codecs, because codec tuning could not start: {error}")
         unit = 0 if job.unit is None else job.unit.number
@@ -161,8 +162,10 @@ def _apply_result(turn: Transition, job: Job, tuning: TuningState, unit: int, st
         CodecChange(switch.source, switch.target, switch.rung, switch.ratio, one_line(switch.reason))
         for switch in tuning.pending.switches
     ]
-    if changes:
-        codecs = list(tuning.pending.codecs)
-        turn.emit(facts.CodecsDecided(turn.now, job.job, job.attempt, unit, codecs, changes))
+    findings = tuning.pending.findings or job.findings
+    if changes or findings != job.findings:
+        codecs = list(tuning.pending.codecs if changes else job.codecs)
+        turn.emit(facts.CodecsDecided(turn.now, job.job, job.attempt, unit, codecs, changes, findings))
     words = [one_line(word) for word in tuning.pending.words]
-    turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit, step, changes, words))
+    if changes or words:
+        turn.tell(job.job, CodecsChosen(job.job, job.attempt, unit, step, changes, words))

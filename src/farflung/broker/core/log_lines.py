@@ -211,6 +211,8 @@ def _describe_copy_stored(fact: facts.CopyStored) -> str:
 @log_line.register
 def _describe_codecs_decided(fact: facts.CodecsDecided) -> str:
     changes = [f"{one.source} -> {one.target} uses {one.codec} ({one.reason})" for one in fact.changes]
+    if not changes:
+        return f"{fact.job} keeps its codecs from unit {fact.unit} on"
     return one_line(f"{fact.job} changes codecs from unit {fact.unit} on: {'; '.join(changes)}")
 
 

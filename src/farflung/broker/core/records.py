@@ -17,7 +17,7 @@ from farflung.broker.core.training.copies import Copies
 from farflung.broker.core.training.monitoring import Monitoring
 from farflung.broker.core.trusting.records import MOST_SUSPICIONS, Blame, Removal, Suspicion
 from farflung.broker.network.worker_addresses import WorkerAddresses
-from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.plans import NO_WISHES, CodecFindings, LinkCodec, Plan, Wishes
 from farflung.protocol.checks import PieceDigest
 from farflung.protocol.copies import HeldCopy
 from farflung.protocol.fields import MOST_COUNT
@@ -169,7 +169,8 @@ class Job:
     may run it, if any; `unable` maps workers to the ops of its model that they lack, until they register
     again. `trained` are the value ids of the parameters that each segment updates, `owned` the names of the
     state that it owns. In an attempt that `keeps` the state, members go on with what they held in the one
-    before. `codecs` are the current codecs of its links. `decisions` are those that may have to be sent
+    before. `codecs` are the current codecs of its links, `findings` what codec tuning has found in all
+    attempts. `decisions` are those that may have to be sent
     again, the oldest first. `copies` says when its state is copied while it trains; with `checkpoint_end`
     workers send it whole at the end. Its submitter may save
     checkpoints (`saves`). `recovery` counts what failures have cost it. `results` are those of its newest
@@ -232,6 +233,7 @@ class Job:
     owned: tuple[tuple[str, ...], ...] = ()
     keeps: bool = False
     codecs: tuple[LinkCodec, ...] = ()
+    findings: CodecFindings = field(default_factory=CodecFindings)
     decisions: tuple[Decide, ...] = ()
     tuning: TuningState | None = None
     copies: Copies = field(default_factory=Copies)

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from farflung.planner.codecs.auto import Choice, Levels, choose
 from farflung.planner.codecs.codec_context import CodecContext, LinkSample
-from farflung.planner.codecs.ladder import CostedRung
+from farflung.planner.codecs.ladder import CostedRung, number_of
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.rate_filter import RateFilter
-from farflung.plans import LinkCodec
+from farflung.plans import CodecFindings, LinkCodec
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ PROBE_NOISE = 0.01
 DWELL = 5
 """Units for which a link keeps its rung, unless the guard asks for another."""
 _LONG_AGO = -(10**9)
+_FOUND = "the run needed gentler codecs before"
+_PROBED = "a probe was cut short"
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,35 @@ class Controller:
             movable=movable,
         )
 
+    def with_findings(self, findings: CodecFindings) -> Controller:
+        """The controller within what the run has found before; codecs beyond that are changed soon.
+
+        Raises
+        ------
+        CodecError
+            A codec pair is not on the ladder.
+        """
+        limits, ceilings = self.limits, list(self.ceilings)
+        if findings.most_noise is not None:
+            limits = replace(limits, most_noise=min(limits.most_noise, findings.most_noise))
+        for one in findings.relaxed:
+            if (link := self.link(one.source, one.target)) is not None:
+                ceilings[link] = number_of(one.codec, self.rungs)
+        updated = replace(self, limits=limits, ceilings=tuple(ceilings))
+        due = _FOUND if updated.is_too_rough else _PROBED if findings.probes else ""
+        return replace(updated, due=due)
+
+    def findings(self) -> CodecFindings:
+        """What later attempts must know."""
+        limits = self.limits if self.unprobed is None else self.unprobed[1]
+        relaxed = [
+            LinkCodec(ends.source, ends.target, self.rungs[ceiling].name, 1.0)
+            for ends, ceiling in zip(self.context.links, self.ceilings, strict=True)
+            if ceiling < len(self.rungs) - 1
+        ]
+        most_noise = limits.most_noise if limits.most_noise < math.inf else None
+        return CodecFindings(most_noise, relaxed, self.unprobed is not None)
+
     def link(self, source: str, target: str) -> int | None:
         """The number of a link; None if the plan does not use it."""
         return self.context.numbers.get((source, target))
@@ -179,6 +211,13 @@ class Controller:
     def noise(self) -> float:
         """The largest error that codecs of any link declare."""
         return max((self.rungs[level].noise for level in self.levels), default=0.0)
+
+    @property
+    def is_too_rough(self) -> bool:
+        """Whether a link uses a rung beyond what a stall or the guard has left it."""
+        return self.noise > self.limits.most_noise or any(
+            level > ceiling for level, ceiling in zip(self.levels, self.ceilings, strict=True)
+        )
 
     @property
     def is_sticky(self) -> bool:

@@ -64,6 +64,8 @@ def decide(controller: Controller, unit: int, occasion: str) -> tuple[Controller
 def _is_worth_it(controller: Controller, context: CodecContext, wanted: Levels) -> bool:
     if wanted == controller.levels:
         return False
+    if controller.is_too_rough:
+        return True
     old, new = ([controller.rungs[level] for level in levels] for levels in (controller.levels, wanted))
     gaps = context.loss_gap(old), context.loss_gap(new)
     if max(gaps) > controller.limits.max_loss_gap + 1e-12:

@@ -39,9 +39,11 @@ from farflung.planner.codecs.ladder import ladder, number_of
 from farflung.planner.codecs.limits import Limits
 from farflung.planner.codecs.plan_context import codec_context
 from farflung.planner.codecs.stall import ROUGH
-from farflung.plans import LinkCodec, Plan, Topology
+from farflung.plans import CodecFindings, LinkCodec, Plan, Topology
 from farflung.plans.codec_pair import DENSE
 from farflung.simulator import Conditions
+
+_NOTHING = CodecFindings()
 
 
 class Basis(msgspec.Struct, frozen=True):
@@ -105,23 +107,26 @@ class FinishedUnit:
 @dataclass(frozen=True)
 class Verdict:
     """The changes for later units. `codecs` are those of all links from `switches[0].unit` on; without
-    switches nothing changes. `words` are warnings that ask for no change.
+    switches nothing changes. `words` are warnings that ask for no change. `findings` are those of the run, or
+    None if nothing has changed.
     """
 
     switches: tuple[Switch, ...]
     codecs: tuple[LinkCodec, ...]
     words: tuple[str, ...]
+    findings: CodecFindings | None = None
 
     @property
     def is_news(self) -> bool:
-        """Whether there is anything to report."""
-        return bool(self.switches or self.words)
+        """Whether there is anything to report or to store."""
+        return bool(self.switches or self.words) or self.findings is not None
 
     def then(self, later: Verdict) -> Verdict:
         """Both together; of several changes of a link, the last one."""
         switches = _last((*self.switches, *later.switches))
         codecs = later.codecs if later.switches else self.codecs
-        return Verdict(switches, codecs, (*self.words, *later.words))
+        findings = self.findings if later.findings is None else later.findings
+        return Verdict(switches, codecs, (*self.words, *later.words), findings)
 
 
 def tuning_basis(plan: Plan, topology: Topology, conditions: Conditions, limits: Limits) -> bytes:
@@ -139,11 +144,15 @@ class CodecTuner:
 
     @staticmethod
     def start(
-        basis: bytes, codecs: Sequence[LinkCodec] | None = None, workers: Sequence[Sequence[str]] = ()
+        basis: bytes,
+        codecs: Sequence[LinkCodec] | None = None,
+        workers: Sequence[Sequence[str]] = (),
+        findings: CodecFindings = _NOTHING,
     ) -> CodecTuner:
         """The tuner before it has seen a unit, with `codecs`, or else with those that the plan names.
 
         `workers`, if given, are those that each of the plan's segments is on by now, one for each replica.
+        `findings` are those of the run so far. A probe that was under way is over.
 
         Raises
         ------
@@ -161,6 +170,7 @@ class CodecTuner:
             for link in context.links
         )
         controller = Controller.with_levels(context, ladder(), known.limits, levels)
+        controller = controller.with_findings(findings)
         return CodecTuner(controller, Guard(known.limits.max_loss_gap))
 
     def unchanged(self) -> tuple[CodecTuner, Verdict]:
@@ -188,7 +198,9 @@ class CodecTuner:
             switches = (*switches, *more)
         if any(new > old for new, old in zip(controller.levels, before, strict=True)):
             guard, _ = guard.on_evidence(RougherCodec(finished.step))
-        verdict = Verdict(_last(switches), controller.codecs() if switches else (), tuple(words))
+        findings = controller.findings()
+        known = None if not switches and findings == self.controller.findings() else findings
+        verdict = Verdict(_last(switches), controller.codecs() if switches else (), tuple(words), known)
         looped = self.in_loop if finished.train or finished.plain else finished.loss
         return replace(self, controller=controller, guard=guard, in_loop=looped), verdict
 

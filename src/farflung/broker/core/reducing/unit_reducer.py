@@ -127,7 +127,7 @@ def copy_stored(fact: facts.CopyStored, state: State) -> State:
 
 
 def codecs_decided(fact: facts.CodecsDecided, state: State) -> State:
-    job, codecs = state.jobs[fact.job], tuple(fact.codecs)
+    job, codecs = replace(state.jobs[fact.job], findings=fact.findings), tuple(fact.codecs)
     decisions = tuple(
         msgspec.structs.replace(decision, codecs=codecs) if decision.unit + 1 == fact.unit else decision
         for decision in job.decisions

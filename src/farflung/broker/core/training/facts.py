@@ -8,7 +8,7 @@ import msgspec
 
 from farflung.broker.core.blobs import Digest
 from farflung.broker.core.decision import Decision
-from farflung.plans import NO_WISHES, LinkCodec, Plan, Wishes
+from farflung.plans import NO_WISHES, CodecFindings, LinkCodec, Plan, Wishes
 from farflung.protocol.checks import PieceDigest
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.submitter import PATIENCE_SECONDS, CodecChange
@@ -158,7 +158,8 @@ class JobEnding(Decision, frozen=True):
 class CodecsDecided(Decision, frozen=True):
     """From `unit` on the job's links use `codecs`; links that are not listed are dense.
 
-    It follows the `UnitDecided` of the unit before, and workers hear both in one message.
+    It follows the `UnitDecided` of the unit before, and workers hear both in one message. `findings` are what
+    codec tuning has found in the run so far; older logs lack them.
     """
 
     job: str
@@ -166,6 +167,7 @@ class CodecsDecided(Decision, frozen=True):
     unit: int
     codecs: list[LinkCodec]
     changes: list[CodecChange]
+    findings: CodecFindings = CodecFindings()
 
 
 class JobCollecting(Decision, frozen=True):

@@ -8,6 +8,7 @@ what the busiest device or link takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from farflung.schedule import Units
 from farflung.simulator import Simulation
@@ -27,7 +28,7 @@ def affordable_microbatches(
     They may take `LEAST_SECONDS` if that is more. `step` is a simulated step; an evaluation has one pass for
     each of `passes`, over links as in these steps.
     """
-    most = max(LEAST_SECONDS, share * units.steps * step.step_seconds) / units.evaluations
+    most = max(LEAST_SECONDS, _share_seconds(units, step, share)) / units.evaluations
     each = sum(_each_seconds(one, units.microbatches) for one in passes)
     left = most - sum(map(_fill_seconds, passes))
     asked = units.validation_microbatches
@@ -42,14 +43,27 @@ def evaluation_seconds(units: Units, passes: Sequence[Simulation]) -> float:
     return sum(map(_fill_seconds, passes)) + units.validation_microbatches * each
 
 
-def fewer_note(units: Units, passes: Sequence[Simulation], chosen: int, share: float) -> str:
+def fewer_note(
+    units: Units, step: Simulation, passes: Sequence[Simulation], chosen: int, share: float
+) -> str:
     """Why an evaluation takes fewer microbatches than it might, and how to get them all."""
-    asked = units.validation_microbatches
+    asked, least = units.validation_microbatches, replace(units, validation_microbatches=chosen)
+    most, limit = _share_seconds(units, step, share), f"{100 * share:g} % of the time of the steps"
+    if most < LEAST_SECONDS:
+        most, limit = LEAST_SECONDS, f"{LEAST_SECONDS:g} s in so short a run"
+    takes = units.evaluations * evaluation_seconds(least, passes)
+    why = f"as all evaluations are to take at most {limit}"
+    if takes > most and chosen == 1:
+        why = f"the fewest, though all evaluations take about {format_seconds(takes)}, more than {limit}"
     return (
-        f"an evaluation takes {chosen} of {asked} microbatches, as all evaluations are to take at most"
-        f" {100 * share:g} % of the time of the steps: with {asked} each would take about"
+        f"an evaluation takes {chosen} of {asked} microbatches, {why}: with {asked} each would take about"
         f" {format_seconds(evaluation_seconds(units, passes))} (Job(validation_batches={asked}))"
     )
+
+
+def _share_seconds(units: Units, step: Simulation, share: float) -> float:
+    """What a share of the time of all steps is."""
+    return share * units.steps * step.step_seconds
 
 
 def _each_seconds(simulation: Simulation, microbatches: int) -> float:

@@ -227,7 +227,7 @@ def _evaluated(question: Question, plan: Plan) -> tuple[int, list[str]]:
     found = affordable_microbatches(units, step, passes, share)
     if found == training.validation_microbatches:
         return 0, []
-    return found, [fewer_note(units, passes, found, share)]
+    return found, [fewer_note(units, step, passes, found, share)]
 
 
 def _tuning_basis(question: Question, plan: Plan) -> bytes:

@@ -132,9 +132,8 @@ class Job:
         Microbatch-sized batches of one evaluation, spread evenly over `validation`. None: all of it, but for
         what is left over of the last batch. "auto": 8 to 64, as many as evaluations can read in 5 % of the
         time of the steps; where lines were measured and are too slow for these, fewer, unless `stop_early` or
-        `keep_best` goes by them. If codecs are chosen
-        during the run ("auto"), a job of fewer than 80 steps is evaluated only after the last one and on
-        dense links, unless `validate_every` says otherwise.
+        `keep_best` goes by them. If codecs are chosen during the run ("auto"), a job of fewer than 80 steps
+        is evaluated only after the last one and on dense links, unless `validate_every` says otherwise.
     metrics
         What evaluations measure beside the loss, by name: `metric(outputs, batch)` gives the mean over a
         batch as a scalar tensor, or a sum and the count that divides it; `farflung.metrics` has some. They

@@ -115,7 +115,8 @@ class Accepted(Message, frozen=True):
 
     `lacking` means that enough workers are connected, but too few of them have the model's ops. `missing` is
     how many workers the job waits for. Of its members, `away` are those that it waits for: the broker knows
-    that they are lost or gone for a while.
+    that they are lost or gone for a while. A submitter that returns hears how many `validation_microbatches`
+    evaluations take before it hears of those that it missed; 0: not said.
     """
 
     job: Id
@@ -123,6 +124,7 @@ class Accepted(Message, frozen=True):
     lacking: bool = False
     missing: Count = 0
     away: list[Id] = msgspec.field(default_factory=list)
+    validation_microbatches: Count = 0
 
 
 class Planned(Message, frozen=True):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from tests.broker.scenario import Scenario
+from tests.broker.scenario import Scenario, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import SendLoad
 from farflung.broker.core.state import Outcome, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Placement, Plan, Wishes
-from farflung.protocol.messages import Planned
+from farflung.protocol.messages import Accepted, Planned, Return, UnitDone
 from farflung.protocol.worker import SegmentProgram
 
 
@@ -57,6 +57,16 @@ def test_later_plans_change_nothing() -> None:
     story.tick(1)
     assert story.state.jobs["job-1"].plan is None
     assert sent(plan(story, 1)) == {2}
+
+
+def test_a_returned_submitter_hears_of_fewer_microbatches_before_what_it_has_missed() -> None:
+    story = submitted(0.05)
+    plan(story, 2)
+    story.loaded("a")
+    story.ready("a", 0)
+    accepted, missed, *_ = told(story.say(Return("job-1", 0, 0)).commands)
+    assert isinstance(accepted, Accepted) and accepted.validation_microbatches == 2
+    assert isinstance(missed, UnitDone) and missed.unit == 0
 
 
 def test_all_that_fits_is_evaluated_and_so_is_what_a_user_asks_for() -> None:

@@ -95,7 +95,7 @@ def test_a_run_that_begins_later_counts_from_there() -> None:
 
 
 def test_an_evaluation_that_was_missed_took_the_microbatches_that_the_plan_says() -> None:
-    """A process that takes another's place hears of the plan last."""
+    """A process that takes another's place hears of the plan last from an older broker."""
     asked = job()
     *_, last = asked.training().units()
     assert last.microbatches == 4

@@ -71,6 +71,7 @@ class Recorder:
     async def accepted(self, message: Accepted) -> None:
         """The broker has reported the job's state."""
         self._job_id = message.job
+        self.metrics.evaluates_on(message.validation_microbatches)
         self.observer.waiting(message.state)
         if not goes_on(message.state, self._state):
             self._state = message.state

@@ -93,8 +93,8 @@ class RunMetrics:
     def evaluates_on(self, microbatches: int) -> None:
         """Note that evaluations take so many microbatches; 0: as many as the job asks for.
 
-        The broker decides this in a job's first plan. A process that takes another's place hears of it after
-        the units that it missed, so it holds for those, too.
+        The broker decides this in a job's first plan. An older broker says it only after the units that a
+        process missed which takes another's place, so it holds for those, too.
         """
         self._training = self._training.evaluating_on(microbatches)
         self._units = self._training.units()

@@ -85,7 +85,8 @@ def take_place(turn: Transition, job: Job, message: Return, event: SubmitterMess
     turn.emit(facts.SubmitterReturned(turn.now, job.job, seen, message.attempt))
     job = turn.state.jobs[job.job]
     away = turn.state.away_for(job)
-    turn.tell(job.job, Accepted(job.job, words_of(turn.state, job) or job.state, away=away))
+    words, evaluated = words_of(turn.state, job) or job.state, job.training.validation_microbatches
+    turn.tell(job.job, Accepted(job.job, words, away=away, validation_microbatches=evaluated))
     for missed in _missed(turn.state, job, message):
         turn.tell(job.job, missed)
     if _needs_links(job, message) and not job.awaited:

@@ -15,8 +15,9 @@ from farflung.client.api.evaluations import Evaluations, evaluations_of
 from farflung.client.api.job_fields import (
     MAXIMUM_MICROBATCHES,
     has_values,
-    kind_name,
+    require_even_batch,
     require_fields,
+    require_items,
     require_lengths,
 )
 from farflung.client.api.monitors import EarlyStopping, KeepBest
@@ -26,7 +27,6 @@ from farflung.data.loaders import (
     is_loader,
     is_same_collate,
     parts_of,
-    require_numbered,
     sampled_items,
 )
 from farflung.data.sampling import require_own_generator
@@ -42,7 +42,6 @@ from farflung.quantization import QuantizedFormat
 from farflung.runtime.optimizers.declared import Optimizer
 from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.runtime.training import ClipBy, Training
-from farflung.text import raised
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -228,13 +227,13 @@ class Job:
 
     def __post_init__(self) -> None:
         require_fields(self)
-        self._require_even_batch()
+        require_even_batch(self)
         require_lengths(self)
-        self._require_items("data", self.items, self.batch)
+        require_items(self, "data", self.items, self.batch)
         if self._sampler is not None:
             require_own_generator("data" if self._loader else "sampler", self._sampler, self.seed)
         if self.held_out is not None:
-            self._require_items("validation", self.held_out, self.microbatch_size)
+            require_items(self, "validation", self.held_out, self.microbatch_size)
         self.order()
 
     @property
@@ -408,28 +407,3 @@ class Job:
             verify=float(self.verify),
             lengths=self.lengths,
         )
-
-    def _require_even_batch(self) -> None:
-        if self.batch % self.microbatches:
-            below = self.batch - self.batch % self.microbatches
-            nearest = f"{below} or {below + self.microbatches}" if below else str(self.microbatches)
-            raise JobError(
-                f"batch must be divisible by microbatches, found batch={self.batch} and"
-                f" microbatches={self.microbatches}: try batch={nearest}"
-            )
-
-    def _require_items(self, name: str, data: Dataset | StreamItems, least: int) -> None:
-        if not isinstance(data, StreamItems):
-            require_numbered(name, data, kind_name(data))
-            if len(data) < least:
-                raise JobError(f"{name} has {len(data)} items, one batch needs {least}")
-        try:
-            first = data[0]
-        except JobError:
-            raise
-        except Exception as error:
-            raise JobError(raised(f"{name}[0]", error)) from error
-        try:
-            self.collated([first])
-        except JobError as error:
-            raise JobError(f"{name} is unfit: {error}") from None

@@ -1,4 +1,4 @@
-"""What the fields of a `Job` may be; `Job` itself checks its data, which it has to read for that."""
+"""What the fields of a `Job` may be, and that its data make batches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from farflung.client.api.monitors import require_monitors
+from farflung.data.loaders import require_numbered
+from farflung.data.streams import StreamItems
 from farflung.errors import CodecError, JobError
 from farflung.opdag.graph import MOST_BUCKETS, MOST_METRICS, Precision
 from farflung.opdag.raw_data import DATA_KINDS
@@ -21,12 +23,12 @@ from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatc
 from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.runtime.optimizers.of_torch import declared_instead
 from farflung.runtime.training import ClipBy
-from farflung.text import and_more
+from farflung.text import and_more, raised
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from farflung.client.api.job import Job
+    from farflung.client.api.job import Dataset, Job
 
 MAXIMUM_COUNT = 10**9
 MAXIMUM_MICROBATCHES = 10**6
@@ -80,6 +82,35 @@ def require_lengths(job: Job) -> None:
         raise JobError("a compiled job has batches of one length: give Pad one, or leave compiled out")
     if job.lengths and job.codec != DENSE:
         raise JobError(f"codec={job.codec!r} needs batches of one length: give Pad one, or leave codec out")
+
+
+def require_even_batch(job: Job) -> None:
+    """Raise JobError, which says a batch that fits, if microbatches cannot be of equal size."""
+    if job.batch % job.microbatches:
+        below = job.batch - job.batch % job.microbatches
+        nearest = f"{below} or {below + job.microbatches}" if below else str(job.microbatches)
+        raise JobError(
+            f"batch must be divisible by microbatches, found batch={job.batch} and"
+            f" microbatches={job.microbatches}: try batch={nearest}"
+        )
+
+
+def require_items(job: Job, name: str, data: Dataset | StreamItems, least: int) -> None:
+    """Raise JobError if data has fewer items than one batch needs, or the first one makes no batch."""
+    if not isinstance(data, StreamItems):
+        require_numbered(name, data, kind_name(data))
+        if len(data) < least:
+            raise JobError(f"{name} has {len(data)} items, one batch needs {least}")
+    try:
+        first = data[0]
+    except JobError:
+        raise
+    except Exception as error:
+        raise JobError(raised(f"{name}[0]", error)) from error
+    try:
+        job.collated([first])
+    except JobError as error:
+        raise JobError(f"{name} is unfit: {error}") from None
 
 
 def kind_name(value: object) -> str:

@@ -25,12 +25,12 @@ from farflung.broker.planning.messages import (
     Question,
     Searched,
 )
+from farflung.broker.planning.programs import programs_of, trained_values
 from farflung.broker.planning.what_if_messages import Foreseen
 from farflung.errors import FarflungError, PlanError
 from farflung.opdag import wire
 from farflung.opdag.buckets import lengths_of
 from farflung.opdag.graph import Graph
-from farflung.opdag.segment import Segment
 from farflung.planner import PlannedJob, place, plan_job
 from farflung.planner.assignment import Options, Schedule, Watch, ignore_progress
 from farflung.planner.codecs.tuner import tuning_basis
@@ -59,14 +59,11 @@ from farflung.plans import Plan, Prediction, Topology, connected_part, folded, s
 from farflung.plans.codec_pair import DENSE
 from farflung.plans.topology import MOST_GIGABYTES
 from farflung.plans.wishes import AUTO, LINE_LENGTH
-from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.optimizers.memory import memory_of_updates
-from farflung.runtime.state import trained_shapes
 from farflung.runtime.training import Training
 from farflung.simulator import Conditions, simulate
 from farflung.simulator.simulation import BRIEF_SECONDS, brief_notes
 from farflung.text import count_of
-from farflung.transport.wire.frames import MAXIMUM_CONTROL_BYTES
 from farflung.workload import workload_of
 
 BUDGET = 400
@@ -141,58 +138,62 @@ def _answer(question: Question, watch: Watch) -> PlanResult | Lacking:
     able = [worker for worker in question.workers if worker not in lacking]
     if lacking and len(able) < max(question.count, 1):
         return Lacking(lacking)
-    if question.replicas != 1 and not training.emulated:
-        able = alike_workers(able, question.abilities)
-        count = min(question.count, len(able))
-        question = msgspec.structs.replace(question, count=count - count % max(1, question.replicas))
-    question = msgspec.structs.replace(question, workers=able)
-    require_known(question.codecs, able, training.codecs)
+    question = _among(question, able)
+    require_known(question.codecs, question.workers, training.codecs)
     require_scheduler(question.scheduler, question.home)
-    if question.topology is not None:
-        made, prediction = scheduled(question, graph, watch)
-    elif question.home.data:
-        made, prediction = _on_equals(question, graph, watch), None
-    else:
-        made, prediction = _balanced(question, graph), None
+    made, prediction = _planned(question, graph, watch)
     made = kept_at_home(made, graph, question.home)
     tuning = _tuning_basis(question, made.plan)
     sites = {} if question.topology is None else {w.id: w.site for w in question.topology.workers}
     made = made.unfolded(training.microbatch_size, sites)
-    programs = [
-        SegmentProgram(
-            segment.number,
-            program,
-            _owned_sizes(segment, training),
-            {} if training.emulated else trained_shapes(segment),
-        )
-        for segment, program in zip(made.segments, made.programs, strict=True)
-    ]
-    _check_size(sum(len(program.program) for program in programs))
-    owned = [list(program.owned) for program in programs]
-    frameworks = {worker: ability.framework for worker, ability in question.abilities.items()}
-    notes = plan_notes(made.plan, question.codecs, training.steps, draws(graph), frameworks)
-    kinds = {worker: ability.kind for worker, ability in question.abilities.items()}
-    if (found := len(made.plan.pipelines) or 1) < question.replicas:
+    programs = programs_of(made, training)
+    evaluated, why = _evaluated(question, made.plan)
+    return PlanResult(
+        made.plan,
+        programs,
+        [list(program.owned) for program in programs],
+        prediction,
+        lacking,
+        _notes(question, graph, made.plan, why),
+        tuning,
+        [trained_values(segment, training) for segment in made.segments],
+        _current_seconds(question),
+        evaluated,
+    )
+
+
+def _among(question: Question, able: Sequence[str]) -> Question:
+    """The question for these workers only; replicas run on workers that are alike."""
+    if question.replicas != 1 and not question.training.emulated:
+        able = alike_workers(able, question.abilities)
+        count = min(question.count, len(able))
+        question = msgspec.structs.replace(question, count=count - count % max(1, question.replicas))
+    return msgspec.structs.replace(question, workers=list(able))
+
+
+def _planned(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJob, Prediction | None]:
+    """The folded plan, with a prediction where links are measured."""
+    if question.topology is not None:
+        return scheduled(question, graph, watch)
+    if question.home.data:
+        return _on_equals(question, graph, watch), None
+    return _balanced(question, graph), None
+
+
+def _notes(question: Question, graph: Graph, plan: Plan, evaluated: Sequence[str]) -> list[str]:
+    """Notes on the unfolded plan, those on its evaluations among them."""
+    training, abilities = question.training, question.abilities
+    frameworks = {worker: ability.framework for worker, ability in abilities.items()}
+    kinds = {worker: ability.kind for worker, ability in abilities.items()}
+    notes = plan_notes(plan, question.codecs, training.steps, draws(graph), frameworks)
+    if (found := len(plan.pipelines) or 1) < question.replicas:
         notes.append(fewer_replicas(found, question.replicas, len(question.workers)))
     if not question.replicas and question.topology is None:
         notes.append(
             f"{count_of(found, 'replica')}: nothing is measured of these workers yet to compare more by"
         )
-    evaluated, why = _evaluated(question, made.plan)
-    notes += [*why, *length_notes(training.lengths)]
-    notes += mode_notes(made.plan.workers(), kinds, training.deterministic, training.compiled)
-    return PlanResult(
-        made.plan,
-        programs,
-        owned,
-        prediction,
-        lacking,
-        notes,
-        tuning,
-        [_trained(segment, training) for segment in made.segments],
-        _current_seconds(question),
-        evaluated,
-    )
+    modes = mode_notes(plan.workers(), kinds, training.deterministic, training.compiled)
+    return [*notes, *evaluated, *length_notes(training.lengths), *modes]
 
 
 def _require_lengths(graph: Graph, question: Question) -> None:
@@ -370,31 +371,6 @@ def topology_of(question: Question, workers: Sequence[str] | None = None) -> Top
                 f"the topology does not have worker {worker}: name the workers to train on (--on), or add it"
             )
     return subtopology(question.topology, [numbers[worker] for worker in wanted])
-
-
-def _check_size(program_bytes: int) -> None:
-    # One worker may get all programs, in one control message together with the plan.
-    if program_bytes > MAXIMUM_CONTROL_BYTES // 2:
-        raise PlanError(
-            f"the programs take {program_bytes} bytes, at most {MAXIMUM_CONTROL_BYTES // 2} can be sent: "
-            "register large constant tensors of the model as buffers"
-        )
-
-
-def _trained(segment: Segment, training: Training) -> list[int]:
-    """The value ids of the parameters that the segment updates; an emulated device updates none."""
-    owned = set() if training.emulated else set(segment.owned)
-    return [entry.value for entry in segment.inputs if entry.trainable and entry.name in owned]
-
-
-def _owned_sizes(segment: Segment, training: Training) -> dict[str, int]:
-    """Sizes of the state that moves before and after the run; empty for an emulated job."""
-    owned = set() if training.emulated else set(segment.owned)
-    return {
-        entry.name: segment.values[entry.value].bytes(training.microbatch_size)
-        for entry in segment.inputs
-        if entry.kind in ("parameter", "buffer") and entry.name in owned
-    }
 
 
 if __name__ == "__main__":

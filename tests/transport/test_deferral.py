@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.certificates import TestAuthority
 from tests.support.links import Recorder, run, usual_but
 
-from farflung.transport import arrivals
+from farflung.transport import unknown_peers
 from farflung.transport.deferral import Budgets, Deferred
 from farflung.transport.endpoint import Hello, Peer, dial, listen
 from farflung.transport.net.addresses import parse_address
@@ -129,9 +129,9 @@ def test_a_flood_from_a_home_leaves_others_of_it_a_way_in(
             drawn.append(one)
             yield one
 
-    monkeypatch.setattr(arrivals, "peer_host", lambda raw: HOME)
+    monkeypatch.setattr(unknown_peers, "peer_host", lambda raw: HOME)
     monkeypatch.setattr(Deferred, "due", noted)
-    monkeypatch.setattr(arrivals, "Budgets", lambda: Budgets(free=20, per_second=50))
+    monkeypatch.setattr(unknown_peers, "Budgets", lambda: Budgets(free=20, per_second=50))
 
     async def flood(address: str) -> None:
         while True:
@@ -173,8 +173,8 @@ def test_a_flood_from_a_home_leaves_others_of_it_a_way_in(
 def test_connections_that_wait_are_closed_with_the_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "peer_host", lambda raw: HOME)
-    monkeypatch.setattr(arrivals, "Budgets", lambda: Budgets(free=1, per_second=0.001))
+    monkeypatch.setattr(unknown_peers, "peer_host", lambda raw: HOME)
+    monkeypatch.setattr(unknown_peers, "Budgets", lambda: Budgets(free=1, per_second=0.001))
 
     async def test() -> bytes:
         server = TestAuthority(tmp_path).holder("b", "worker")

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable
 
 from farflung.errors import ConnectionFailed, ProtocolError
-from farflung.transport.arrivals import Arrivals, Proven
 from farflung.transport.failures import why_unreachable
 from farflung.transport.handler import Handler
 from farflung.transport.link.link import Link
@@ -31,6 +30,7 @@ from farflung.transport.security.join_exchange import Exchange, OnJoiner, answer
 from farflung.transport.security.peer import Peer, certified_peer, require_peer
 from farflung.transport.sparse_log import SparseLog
 from farflung.transport.timeouts import Timeouts
+from farflung.transport.unknown_peers import Proven, UnknownPeers
 from farflung.transport.wire.frames import Hello, closing
 
 _log = logging.getLogger("farflung.transport")
@@ -67,7 +67,7 @@ class Listener:
         self._ungreeted: dict[Peer, list[Link]] = {}
         self._sparse = SparseLog(_log)
         self._relay: Relay | None = None
-        self._arrivals = Arrivals(listening, timeouts, self._admit_connection)
+        self._unknown = UnknownPeers(listening, timeouts, self._admit_connection)
 
     @property
     def port(self) -> int:
@@ -76,7 +76,7 @@ class Listener:
 
     def set_timeouts(self, timeouts: Timeouts) -> None:
         """Use other timeouts for connections that arrive from now on."""
-        self._timeouts = self._arrivals.timeouts = timeouts
+        self._timeouts = self._unknown.timeouts = timeouts
 
     def set_context(self, context: ssl.SSLContext) -> None:
         """Use another certificate and other authorities for connections that arrive from now on."""
@@ -108,7 +108,7 @@ class Listener:
 
     async def close(self, reason: str = "this process is shutting down") -> None:
         """Close the port and every link that it accepted; returns when all are gone."""
-        await self._arrivals.close()
+        await self._unknown.close()
         if self._relay is not None:
             await self._relay.close()
         await asyncio.gather(*(link.close(reason) for link in list(self._links)))

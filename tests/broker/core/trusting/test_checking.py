@@ -43,6 +43,21 @@ def place(idle: str = "de", **changes: object) -> Scenario:
     return story
 
 
+def after_the_next_version(idle: str = "def") -> Scenario:
+    """The second version of three shares waits for the check of a's, which begins with the first one."""
+    story = place(idle, steps=20)
+    story.all_ready(0)
+    spread(story, 0)
+    for _ in range(3):
+        check(story)
+    unit = 1
+    while job_of(story).versions.under_way is None:
+        story.all_ready(unit)
+        unit += 1
+    spread(story, unit - 1)
+    return story
+
+
 def load(story: Scenario) -> Load:
     """What the checker of the moment was told to load."""
     found = [one for one in story.commands if isinstance(one, SendLoad) and one.load.checks]
@@ -153,18 +168,10 @@ def test_neighbours_donor_and_submitter_are_linked_to_a_checker_once_it_has_load
 
 
 def test_the_next_check_begins_with_the_copies_of_the_version_before() -> None:
-    story = place(steps=20)
-    story.all_ready(0)
-    spread(story, 0)
-    for _ in range(3):
-        check(story)
-    unit = 1
-    while job_of(story).versions.under_way is None:
-        story.all_ready(unit)
-        unit += 1
-    spread(story, unit - 1)
+    story = after_the_next_version(idle="de")
     given = load(story)
-    assert (given.unit, given.version, len(given.history)) == (1, StateVersion(1, 0), unit - 1)
+    due = given.unit + len(given.history)
+    assert (given.unit, given.version, due) == (1, StateVersion(1, 0), job_of(story).next_unit)
 
 
 def test_no_weights_are_handed_out_before_the_last_version_is_checked() -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.broker.core.test_protection import job_of, spread
-from tests.broker.core.trusting.test_checking import FALSE, check, found, is_replayable, number, place, say
+from tests.broker.core.trusting.test_checking import (
+    FALSE,
+    after_the_next_version,
+    check,
+    found,
+    is_replayable,
+    number,
+    place,
+    say,
+)
 from tests.broker.scenario import Scenario, told
 
 from farflung.protocol.messages import CheckBegun, Checked, Ended, RolledBack
@@ -36,37 +45,13 @@ def test_a_member_that_two_checkers_find_false_is_suspended_and_all_go_back(
 
 
 def test_all_go_back_to_the_version_before_and_another_worker_has_the_place() -> None:
-    story = place(idle="def", steps=20)
-    story.all_ready(0)
-    spread(story, 0)
-    for _ in range(3):
-        check(story)
-    unit = 1
-    while job_of(story).versions.under_way is None:
-        story.all_ready(unit)
-        unit += 1
-    spread(story, unit - 1)
+    story = after_the_next_version()
     check(story)
     check(story, false={1: FALSE})
     check(story, false={1: FALSE})
     job = job_of(story)
     assert (job.state, job.restores, job.next_unit) == ("loading", True, 1)
     assert job.plan is not None and len(job.plan.workers()) == 3 and "b" not in job.plan.workers()
-
-
-def after_the_next_version(**changes: object) -> Scenario:
-    """The second version of three shares waits for the check of a's, which begins with the first one."""
-    story = place(idle="def", steps=20, **changes)
-    story.all_ready(0)
-    spread(story, 0)
-    for _ in range(3):
-        check(story)
-    unit = 1
-    while job_of(story).versions.under_way is None:
-        story.all_ready(unit)
-        unit += 1
-    spread(story, unit - 1)
-    return story
 
 
 def unfit(story: Scenario, begun: bytes | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A listening socket's side of connections until they have shown who they are: how many, and how soon."""
+"""Connections to a listening socket that have not shown yet who they are: how many shake hands, and when."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Admit = Callable[[socket.socket, Proven], Coroutine[None, None, None]]
 _log = logging.getLogger("farflung.transport")
 
 
-class Arrivals:
+class UnknownPeers:
     """Accepts connections and has `admit` shake hands with them, within the limits of their sources."""
 
     def __init__(self, listening: socket.socket, timeouts: Timeouts, admit: Admit) -> None:

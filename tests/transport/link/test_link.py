@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but, value_header
 
@@ -505,3 +506,29 @@ def _pings(peer: RawPeer) -> list[Ping]:
 
 def _zeros(size: int) -> memoryview:
     return memoryview(bytes(size))
+
+
+@pytest.mark.parametrize("unit", [3, None], ids=["a copy", "the state of an attempt"])
+def test_how_fast_copies_come_says_nothing_of_the_path(unit: int | None, tmp_path: Path) -> None:
+    """Their sender holds them back: a link on loopback was planned with as one of 1.3 Mbit/s."""
+
+    async def test() -> float | None:
+        async with paired(tmp_path) as pair:
+            slow = await RawPeer.connect(pair.listener.address, pair.authority.holder("d", "worker"))
+            slow.say(Hello("d", "worker", "data"))
+            await slow.read(lambda: bool(slow.frames))
+            header = msgspec.structs.replace(slice_header(100_000), unit=unit)
+            slow.say(Open(0, header), bytes(10_000))
+            for offset in range(10_000, 100_000, 10_000):
+                await asyncio.sleep(0.02)
+                slow.say(Chunk(0, offset), bytes(10_000))
+            await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.messages))
+            slow.say(Control(0, 4), b"done")  # the rate is taken once the message is over
+            await pair.heard_by_b.until(lambda: "done" in map(bytes.decode, pair.heard_by_b.controls))
+            link = next(one for one in pair.heard_by_b.links if one.peer.id == "d")
+            found = link.incoming_bytes_per_second
+            await slow.close()
+            return found
+
+    found = run(test())
+    assert (found is None) == (unit is not None)

@@ -26,7 +26,7 @@ from farflung.transport.wire.frames import (
     kind_of,
 )
 from farflung.transport.wire.frames import Stripe as StripeFrame
-from farflung.transport.wire.headers import MAXIMUM_STREAMS, DataHeader, Receipt
+from farflung.transport.wire.headers import MAXIMUM_STREAMS, DataHeader, Receipt, SliceHeader
 
 if TYPE_CHECKING:
     from farflung.transport.link.link import Link
@@ -93,8 +93,8 @@ class Inbox:
 
     @property
     def awaits_more(self) -> bool:
-        """Whether some data message is incomplete."""
-        return bool(self._streams)
+        """Whether some data message is incomplete that its sender does not hold back, as it does copies."""
+        return any(not _is_copy(arriving.header) for arriving in self._streams.values())
 
     @property
     def unfinished(self) -> list[DataHeader]:
@@ -309,3 +309,8 @@ def _check_fit(offset: int, size: int, total: int) -> None:
         raise ProtocolError(f"expected {total} bytes in all, found {size} more after {offset}")
     if size == 0 and total > 0:
         raise ProtocolError(f"expected some of {total} bytes, found an empty piece")
+
+
+def _is_copy(header: DataHeader) -> bool:
+    """Whether a message is a slice of a copy, which gives way to values (`governor`)."""
+    return isinstance(header, SliceHeader) and header.unit is not None

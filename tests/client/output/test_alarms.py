@@ -115,6 +115,19 @@ def test_a_loss_that_jumps_or_climbs_names_the_step() -> None:
     assert "the loss climbs: " in first.words and len(more) < 3
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(1e-4, 0.05), min_size=300, max_size=450))
+def test_noise_after_a_fast_fall_raises_none(small: list[float]) -> None:
+    """Once the loss is a fiftieth of what it was at first, it may well grow a hundredfold in a step."""
+    assert heard([(loss, {}) for loss in [2.41, 1.0, 0.44, 0.17, 0.15, 0.05, *small]]) == []
+
+
+def test_a_loss_that_climbs_back_after_a_fast_fall_names_the_step() -> None:
+    falls = [2.41, 1.0, 0.44, 0.17, 0.15, 0.05, *[0.008] * 60]
+    (jump,) = heard([(loss, {}) for loss in [*falls, 0.7, *[0.008] * 60]])
+    assert jump.words.startswith("step 67: the loss is 0.7, and was 0.008 ")
+
+
 def test_steps_that_do_not_count_are_forgotten() -> None:
     alarms = Alarms()
     assert heard([(1.0, {0: 1.0, 1: 1.0})] * 30, alarms) == []

@@ -37,6 +37,8 @@ Honest runs of small models on random tokens jump 42-fold at times.
 """
 LOSS_JUMP, LOSS_SHARE = 0.5, 0.25
 """An ordinary loss is above its median by at most half of that, or a quarter of what it was at first."""
+FIRST = 3
+"""What a loss was at first is the largest of so many: one that falls fast is near nothing soon after."""
 MOST_OF_STEP = 0.9
 """From this share of the square sum on, one segment alone has made a step's norm what it is."""
 LARGEST = 3.0
@@ -54,9 +56,13 @@ class _History:
 
     values: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     lows: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    first: float | None = None  # the median when there were enough values
-    begun: int = 0  # the step of `first`
+    opening: list[tuple[int, float]] = field(default_factory=list)  # the first `FIRST` values
     since: int = 0  # the step of the last alarm, before which no climb begins
+
+    @property
+    def first(self) -> float:
+        """The largest of the first values, without their signs; 0 while there are none."""
+        return max((abs(value) for _, value in self.opening), default=0.0)
 
     @property
     def low(self) -> float | None:
@@ -87,8 +93,8 @@ class _History:
 
     def add(self, step: int, value: float) -> None:
         self.values.append((step, value))
-        if self.first is None:
-            self.first, self.begun = self.median(), step
+        if len(self.opening) < FIRST:
+            self.opening.append((step, value))
         if step % EVERY == 0 and len(self.values) >= WINDOW and self.values[-WINDOW][0] > self.since:
             middle = median(self._newest(WINDOW))
             if self.low is None or middle < self.low:
@@ -109,8 +115,7 @@ class _History:
     def rolled_back(self, step: int) -> None:
         """Forget the steps after this one."""
         self.since = min(self.since, step)
-        if self.begun > step:
-            self.first = None
+        self.opening = [known for known in self.opening if known[0] <= step]
         for numbers in (self.values, self.lows):
             while numbers and numbers[-1][0] > step:
                 numbers.pop()
@@ -270,10 +275,10 @@ class Alarms:
         return [Alarm(words, tuple(segments[at] for at in climbing))]
 
     def _of_loss(self, step: int, loss: float) -> list[Alarm]:
-        middle, first = self._loss.median(), self._loss.first
-        if middle is None or first is None:
+        middle = self._loss.median()
+        if middle is None:
             return []
-        if not self._loss.leaves(loss, max(LOSS_JUMP * abs(middle), LOSS_SHARE * abs(first))):
+        if not self._loss.leaves(loss, max(LOSS_JUMP * abs(middle), LOSS_SHARE * self._loss.first)):
             return []
         self._loss.said(step)
         words = f"step {step}: the loss is {loss:.4g}, and was {middle:.4g} in the steps before"
@@ -282,10 +287,10 @@ class Alarms:
     def _of_loss_climb(self, step: int) -> list[Alarm]:
         if step % EVERY:
             return []
-        climb, low, first = self._loss.climb(), self._loss.low, self._loss.first
-        if climb is None or low is None or first is None:
+        climb, low = self._loss.climb(), self._loss.low
+        if climb is None or low is None:
             return []
-        if climb <= max(LOSS_JUMP * abs(low), LOSS_SHARE * abs(first)):
+        if climb <= max(LOSS_JUMP * abs(low), LOSS_SHARE * self._loss.first):
             return []
         self._loss.said(step)
         words = f"step {step}: the loss climbs: {low + climb:.4g} in the last {SHORT} steps, before {low:.4g}"

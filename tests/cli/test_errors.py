@@ -100,7 +100,7 @@ CASES = [
         2,
         "must be float32 or bfloat16, found 'half'",
     ),
-    (["train", "good.py", "--broker", "h:1", "--workers", "1", "--on", "a"], 2, "leave one out"),
+    (["train", "good.py", "--broker", "h:1", "--workers", "2", "--on", "a"], 2, "--workers asks for 2"),
     (["train", "good.py", "--broker", "h:1", "--on", "a,b,a"], 2, "names a worker twice: a,b,a"),
     (["train", "good.py", "--broker", "h:1", "--on", "a,"], 2, "'' cannot be an id"),
     (

@@ -9,6 +9,7 @@ from farflung.broker.core.fleet.membership import Membership, listed, membership
 from farflung.broker.core.protecting.protection import protection
 from farflung.broker.core.records import COLLECTING, QUEUED, RUNNING, Job, State, Worker
 from farflung.broker.core.recovering import restoring
+from farflung.broker.core.training.job_queue import needed
 from farflung.protocol.messages import Status
 from farflung.protocol.viewer import LEFT, JobStatus, LinkView, SegmentStatus, WorkerStatus
 
@@ -166,6 +167,6 @@ def _waits_for(state: State, job: Job) -> list[str]:
         return []
     if job.state == QUEUED and job.plan is not None:
         return restoring.missing(state, job)
-    if job.state == QUEUED and job.on:
+    if job.state == QUEUED and job.on and needed(job) == len(job.on):
         return [name for name in job.on if name not in state.idle_for(job)]
     return state.away_for(job)

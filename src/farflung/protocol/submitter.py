@@ -30,8 +30,8 @@ class Submit(Message, frozen=True):
     """Submit a job: the encoded OP-DAG (no weights), how to train it, on how many workers, how to plan it.
 
     Each of `workers` workers gets a part; with 0 the planner chooses how many. `on` names the workers to
-    choose from, which must all be connected; if empty, idle workers are used. `opset` is the opset that the
-    graph was captured with.
+    choose from, of which so many must be idle, with 0 all of them; if empty, any may be used. `opset` is the
+    opset that the graph was captured with.
 
     A job that goes on from a checkpoint begins at `unit`, and its attempts are numbered from `attempts` + 1:
     so many did earlier runs of it have. The state is copied to the submitter after each `checkpoint_every`

@@ -23,7 +23,7 @@ from farflung.broker.core.state import durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Prediction, Wishes
 from farflung.plans.wishes import KeepHome
-from farflung.protocol.messages import Accepted, Considered, Denied, StandBy, Standbys
+from farflung.protocol.messages import Accepted, CheckSaid, Considered, Denied, StandBy, Standbys
 from farflung.protocol.registration import Device
 from farflung.protocol.worker import SegmentProgram
 
@@ -97,6 +97,43 @@ def test_a_job_that_may_use_no_home_worker_is_denied() -> None:
     join(story, "a", of=["ana"])
     join(story, "c")
     assert "no home worker is among those that the job may use" in denial(story, at("a"), on=["c"])
+
+
+def test_a_job_of_which_all_is_checked_needs_a_second_home_worker() -> None:
+    story = Scenario()
+    join(story, "a", "b", of=["ana"])
+    join(story, "c")
+    cure = "only a home worker may check a part that reads data kept at home; name another one (--home)"
+    assert cure in denial(story, at("a"), verify=1.0)
+    story.submit(1, wishes=at("a", "b"), verify=1.0)
+    story.submit(1, wishes=at("a"), verify=0.5)
+    assert len(story.state.jobs) == 2
+
+
+def checked(verify: float) -> Scenario:
+    """As `place`, with checks; no home worker is idle, but a stranger is: d."""
+    story = Scenario()
+    join(story, "a", "b", of=["ana"], device=KERNELS)
+    join(story, "c", "d", device=KERNELS)
+    story.logged_from = 0
+    story.running(3, steps=2000, wishes=at("a", "b"), verify=verify)
+    story.all_ready(0)
+    spread(story, 0)
+    return story
+
+
+def test_a_stranger_does_not_check_a_home_worker_and_a_line_says_who_could() -> None:
+    owner, *_ = checked_said(story := checked(1.0))
+    assert "the kernels of a, and none is there yet; for a it must be a home worker" in owner.words
+    waits = checked_said(story)[-1].words
+    assert "waits for a check: no idle home worker of the same kernels is there: only a home" in waits
+    some = checked_said(checked(0.999999))
+    assert "is not checked, because no idle home worker of the same kernels is there" in some[0].words
+    assert job_of(story).checks.running is None
+
+
+def checked_said(story: Scenario) -> list[CheckSaid]:
+    return [one for one in told(story.commands) if isinstance(one, CheckSaid)]
 
 
 def test_a_job_waits_for_a_home_worker_and_holds_no_other_up() -> None:

@@ -35,6 +35,7 @@ def test_replicas_are_a_number_or_left_to_the_planner(given: str | None, replica
             RunOptions(workers=1, replicas="2"),
             "1 worker cannot be shared out among 2 replicas: use --workers 2",
         ),
+        (RunOptions(on="a", workers=2), "--on names 1 worker, --workers asks for 2: name more"),
         (RunOptions(on="a,b,c", replicas="2"), "--on names 3 workers, which cannot be shared out among 2"),
         (RunOptions(local=2, replicas="0"), "--replicas must be auto or a number from 1 to 1000, found '0'"),
         (RunOptions(local=2, replicas="many"), "--replicas must be auto or a number"),
@@ -43,3 +44,10 @@ def test_replicas_are_a_number_or_left_to_the_planner(given: str | None, replica
 def test_replicas_that_cannot_be_are_refused(options: RunOptions, complaint: str) -> None:
     with pytest.raises(FarflungError, match=complaint):
         parse_target(options, None, CodecWishes())
+
+
+def test_workers_beside_names_counts_those_that_get_a_part() -> None:
+    target = parse_target(RunOptions(on="a,b,c", workers=2, replicas="2"), None, CodecWishes())
+    assert (target.pool, target.workers, target.asked_by) == (["a", "b", "c"], 2, "--workers")
+    named = parse_target(RunOptions(on="a,b"), None, CodecWishes())
+    assert (named.workers, named.asked_by) == (2, "--on")

@@ -13,9 +13,10 @@ from tests.golden.samples import samples
 from farflung.cli.render.plan import planned_lines
 from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder
+from farflung.client.output.records import Outcome
 from farflung.client.output.run_folder import RunFolder
 from farflung.plans import Placement, Plan, Prediction
-from farflung.protocol.messages import Collecting, Considered, Planned, RolledBack, UnitDone
+from farflung.protocol.messages import Considered, Planned, RolledBack, UnitDone
 from farflung.protocol.submitter import CheckSaid
 from farflung.protocol.traffic import LinkTraffic
 
@@ -145,17 +146,51 @@ def test_an_attempt_on_the_plan_of_before_says_nothing_of_predictions() -> None:
     assert not any("not measured yet" in line for line in planned_lines(again))
 
 
-def test_checks_are_heard_of_at_the_end_and_what_is_not_checked_once(tmp_path: Path) -> None:
-    agreed = CheckSaid("job-1", 1, "checked", "a", "d", over=2, agrees=True)
-    lacking = CheckSaid("job-1", 1, "a's part of step 3 is not checked, because none is idle", "a")
+def agreed(first: int, worker: str = "a") -> CheckSaid:
+    return CheckSaid("job-1", 1, "checked", worker, "d", first=first, over=first + 2, agrees=True)
+
+
+def unchecked(first: int, words: str = "a's part is not checked, because none is idle") -> CheckSaid:
+    return CheckSaid("job-1", 1, words, "a", first=first, over=first + 2)
+
+
+def heard(folder: RunFolder, *messages: CheckSaid) -> list[str]:
+    """What a part of a run that hears these of its checks, and is stopped, says."""
 
     async def scene(listener: Listener) -> None:
-        books = Recorder(job(), RunFolder.create(tmp_path / "run"), listener)
-        for message in (agreed, lacking, agreed, lacking):
+        books = Recorder(job(), folder, listener)
+        for message in messages:
             await books.check_said(message)
-        assert listener.notes == [lacking.words]
-        await books.collecting(Collecting("job-1", 1, 2, "done", ""))
-        books.folder.close()
+        books.close(Outcome("cancelled", "Ctrl-C"))
+        folder.close()
 
     asyncio.run(scene(listener := Listener()))
-    assert listener.notes[1:] == ["2 intervals of workers ran again on others, which found the same"]
+    return listener.notes
+
+
+def test_checks_are_heard_of_at_the_end_also_of_a_run_that_is_stopped(tmp_path: Path) -> None:
+    said = heard(RunFolder.create(tmp_path / "run"), agreed(0), agreed(2))
+    assert said == ["2 intervals of workers ran again on others, which found the same"]
+    assert heard(RunFolder.create(tmp_path / "other")) == []
+
+
+def test_what_is_not_checked_is_heard_of_once_and_counted_at_the_end(tmp_path: Path) -> None:
+    drawn = (agreed(0), unchecked(2), agreed(0, "b"), unchecked(4), unchecked(6))
+    said = heard(RunFolder.create(tmp_path / "run"), *drawn)
+    assert said == [
+        unchecked(2).words,
+        "2 of 5 drawn intervals of workers ran again on others, which found the same, 3 were not checked"
+        " (see events.jsonl)",
+    ]
+
+
+def test_a_resumed_run_counts_what_its_earlier_parts_heard_of_checks(tmp_path: Path) -> None:
+    """A check that a first checker could not make is still made, and so is that of a step done again."""
+    heard(RunFolder.create(tmp_path / "run"), agreed(0), unchecked(2), unchecked(4))
+    other = CheckSaid("job-1", 2, "d found other work", "b", "d", first=4, over=6)
+    general = CheckSaid("job-1", 2, "nothing is checked, because none is idle")
+    said = heard(RunFolder.reopen(tmp_path / "run"), agreed(4), other, general)
+    assert said[-1] == (
+        "2 of 4 drawn intervals of workers ran again on others, which found the same,"
+        " others found other work in 1, 1 was not checked (see events.jsonl)"
+    )

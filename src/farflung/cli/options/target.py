@@ -35,8 +35,9 @@ OnOption = Annotated[
     str | None,
     typer.Option(
         metavar="ID,ID,...",
-        help="Ids of the workers to train on; each gets a part of the model. Without this, any idle worker"
-        " may hold copies of the model's state.",
+        help="Ids of the workers to train on; each gets a part of the model, or as many as `--workers` says:"
+        " the others may check these and stand by. Without this, any idle worker may hold copies of the"
+        " model's state.",
     ),
 ]
 HomeOption = Annotated[

@@ -112,7 +112,8 @@ class Fleet(ABC):
             How many workers of the broker to train on; None or 0: the planner chooses. A local fleet always
             trains on all of its own.
         on
-            Ids of the workers to train on; each gets a part of the model.
+            Ids of the workers to train on; each gets a part of the model, or as many as `workers` says: the
+            others may check these and stand by.
         home
             Ids of your own workers, joined with `--home-of`, with which stays what `Job(keep_home=)` names.
         codec

@@ -49,14 +49,16 @@ def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) ->
     if local is not None:
         is_elsewhere = at_broker or on or options.topology or options.home or options.with_local_worker
         _require_own_workers(local, workers, bool(is_elsewhere))
-    if workers and on:
-        raise JobError("--on names the workers, --workers counts them: leave one out")
     if workers < 0:
         raise JobError(f"--workers must be 0 (the planner chooses) or more, found {workers}")
     if (replicas := parse_replicas(options.replicas or "1")) > 1:
         _require_even(local or workers, replicas, "--local" if local else "--workers")
     frameworks, chosen = _frameworks(local, options.backends), _ids("--on", on)
-    if replicas > 1 and len(chosen) % replicas:
+    if on and workers > len(chosen):
+        raise JobError(
+            f"--on names {count_of(len(chosen), 'worker')}, --workers asks for {workers}: name more"
+        )
+    if replicas > 1 and not workers and len(chosen) % replicas:
         who = count_of(len(chosen), "worker")
         raise JobError(f"--on names {who}, which cannot be shared out among {replicas} replicas")
     wishes = _wishes(options, chosen, codecs)
@@ -66,7 +68,7 @@ def parse_target(options: RunOptions, token: str | None, codecs: CodecWishes) ->
     notes: tuple[str, ...] = ()
     if local is not None and wishes.scheduler != AUTO:
         notes = (f"--scheduler {wishes.scheduler} is ignored: --local workers are not measured before a run",)
-    asked_by = "--local" if local else "--on" if chosen else "--workers"
+    asked_by = "--local" if local else "--on" if chosen and not workers else "--workers"
     count = local or workers or len(chosen)
     return Target(local or 0, count, asked_by, pool, frameworks, _device(options), wishes, notes)
 

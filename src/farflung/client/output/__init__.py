@@ -12,6 +12,8 @@ run_folder
     The run folder, which stays valid on a full disk and after a kill.
 run_record
     `run.json`: the name of a run, and the options that it keeps when it is resumed.
+drawn_intervals
+    How many intervals of workers were drawn to be checked, and what came of them.
 history
     The rows of a run that count, and how many attempts it has had.
 weights

@@ -11,9 +11,10 @@ import msgspec
 
 from farflung.client.api.job import Job
 from farflung.client.output.alarms import Alarms
+from farflung.client.output.drawn_intervals import DrawnIntervals
 from farflung.client.output.progress import Observer, goes_on
 from farflung.client.output.records import NO_BASE, BaseBytes, HomeLosses, Outcome, Summary
-from farflung.client.output.run_folder import RunFolder
+from farflung.client.output.run_folder import EVENTS, RunFolder
 from farflung.client.output.run_metrics import RunMetrics
 from farflung.client.output.run_record import SubmittedJob
 from farflung.errors import RunFailed
@@ -57,7 +58,7 @@ class Recorder:
         self._state = ""
         self._warned = False
         self._unchecked = ""  # why a share was last not checked
-        self._agreed = 0  # intervals of one worker that another one found to be so
+        self._intervals = DrawnIntervals.of_events(folder.path / EVENTS)
         self._slow: set[str] = set()
 
     async def submitted(self, name: str, broker: str) -> None:
@@ -198,7 +199,7 @@ class Recorder:
 
     async def check_said(self, message: CheckSaid) -> None:
         """A share was run again to check it, or was not."""
-        self._agreed += message.agrees
+        self._intervals.add(message.worker, message.first, message.checker, message.agrees)
         if message.checker is not None and not message.agrees:
             self.observer.warned(message.words)
         elif not message.agrees and (why := message.words.rpartition(" because ")[2]) != self._unchecked:
@@ -304,9 +305,6 @@ class Recorder:
     async def collecting(self, message: Collecting) -> None:
         """The workers are sending the trained weights."""
         self.metrics.monitored = tuple(message.monitored)
-        if self._agreed:
-            intervals = count_of(self._agreed, "interval of a worker", "intervals of workers")
-            self.observer.noted(f"{intervals} ran again on others, which found the same")
         await self._record("collecting", step=message.step, state=message.state, reason=message.reason)
 
     async def checked(self, step: int, reported: float, loss: float | None, seconds: float) -> None:
@@ -321,6 +319,8 @@ class Recorder:
 
     def close(self, outcome: Outcome) -> Summary:
         """Write the last event and the summary, as far as the disk allows."""
+        if words := self._intervals.words():
+            self.observer.noted(words)
         summary = self.metrics.summary(outcome.state, outcome.reason, self._job_id, time.monotonic())
         with suppress(RunFailed):  # the outcome's reason already names the full disk
             self.folder.add_event(time.time(), "ended", state=outcome.state, reason=outcome.reason)

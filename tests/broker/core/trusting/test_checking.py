@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from tests.broker.core.test_protection import job_of, spread
 from tests.broker.core.test_replaying import KERNELS
-from tests.broker.scenario import Scenario, digest_of, sent, told
+from tests.broker.scenario import Scenario, digest_of, sent, told, training
 
 from farflung.broker.core import events, facts
-from farflung.broker.core.events import SendLoad
+from farflung.broker.core.events import Reply, SendLoad
 from farflung.broker.core.protecting.checks import drawn
 from farflung.broker.core.state import durable, replay
 from farflung.protocol.checks import CheckedUnit, PieceDigest
@@ -21,6 +21,7 @@ from farflung.protocol.messages import (
     Checked,
     CheckSaid,
     Collecting,
+    Denied,
     Ended,
     FeedCheck,
     Load,
@@ -28,6 +29,7 @@ from farflung.protocol.messages import (
     SendState,
     ServeCheck,
     Stop,
+    Submit,
 )
 
 FALSE = b"other"
@@ -303,6 +305,69 @@ def test_a_job_that_checks_all_says_at_once_that_it_needs_a_worker_and_waits_for
     for _ in range(3):
         check(story)
     assert job_of(story).step == 3
+
+
+def named(story: Scenario, verify: float, workers: int = 3) -> None:
+    """Job-1 may use a, b, c and d, and so many of them get a part."""
+    story.say(Submit("gpt", b"graph", training(steps=3, verify=verify), workers, list("abcd")))
+
+
+def fleet(*others: str) -> Scenario:
+    story = Scenario()
+    for worker in ("a", "b", "c", "d", *others):
+        story.join(worker, device=KERNELS, disk_bytes=10**9)
+    story.logged_from = 0
+    return story
+
+
+def begin(story: Scenario) -> None:
+    """Job-1 is planned and loaded, and its first copies are there."""
+    story.planned()
+    for worker in job_of(story).members:
+        story.loaded(worker)
+    story.all_ready(0)
+    spread(story, 0)
+
+
+def test_named_workers_that_all_get_a_part_cannot_check_each_other_and_the_job_is_denied() -> None:
+    story = fleet("e")
+    named(story, verify=1.0, workers=4)
+    (reply,) = [one.message for one in story.commands if isinstance(one, Reply)]
+    assert isinstance(reply, Denied) and "--on a,b,c --workers 2" in reply.reason
+    assert "each worker that --on names gets a part" in reply.reason and not story.state.jobs
+
+
+def test_named_workers_that_all_get_a_part_are_not_checked_and_one_note_says_so() -> None:
+    story = fleet("e")
+    named(story, verify=0.999999, workers=4)
+    begin(story)
+    assert job_of(story).versions.stable is not None
+    (note,) = said(story)
+    assert note.words.startswith("nothing is checked, because each worker that --on names has a part")
+
+
+def test_of_named_workers_those_without_a_part_check_the_others() -> None:
+    story = fleet("e")
+    named(story, verify=1.0)
+    begin(story)
+    assert job_of(story).members == ("a", "b", "c")
+    for _ in range(3):
+        assert load(story).plan.workers().count("d") == 1
+        check(story)
+    assert job_of(story).versions.stable is not None and all(one.agrees for one in said(story))
+
+
+def test_a_job_with_a_choice_of_named_workers_begins_with_as_many_as_it_asks_for() -> None:
+    story = Scenario()
+    named(story, verify=1.0)
+    assert "waiting for 3 of a, b, c, d (have 0, the job needs 3)" in str(told(story.commands)[-1])
+    for worker in "abd":
+        story.join(worker, device=KERNELS, disk_bytes=10**9)
+    story.logged_from = 0
+    begin(story)
+    assert job_of(story).members == ("a", "b", "d")
+    story.join("e", device=KERNELS, disk_bytes=10**9)
+    assert "waits for a check: none of the workers that --on names is idle" in said(story)[-1].words
 
 
 def test_a_job_that_checks_some_goes_on_unchecked_and_says_why() -> None:

@@ -201,7 +201,7 @@ def _can_begin_without(state: State, job: Job) -> bool:
     if protection.version_to_restore(job) is not None:
         return _can_restore_without(state, job)
     usable = job_queue.usable_for(job_queue.freed(state, job), job)
-    return len(usable) >= (len(job.on) or job.asked or 1)
+    return len(usable) >= (job.asked or len(job.on) or 1)
 
 
 def _sole_copies(state: State, worker: Worker) -> str:

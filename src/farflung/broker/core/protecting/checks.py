@@ -17,6 +17,18 @@ from farflung.protocol.copies import Digest, StateVersion
 if TYPE_CHECKING:
     from farflung.broker.core.protecting.versions import Versions
     from farflung.broker.core.records import Job
+    from farflung.protocol.messages import Submit
+
+ANOTHER_HOME = (
+    "only a home worker may check a part that reads data kept at home; name another one (--home), which gets"
+    " no part"
+)
+"""Why no stranger may check a home worker's share, and what helps."""
+
+MORE_THAN_COMPUTE = (
+    "none of them is idle to check others; name more, and say how many get a part (`--on a,b,c --workers 2`)"
+)
+"""What helps where each worker that a job may use has a part of its own."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,24 @@ class Checks:
         return (
             [] if self.running is None else [(name, self.running.checker) for name in self.running.served_by]
         )
+
+
+def denial(message: Submit) -> str:
+    """Why a job of which all is to be checked can't be, whichever workers are there, and what helps.
+
+    Empty if it may be checked, or need not be.
+    """
+    training, home, on = message.training, message.wishes.home, message.on
+    if training.verify < 1:
+        return ""
+    if message.checkpoint_every or training.keeps_best:
+        what = "keeps no best weights and makes no checkpoints while it trains, which would not be checked"
+        return f"a job of which all is checked (verify=1) {what}"
+    if on and message.workers == len(on):
+        return f"verify=1 checks all, but each worker that --on names gets a part: {MORE_THAN_COMPUTE}"
+    if home.data and len([name for name in home.workers if not on or name in on]) < 2:
+        return f"verify=1 checks all, but just one home worker may be used: {ANOTHER_HOME}"
+    return ""
 
 
 def drawn(draws: int, share_of_all: float, version: StateVersion, shares: Iterable[int]) -> tuple[int, ...]:

@@ -325,7 +325,7 @@ def wait_no_longer(turn: Transition, job: Job, least_seconds: float) -> None:
     missing = ", ".join(restoring.missing(turn.state, job)) or "a copy"
     why = f"{missing} did not come back within {waited:.0f} s"
     usable = job_queue.usable_for(turn.state, job)
-    can_run = len(usable) >= (len(job.on) or job.asked or 1)
+    can_run = len(usable) >= (job.asked or len(job.on) or 1)
     needs_plan = job.training.verify == 1  # no check begins with a version of another plan
     if not needs_plan and job_queue.recut_on(turn.state, job)[0]:
         if waited > least_seconds:

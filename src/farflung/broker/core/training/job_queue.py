@@ -110,7 +110,7 @@ def waits_for_version(job: Job) -> bool:
 
 def needed(job: Job) -> int:
     """How many workers the job needs at least."""
-    return len(job.on) or job.asked or max(1, job.wishes.replicas)
+    return job.asked or len(job.on) or max(1, job.wishes.replicas)
 
 
 def usable_for(state: State, job: Job) -> list[str]:
@@ -229,7 +229,7 @@ def _wait_for_members(turn: Transition, job: Job) -> Job | None:
     missing, usable = restoring.missing(turn.state, job), usable_for(turn.state, job)
     names = and_more(_marked(turn.state, missing), NAMED) or "workers that have a copy of its state"
     like = "another one like it" if len(missing) == 1 else "others like them"
-    lacks = max((len(job.on) or job.asked or 1) - len(usable), set(usable) <= set(job.recovery.unfit))
+    lacks = max((job.asked or len(job.on) or 1) - len(usable), set(usable) <= set(job.recovery.unfit))
     words = f"{waiting_for(names)}, or {like}, to go on at step {job.step + 1}"
     if not recutting.is_readable(turn.state, job, usable):
         has = "has" if len(missing) == 1 else "have"
@@ -270,7 +270,8 @@ def _waiting(state: State, job: Job, needs: int, usable: list[str], lacking: Map
     account = f"({and_more(found, NAMED + 1, '; ', '; and ')})"
     if job.on:
         names = [name for name in job.on if name not in usable]
-        return f"{waiting_for(and_more(_marked(state, names), NAMED))} {account}"
+        any_of = f"{missing} of " if missing < len(names) else ""
+        return f"{waiting_for(any_of + and_more(_marked(state, names), NAMED))} {account}"
     kind = "emulated worker" if job.training.emulated else "worker"
     able = " with the model's ops" if lacking else ""
     return f"{waiting_for(count_of(missing, f'more {kind}'))}{able} {account}"

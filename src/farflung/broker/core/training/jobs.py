@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farflung.broker.core import facts
 from farflung.broker.core.events import Reply, Send
-from farflung.broker.core.protecting import home, protection
+from farflung.broker.core.protecting import checks, home, protection
 from farflung.broker.core.records import (
     CANCELLED,
     COLLECTING,
@@ -52,15 +52,14 @@ def submit(turn: Transition, submitter: str, message: Submit, seen: str, draws: 
     if (message.checkpoint_every or training.keeps_best) and not training.copies:
         turn.do(Reply(Denied("the job asks for copies of its state, for which its workers have no memory")))
         return
-    if training.verify == 1 and (message.checkpoint_every or training.keeps_best):
-        what = "keeps no best weights and makes no checkpoints while it trains, which would not be checked"
-        turn.do(Reply(Denied(f"a job of which all is checked (verify=1) {what}")))
-        return
     if reason := quotas.denial(turn.state, submitter, len(message.graph)):
         turn.do(Reply(Denied(f"{reason}: wait for one to end, or end one with `farflung job cancel`")))
         return
     if reason := home.denial(turn.state, submitter, message.wishes.home, message.on):
         turn.do(Reply(Denied(one_line(reason))))
+        return
+    if reason := checks.denial(message):
+        turn.do(Reply(Denied(reason)))
         return
     number = turn.state.submitted + 1
     turn.emit(

@@ -6,7 +6,7 @@ import msgspec
 
 from farflung.broker.core.events import Send, SendLoad
 from farflung.broker.core.protecting import protection
-from farflung.broker.core.protecting.checks import Check, first_unit
+from farflung.broker.core.protecting.checks import ANOTHER_HOME, MORE_THAN_COMPUTE, Check, first_unit
 from farflung.broker.core.protecting.protection import shares_of, who_has
 from farflung.broker.core.protecting.versions import Version
 from farflung.broker.core.records import Job, State
@@ -39,6 +39,8 @@ def hindrance(state: State, job: Job) -> str:
         return (
             f"the GPU of {apart[0]} computes other bits when it repeats a step; Job(deterministic=True) helps"
         )
+    if set(job.on) == set(members):
+        return f"each worker that --on names has a part of the model: {MORE_THAN_COMPUTE}"
     return ""
 
 
@@ -91,11 +93,15 @@ def able(state: State, job: Job, owner: str) -> list[str]:
 
 def why_none(state: State, job: Job, owner: str) -> str:
     """Why there are no candidates."""
+    assert job.plan is not None
     idle = set(state.idle_for(job)) - state.checking()
-    if not [name for name in idle if not job.on or name in job.on]:
-        return "no idle worker is there"
-    if not idle.isdisjoint(job.checks.tried):
+    named = {name for name in idle if not job.on or name in job.on}
+    if not named.isdisjoint(job.checks.tried):
         return "the idle workers that could do so failed"
+    if owner in job.plan.at_home():
+        return f"no idle home worker of the same kernels is there: {ANOTHER_HOME}"
+    if not named:
+        return "none of the workers that --on names is idle" if idle else "no idle worker is there"
     return f"no idle worker has the same kernels as {owner}"
 
 

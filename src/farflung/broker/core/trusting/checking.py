@@ -14,7 +14,14 @@ from dataclasses import replace
 from farflung.broker.core import facts
 from farflung.broker.core.events import Send
 from farflung.broker.core.protecting import protection, standbys
-from farflung.broker.core.protecting.checks import Check, Checks, Dispute, drawn, first_unit
+from farflung.broker.core.protecting.checks import (
+    ANOTHER_HOME,
+    Check,
+    Checks,
+    Dispute,
+    drawn,
+    first_unit,
+)
 from farflung.broker.core.protecting.protection import shares_of
 from farflung.broker.core.protecting.versions import FIRST_RETRY_SECONDS, Version
 from farflung.broker.core.records import DONE, FAILED, RUNNING, Job
@@ -151,12 +158,10 @@ def _warn(turn: Transition, job: Job) -> None:
         return
     alone = [name for name in _plan(job).workers() if not checkers.able(turn.state, job, name)]
     if alone:
-        _say(
-            turn,
-            job,
-            f"verify=1 needs an idle worker with the kernels of {and_more(alone)}, and none is there yet",
-            lacking=True,
-        )
+        words = f"verify=1 needs an idle worker with the kernels of {and_more(alone)}, and none is there yet"
+        if at_home := [name for name in alone if name in _plan(job).at_home()]:
+            words += f"; for {and_more(at_home)} it must be a home worker: {ANOTHER_HOME}"
+        _say(turn, job, one_line(words), lacking=True)
 
 
 def _end(turn: Transition, job: Job) -> None:

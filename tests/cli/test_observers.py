@@ -215,17 +215,18 @@ def test_the_words_of_others_are_shown_as_they_are(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("asked", "brief", "words"),
     [
-        (0, "lab-3: a step is shorter without it (--workers N uses exactly N)"),
-        (2, "lab-3: 2 workers were asked for"),
+        (0, False, "lab-3: a step is shorter without it (--workers N uses exactly N)"),
+        (0, True, "lab-3 (--workers N uses exactly N)"),
+        (2, True, "lab-3: 2 workers were asked for"),
     ],
 )
 def test_spare_workers_are_said_with_the_reason(
-    asked: int, words: str, capsys: pytest.CaptureFixture[str]
+    asked: int, brief: bool, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = Plan([Placement(0, ["a"], 1, 1, 1)], [], 1, 1)
-    prediction = Prediction("auto", 0.4, "device a, busy 50%", left_out=["lab-3"], asked=asked)
+    prediction = Prediction("auto", 0.4, "device a, busy 50%", left_out=["lab-3"], asked=asked, brief=brief)
     PlainObserver(1).planned(Planned("job-1", 1, plan, [[]], {}, prediction, {}))
     assert f"left out: {words}\n" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from farflung.schedule import Units
 from farflung.simulator import Simulation
-from farflung.text import format_seconds
+from farflung.text import count_of, format_seconds
 
 LEAST_SECONDS = 1.0
 """All evaluations of a run together may take so long, however short the run is."""
@@ -55,8 +55,9 @@ def fewer_note(
     why = f"as all evaluations are to take at most {limit}"
     if takes > most and chosen == 1:
         why = f"the fewest, though all evaluations take about {format_seconds(takes)}, more than {limit}"
+    count = count_of(chosen, "microbatch", "microbatches")
     return (
-        f"an evaluation takes {chosen} of {asked} microbatches, {why}: with {asked} each would take about"
+        f"an evaluation takes {count}, not {asked}, {why}: with {asked} each would take about"
         f" {format_seconds(evaluation_seconds(units, passes))} (Job(validation_batches={asked}))"
     )
 

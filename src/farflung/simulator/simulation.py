@@ -77,14 +77,19 @@ class Simulation:
 BRIEF_SECONDS = 1e-3
 
 
-def brief_notes(busy: float, step_seconds: float, microbatches: int) -> list[str]:
+def brief_notes(busy: float, step_seconds: float, microbatches: int, workers: int) -> list[str]:
     """A note if the busiest device computes for less than 1 ms a microbatch, else nothing.
 
-    `busy` is the fraction of a step for which that device computes.
+    `busy` is the fraction of a step for which that device computes, and the plan uses so many `workers`.
     """
     if busy * step_seconds >= BRIEF_SECONDS * microbatches:
         return []
+    cure = (
+        "one worker (--workers 1 or --local 1), or larger microbatches"
+        if workers > 1
+        else "larger microbatches"
+    )
     return [
         "every device needs less than 1 ms for a microbatch, and the simulation leaves out Python's overhead"
-        " for each task and message: real steps may take hundreds of times as long"
+        f" for each task and message: real steps may take hundreds of times as long; try {cure}"
     ]

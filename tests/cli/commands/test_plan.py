@@ -342,10 +342,12 @@ def test_a_step_of_nearly_nothing_says_what_is_not_counted(
     assert "less than 1 ms for a microbatch" not in capsys.readouterr().out
     workers = [worker(id, tflops=1) for id in ("home-1", "home-2", "lab")]
     (folder / "fleet.json").write_text(json.dumps(fleet("home-1", "home-2", "lab", workers=workers)))
-    assert plan("--no-what-if", "--save", "plan.json") == 0
-    assert "every device needs less than 1 ms for a microbatch" in capsys.readouterr().out
+    assert plan("--no-what-if", "--workers", "2", "--save", "plan.json") == 0
+    assert "try one worker (--workers 1 or --local 1), or larger" in " ".join(capsys.readouterr().out.split())
     assert run(["simulate", "plan.json", "--topology", "fleet.json"]) == 0
     assert "every device needs less than 1 ms for a microbatch" in capsys.readouterr().out
+    assert plan("--no-what-if", "--workers", "1") == 0
+    assert "hundreds of times as long; try larger microbatches" in " ".join(capsys.readouterr().out.split())
 
 
 def test_one_worker_is_a_fleet(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -322,7 +322,7 @@ def scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJo
     made, simulation = replace(made, plan=predicted.plan), predicted.simulation
     used = set(made.plan.workers())
     busy = max((load.share for load in simulation.loads if load.kind == "device"), default=0.0)
-    brief = brief_notes(busy, simulation.step_seconds, made.plan.microbatches)
+    brief = brief_notes(busy, simulation.step_seconds, made.plan.microbatches, len(used))
     notes = [
         *unprotected,
         *schedule.notes,

@@ -41,12 +41,12 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     yield f"  lower bound  {_bound(found)}"
     for worker, lacking in found.unable.items():
         yield from wrapped("left out", f"{worker}: {lacking}")
-    others = {*found.unreachable, *found.unable}
+    brief, others = _brief_tasks(found), {*found.unreachable, *found.unable}
     if idle := [worker for worker in found.left_out if worker not in others]:
-        yield from wrapped("left out", spare_words(idle, asked))
+        yield from wrapped("left out", spare_words(idle, asked, bool(brief)))
     for note in found.notes:
         yield from wrapped("note", note)
-    yield from _brief_tasks(found)
+    yield from brief
     if found.what_if is not None:
         yield ""
         yield from _what_if(found)
@@ -71,7 +71,7 @@ def _brief_tasks(found: Forecast | Expected) -> list[str]:
     from farflung.simulator.simulation import brief_notes
 
     busy = max((row.busy for row in found.workers), default=0.0)
-    notes = brief_notes(busy, found.step_seconds, found.microbatches)
+    notes = brief_notes(busy, found.step_seconds, found.microbatches, len(found.workers))
     return [line for words in notes for line in wrapped("note", words)]
 
 

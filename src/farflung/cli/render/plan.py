@@ -91,8 +91,13 @@ def chosen_lines(chosen: CodecsChosen) -> list[str]:
     return [*changes, *(printable(f"note: {words}") for words in chosen.words)]
 
 
-def spare_words(spare: Sequence[str], asked: int) -> str:
-    """Why these workers have no part in a plan; `asked` is how many it had to use, 0 if the planner chose."""
+def spare_words(spare: Sequence[str], asked: int, brief: bool) -> str:
+    """Why these workers have no part in a plan; `asked` is how many it had to use, 0 if the planner chose.
+
+    Of a `brief` step the simulation leaves out so much that it says nothing about them.
+    """
+    if brief and not asked:
+        return f"{and_more(spare)} (--workers N uses exactly N)"
     if asked:
         why = f"{count_of(asked, 'worker')} {'were' if asked > 1 else 'was'} asked for"
     else:
@@ -112,7 +117,7 @@ def prediction_lines(prediction: Prediction | None) -> list[str]:
         step = "no step time is predicted"
     lines = [f"planned by {prediction.scheduler}: {step}"]
     if prediction.left_out:
-        lines.append(f"left out: {spare_words(prediction.left_out, prediction.asked)}")
+        lines.append(f"left out: {spare_words(prediction.left_out, prediction.asked, prediction.brief)}")
     return lines + [f"note: {words}" for words in prediction.notes]
 
 

@@ -126,7 +126,7 @@ def test_ssh_gives_hosts_their_part_and_the_token_on_standard_input(tmp_path: Pa
     fakes = {
         "ssh": 'echo "$@" >>"$LOG"; while [ "$1" != -- ]; do shift; done\n'
         'mkdir -p "$HOMES/$2" && HOME=$HOMES/$2 exec "$3" "$4"',
-        "sleep": ":",
+        "sleep": f"exec {shutil.which('sleep')} 0.05",
         "ps": "exit 1",
     }
     for name, text in fakes.items():

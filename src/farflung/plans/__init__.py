@@ -1,10 +1,18 @@
 """Plans and topologies as data: the workers and links of a fleet, and which worker runs which segment."""
 
-from farflung.plans.codec_findings import CodecFindings
 from farflung.plans.connected import connected_part, subtopology, why_left_out
 from farflung.plans.holders import holders_of
 from farflung.plans.pipelines import Pipeline, Sum, dealt
-from farflung.plans.plan import FEEDER, FP32_BYTES, Edge, LaterCodecs, LinkCodec, Placement, Plan
+from farflung.plans.plan import (
+    FEEDER,
+    FP32_BYTES,
+    CodecFindings,
+    Edge,
+    LaterCodecs,
+    LinkCodec,
+    Placement,
+    Plan,
+)
 from farflung.plans.plan_file import read_plan, write_plan
 from farflung.plans.rates import Rates, arithmetic_of
 from farflung.plans.seating import renamed_codecs, seated

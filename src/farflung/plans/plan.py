@@ -93,6 +93,19 @@ class LaterCodecs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codecs: list[LinkCodec]
 
 
+class CodecFindings(msgspec.Struct, frozen=True):
+    """What the guard of codec tuning has found, which later attempts and a restarted broker go on from.
+
+    `most_noise` is the largest relative error that codecs may declare; None if no stall was found. `relaxed`
+    names the roughest codec pair of each link that the guard has relaxed. `probes` says that links write
+    finely for a probe.
+    """
+
+    most_noise: float | None = None
+    relaxed: list[LinkCodec] = []
+    probes: bool = False
+
+
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Segments in topological order with their workers, and every edge between them.
 

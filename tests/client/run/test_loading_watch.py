@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farflung.client.run.loading_watch import MOVED_BYTES, LoadingWatch
+from farflung.client.run.state_sender import MOVED_BYTES, LoadingWatch
 
 ALL = {"a", "b"}
 

@@ -13,11 +13,10 @@ from farflung.client.output.records import BaseBytes
 from farflung.client.run.broker_client import Lost
 from farflung.client.run.check_feed import CheckFeed
 from farflung.client.run.feeder import Feeder
-from farflung.client.run.loading_watch import LoadingWatch
 from farflung.client.run.microbatches import DataWaits, Microbatch, Microbatches
 from farflung.client.run.start import Start, first_segments
 from farflung.client.run.state_collector import ReceivedState, StateCollector, StateCollectors, with_slots
-from farflung.client.run.state_sender import StateSender
+from farflung.client.run.state_sender import LoadingWatch, StateSender
 from farflung.client.run.worker_session import WorkerRoutes, WorkerSession
 from farflung.errors import ConnectionFailed, FarflungError, ProtocolError, RunFailed
 from farflung.opdag.analysis import changed_by_training

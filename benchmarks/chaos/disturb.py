@@ -6,7 +6,6 @@ import hashlib
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -25,7 +24,6 @@ BEHIND_NAT = NAMES[1:4]
 RELAYS = tuple(name for name in NAMES if name not in BEHIND_NAT)
 CODED = ("axes3/axes10-dithered", "row-topk30-int4/masked30-int4")
 STEPS_PER_FAULT = 7
-MOST_UNDISTURBED = 6
 LINE = LinkSettings(latency_ms=1.0)
 WORKER_MBPS = 30.0
 DESK_MBPS = 6.0
@@ -48,7 +46,8 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
     draw, found, whole = random.Random(seed), list[Disturbed](), dict[tuple[str, int], RunFiles]()
     with (
         Place(network(), NAMES, folder) as place,
-        ChaosFleet(place.fleet_folder, len(NAMES), LEASE_SECONDS, place, RELAYS) as fleet,
+        # Surveyed: a plan that knows its links has another cut, and so other bits where they are coded.
+        ChaosFleet(place.fleet_folder, len(NAMES), LEASE_SECONDS, place, RELAYS, is_surveyed=True) as fleet,
     ):
         striker = Striker(fleet, place, LEASE_SECONDS, draw)
         while (counted := sum(fault.counted for job in found for fault in job.events)) < faults:
@@ -60,14 +59,10 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
                 # Its bits follow the cut, and most schedulers cut by what is measured by then.
                 options += ["--scheduler", "equal-count"]
 
-            def undisturbed(name: str, options: list[str] = options) -> RunFiles:
-                run = RunFiles(place.folder / f"undisturbed-{name}")
+            if (codec, steps) not in whole:
+                run = whole[codec, steps] = RunFiles(place.folder / f"undisturbed-{codec.partition('/')[0]}")
                 Play(fleet, place, striker, run, options, draw).play(0)
                 run.close()
-                return run
-
-            if (codec, steps) not in whole:
-                whole[codec, steps] = _planned_by_measurements(undisturbed, codec.partition("/")[0])
             fleet.wait_for_workers()
             run = RunFiles(place.folder / f"run-{len(found)}")
             job = _disturbed(Play(fleet, place, striker, run, options, draw), run, most)
@@ -81,19 +76,6 @@ def measured(folder: Path | None, faults: int, per_job: int, seed: int) -> list[
             if job.failure:
                 break
     return found
-
-
-def _planned_by_measurements(undisturbed: Callable[[str], RunFiles], name: str) -> RunFiles:
-    """The first run whose plan knows how fast a link is.
-
-    Until then the plan has another cut, and so other bits where links are coded; a job's own traffic measures
-    its links.
-    """
-    for number in range(MOST_UNDISTURBED):
-        run = undisturbed(f"{name}-{number}")
-        if any(each.prediction for each in run.events):
-            return run
-    raise SystemExit(f"no link was measured by {MOST_UNDISTURBED} runs; see {run.folder}")
 
 
 def _disturbed(play: Play, run: RunFiles, most: int) -> Disturbed:

@@ -59,7 +59,10 @@ class Place:
 
     def __init__(self, on: Machines) -> None:
         self.on = on
-        (on.folder / "net.py").write_text(JOB.replace("data=Items()", "data=Items(), validation=Items()"))
+        job = JOB.replace("data=Items()", "data=Items(), validation=Items()")
+        (on.folder / "net.py").write_text(job)
+        slow = job + "\n\nclass Slow(Items):\n    seconds = 0.04\n"
+        (on.folder / "slow.py").write_text(slow.replace("data=Items(),", "data=Slow(),"))
         self._sources = on.folder / "sabotaged"
         shutil.copytree(Path(farflung.__file__).parent, self._sources / "farflung")
         with (self._sources / "farflung/runtime/torch_backend/segment.py").open("a") as file:
@@ -120,7 +123,8 @@ def test_a_run_whose_worker_sends_false_weights_fails_and_names_it(
 
 def test_a_checkpoint_shows_whose_weights_are_false(place: Place) -> None:
     place.sends("late")  # what it sent before the end, such as the checkpoint of step 30, was true
-    run = place.train("shown", "--workers", "2", "--steps", "40", "--checkpoint-every", "10")
+    given = ["--workers", "2", "--steps", "40", "--checkpoint-every", "10"]
+    run = place.train("shown", *given, job="slow.py")  # so that this checkpoint is there by then
     assert run.command.code() == 1
     (line,) = run.command.errors
     assert "of worker m had in the checkpoint of step" in line and "worker a" not in line

@@ -184,6 +184,7 @@ def _remove_one(fleet: Fleet, worker: WorkerProcess, seconds: float) -> None:
 
 
 def _allow_one(fleet: Fleet, worker: WorkerProcess) -> None:
+    """Allow it again. A removal that a slow broker stores only later stands until the fleet rests."""
     broker, world = fleet.broker, fleet.world
     if broker.alive and not broker.frozen and worker.name not in broker.state.removed:
         if not worker.alive:

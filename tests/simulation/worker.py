@@ -19,6 +19,7 @@ from tests.simulation.model import share_of
 from tests.simulation.parcels import Chain, Copy, Parcel, State
 from tests.simulation.world import LEASE_SECONDS, Process, World
 
+from farflung.broker.core.trusting.events import AllowAsked
 from farflung.protocol.checks import CheckedUnit
 from farflung.protocol.copies import Copied, CopyLost, Retain, StateVersion
 from farflung.protocol.fields import shutting_down
@@ -175,7 +176,8 @@ class WorkerProcess(Process):
             self._step(events.BrokerLost(f"lost the broker: {reason}"))
         elif denied.reason.startswith(f"worker {self.name} was removed"):
             self.die(silently=False)
-            if self.world.calm_since is not None:  # it was allowed before it heard this
+            if self.world.calm_since is not None:  # no fault of the campaign will allow it again
+                self.world.laws.broker.ask(AllowAsked(self.world.now, self.name, "olga"))
                 self.world.schedule(1.0, self.world.weather, self.start)
         elif self._asked_again or not denied.for_now:
             self.world.fail(f"{self.name} is refused for good: {denied.reason}")

@@ -148,6 +148,12 @@ class RunFailed(FarflungError):
     exit_code = 1
 
 
+class JobRefused(RunFailed):
+    """The broker did not take the job of a run, so nothing was trained."""
+
+    exit_code = 2
+
+
 class RunInterrupted(RunFailed):
     """The user ended a run without waiting for its weights."""
 

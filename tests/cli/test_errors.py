@@ -223,11 +223,22 @@ def test_too_many_workers_are_told_right_after_capture(
 
 
 @pytest.mark.parametrize(
-    ("option", "cure"), [("--workers", "use --workers 3 or fewer"), ("--on", "name at most 3 with --on")]
+    ("option", "connected", "cure"),
+    [
+        ("--workers", None, "use --workers 3 or fewer"),
+        ("--workers", 3, "use --workers 3 or fewer"),
+        ("--workers", 2, "use --workers 2, as many as are connected, or up to 3 once more have joined"),
+        ("--workers", 0, "use --workers 3 or fewer once workers have joined (none is connected)"),
+        ("--on", 2, "name at most 3 with --on"),
+        ("--local", None, "use --local 3"),
+    ],
 )
-def test_too_many_workers_are_told_in_the_option_that_asked_for_them(option: str, cure: str) -> None:
-    with pytest.raises(PlanError, match=f"^too many: {cure}$"), fewer_workers_advice(option):
+def test_too_many_workers_are_told_in_the_option_that_asked_for_them(
+    option: str, connected: int | None, cure: str
+) -> None:
+    with pytest.raises(PlanError) as caught, fewer_workers_advice(option, connected):
         raise TooFewCuts("too many", "use fewer", 3)
+    assert str(caught.value) == f"too many: {cure}"
 
 
 def test_a_value_that_cannot_be_needs_no_hint_at_the_options(

@@ -129,6 +129,18 @@ def test_a_place_that_goes_meanwhile_is_left_for_a_checkpoint(
     assert begun.place is None and begun.resumed is not None and begun.resumed.record.step == 2
 
 
+def test_too_many_workers_are_told_with_how_many_are_connected(
+    jobs: list[JobStatus], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def one_is_there(*_: Any) -> Any:
+        return status_of("ready", "left")
+
+    monkeypatch.setattr("farflung.client.api.connect.ask_workers", one_is_there)
+    assert run(["train", "chain.py", "--broker", ADDRESS, "--workers", "9", "--out", "other"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("use --workers 1, as many as are connected, or up to 2 once more have joined")
+
+
 OTHERS = {
     "lr=0.1": ("lr=0.2", "optimizer: lr 0.1 there, 0.2 here"),
     "nn.Linear(4, 4)": ("nn.Linear(4, 4, bias=False)", "model: parameters of 30 numbers there, 26 here"),

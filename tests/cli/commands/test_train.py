@@ -23,6 +23,7 @@ from farflung.client.output.records import Summary
 from farflung.client.output.run_folder import RunFolder
 from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
 from farflung.client.run.submission import training_of
+from farflung.errors import JobRefused
 
 JOB = """
 import torch, farflung
@@ -194,6 +195,30 @@ def test_a_resumed_run_keeps_the_fields_that_were_set(
     assert Pretending.seen[1].prepared.job.optimizer == job.optimizer
 
 
+@pytest.mark.parametrize("before", ["nothing", "a run", "a folder"])
+def test_a_refused_job_leaves_what_was_there_before(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    async def refused(pretended: Pretending) -> Summary:
+        pretended.folder.add_event(time.time(), "submitted")
+        raise JobRefused("the broker refused: ana has 100 jobs here")
+
+    if before == "a run":
+        assert run(["train", "chain.py", "--local", "1", "--out", "run"]) == 0
+    if before == "a folder":
+        (folder / "run").mkdir()
+    there = contents(folder)
+    monkeypatch.setattr(Pretending, "run", refused)
+    capsys.readouterr()
+    assert run(["train", "chain.py", "--local", "1", "--out", "run"]) == 2
+    *_, note, last = capsys.readouterr().err.splitlines()
+    assert last == "error: the broker refused: ana has 100 jobs here"
+    if before == "a folder":
+        assert note == f"nothing was trained: {folder / 'run'} has only the record of this"
+    else:
+        assert contents(folder) == there and (before == "a run") == (folder / "run").exists()
+
+
 def test_a_run_can_save_nothing(folder: Path) -> None:
     assert run(["train", "chain.py", "--local", "1", "--checkpoint-every", "never"]) == 0
     (pretended,) = Pretending.seen
@@ -308,6 +333,21 @@ def test_a_run_that_is_done_says_how_to_go_on(folder: Path, capsys: pytest.Captu
         "error: the run in run is done (6 of 6 steps): ask for more with --steps, or `farflung export run`"
     )
     assert "is done (6 of 5 steps)" in refused(capsys, Path("run"), "--steps", "5")
+
+
+def test_a_run_that_is_done_is_not_taken_for_that_of_another_job(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "chain.py", "--local", "2", "--out", "run"]) == 0
+    old, new, words = CHANGES["model"]
+    (folder / "other.py").write_text(JOB.replace(old, new))
+    (folder / "same.py").write_text(JOB)
+    for file, said in {"other.py": words, "same.py": "the run in run is done (6 of 6 steps)"}.items():
+        before = contents(folder)
+        capsys.readouterr()
+        assert run(["train", file, "--resume", "run"]) == 2
+        assert said in capsys.readouterr().err.splitlines()[-1]
+        assert contents(folder) == before
 
 
 def test_a_run_without_a_checkpoint_says_what_was_found(

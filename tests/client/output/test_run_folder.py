@@ -78,6 +78,43 @@ def test_a_run_without_a_step_gives_an_older_one_its_name_back(tmp_path: Path) -
     assert [entry["step"] for entry in lines(tmp_path / "run" / "metrics.jsonl")] == [1]
 
 
+def test_the_folder_of_a_run_that_never_began_goes_again(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "runs" / "gpt")
+    run.add_event(1.0, "submitted")
+    run.write_summary(summary("failed"))
+    run.close()
+    assert run.discard() and not run.path.exists()
+
+
+def test_an_older_run_has_its_name_back_from_a_run_that_never_began(tmp_path: Path) -> None:
+    older = RunFolder.create(tmp_path / "gpt")
+    older.add_step(row(1))
+    older.close()
+    run = RunFolder.create(tmp_path / "gpt")
+    run.close()
+    assert run.discard()
+    assert [one.name for one in tmp_path.iterdir()] == ["gpt"]
+    assert len(lines(tmp_path / "gpt" / "metrics.jsonl")) == 1
+
+
+@pytest.mark.parametrize("kept", ["the user's folder", "an earlier run", "a run with a step", "a log"])
+def test_no_folder_goes_that_is_not_only_of_a_run_that_never_began(tmp_path: Path, kept: str) -> None:
+    path = tmp_path / "gpt"
+    if kept == "the user's folder":
+        path.mkdir()
+    run = RunFolder.create(path)
+    if kept == "an earlier run":
+        run.close()
+        run = RunFolder.reopen(path)
+    if kept == "a run with a step":
+        run.add_step(row(1))
+    if kept == "a log":
+        (path / "train.log").write_text("printed")
+    before = contents(path)
+    run.close()
+    assert not run.discard() and contents(path) == before
+
+
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     first = RunFolder.create(tmp_path / "run")
     for refuse in (RunFolder.check, RunFolder.create):

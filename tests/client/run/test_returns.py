@@ -26,7 +26,7 @@ from farflung.client.run.connection import Connection
 from farflung.client.run.events import AttemptLost
 from farflung.client.run.returns import MOST_DENIED, MOST_IN_VAIN, PlaceGone, RunLeft
 from farflung.client.run.submitter import Submitter
-from farflung.errors import ConnectionFailed
+from farflung.errors import ConnectionFailed, JobRefused
 from farflung.plans import Placement, Plan
 from farflung.protocol.messages import (
     Accepted,
@@ -469,6 +469,17 @@ def test_a_place_that_another_process_holds_is_asked_for_a_few_times(played: Cal
         assert scene.broker.heard.empty()  # and the other one's job goes on
 
     played(scenario, place=PLACE)
+
+
+def test_a_job_that_the_broker_does_not_take_is_an_error(played: Callable[..., None], tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.broker.hears(Submit)
+        scene.broker.say(Denied("ana has 100 jobs here"))
+        with pytest.raises(JobRefused, match="the broker refused: ana has 100 jobs"):
+            await scene.running
+        assert scene.broker.heard.empty() and scene.events() == ["submitted", "ended"]
+
+    played(scenario)
 
 
 def test_who_leaves_leaves_the_job_to_the_broker(played: Callable[..., None], tmp_path: Path) -> None:

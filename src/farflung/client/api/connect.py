@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +49,11 @@ class BrokerFleet(Fleet):
     def _placed(self, asked: Asked, source: JobSource, frontend: Frontend) -> Asked:
         wait = asked.request.wait
         status = self._loop.call(ask_workers(self._identity, asked.target, wait, frontend.note))
-        if asked.earlier is None:
-            return asked
-        return ask_at_place(asked, find_standing(asked.earlier, status, self._identity.broker, frontend.note))
+        if asked.earlier is not None:
+            standing = find_standing(asked.earlier, status, self._identity.broker, frontend.note)
+            asked = ask_at_place(asked, standing)
+        connected = sum(not worker.is_away for worker in status.workers)
+        return replace(asked, target=replace(asked.target, connected=connected))
 
     @asynccontextmanager
     async def _hosting(self, logs: Path, frontend: Frontend) -> AsyncIterator[Host]:

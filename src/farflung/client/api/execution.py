@@ -15,7 +15,7 @@ from farflung.client.beginning.run_start import RunStart
 from farflung.client.options.asked import Asked
 from farflung.client.output.progress import Observer
 from farflung.client.output.records import Outcome
-from farflung.errors import FarflungError, RunInterrupted
+from farflung.errors import FarflungError, JobRefused, RunInterrupted
 
 if TYPE_CHECKING:
     from farflung.client.capture.prepared import Prepared
@@ -82,6 +82,8 @@ class Execution:
             The user ended it at once, without waiting for the weights.
         RunLeft
             The user left it; the broker holds the job.
+        JobRefused
+            The broker does not take the job. A folder that was made for the run is gone again.
         FarflungError
             The local fleet cannot be started, or there is no checkpoint to go on from.
         """
@@ -89,7 +91,7 @@ class Execution:
         from farflung.client.run.submitter import CANCELLED, FAILED, STOPPED_AT_ONCE
 
         begun, frontend = self._begun, self._frontend
-        outcome = Outcome(FAILED, "a bug in farflung ended the run")
+        outcome, is_refused = Outcome(FAILED, "a bug in farflung ended the run"), False
         try:
             summary = await self._train()
             outcome = Outcome(summary.state, summary.reason)
@@ -107,9 +109,10 @@ class Execution:
             raise RunInterrupted(STOPPED_AT_ONCE) from None
         except FarflungError as error:
             outcome = Outcome(FAILED, str(error))
+            is_refused = isinstance(error, JobRefused)
             raise
         finally:
-            await self._end(outcome)
+            await self._end(outcome, is_refused)
 
     def stop(self, reason: str = STOPPED) -> None:
         """Stop in good order; while no job is submitted there is nothing to keep, so at once."""
@@ -196,7 +199,7 @@ class Execution:
                 if watching is not None:
                     watching.cancel()
 
-    async def _end(self, outcome: Outcome) -> None:
+    async def _end(self, outcome: Outcome, is_refused: bool) -> None:
         """Close all that follows the run, and then its folder, into which a log may write until then."""
         from farflung.client.run.submitter import CANCELLED, STOPPED_AT_ONCE
 
@@ -211,6 +214,15 @@ class Execution:
             if outcome.reason == STOPPED_AT_ONCE and not is_restored and begun.folder.has_checkpoint():
                 self._frontend.note(resume_note(begun.start.command))
         begun.folder.close()
+        if is_refused:
+            self._leave_nothing()
+
+    def _leave_nothing(self) -> None:
+        """Remove the folder that was made for a run whose job was refused, or say why it stays."""
+        folder = self._begun.folder
+        is_gone = folder.discard() or self._restore_older_run()
+        if not is_gone and self._begun.start.earlier is None:
+            self._frontend.note(f"nothing was trained: {folder.path} has only the record of this")
 
     def _restore_older_run(self) -> bool:
         folder = self._begun.folder

@@ -227,7 +227,7 @@ class Fleet(ABC):
         start = RunStart(
             source, path, asked.options, asked.policy, asked.earlier, asked.standing, frontend.note
         )
-        start.check(job.steps)
+        start.check()
         prepared = capture_model(job, asked.target, frontend, request.emulated)
         require_kept(prepared.graph, kept_by(job, asked.target.wishes.home, bool(asked.target.local)))
         folder = start.open()

@@ -41,7 +41,7 @@ def capture_model(job: Job, target: Target, frontend: Frontend, emulated: Path |
         from farflung.client.capture.prepared import prepare_emulated
 
         return prepare_emulated(job, emulated.read_bytes())
-    with fewer_workers_advice(target.asked_by):
+    with fewer_workers_advice(target.asked_by, target.connected):
         prepared = _prepare(job, target.depth, frontend)
     _require_local_ops(prepared, target)
     return prepared

@@ -71,13 +71,13 @@ class RunStart:
         has_password = self.options.checkpoint_to != self.options.without_password().checkpoint_to
         return self.source.resuming(self.path, has_password)
 
-    def check(self, steps: int) -> None:
+    def check(self) -> None:
         """Check what needs no captured model: folder, place of checkpoints, and what there is to go on from.
 
         Raises
         ------
         JobError
-            The folder cannot be used, or the run has done `steps` steps already.
+            The folder cannot be used.
         CheckpointError
             The place of checkpoints cannot be used, or there is no checkpoint to go on from.
         """
@@ -93,15 +93,8 @@ class RunStart:
         if self.standing is not None:
             return
         found = [store.newest() for store in self._to_load_from()]
-        records = [one.record for one in found if one.record is not None]
-        if not records:
+        if all(one.record is None for one in found):
             raise self._nothing([line for one in found for line in one.skipped])
-        if records[0].step >= steps:
-            done = f"{records[0].step} of {count_of(steps, 'step')}"
-            raise JobError(
-                f"the run in {self.path} is done ({done}): ask for more with --steps, or"
-                f" `{shlex.join([program(), 'export', str(self.path)])}`"
-            )
 
     def open(self) -> RunFolder:
         """Make the run folder, or open that of the run to resume."""
@@ -127,7 +120,8 @@ class RunStart:
             There is no whole checkpoint, or it is of another run, or the job at the broker is another one;
             no file has changed then.
         JobError
-            An item of the data, which are compared with those of the checkpoint, cannot be read.
+            An item of the data, which are compared with those of the checkpoint, cannot be read; or the run
+            has done all of its steps.
         RunFailed
             The disk refuses a write.
         """
@@ -162,12 +156,24 @@ class RunStart:
                 break
         if found is None:
             raise self._nothing(skipped)
-        warnings = [*skipped, *require_same_run(found.record, current, self._recorded_job)]
-        require_going_on(found.record, current.training)
+        done, training = found.record.step, current.training
+        # With fewer steps it is the same run: `_require_unfinished` says what to do then.
+        longest = msgspec.structs.replace(training, steps=max(training.steps, done))
+        same = msgspec.structs.replace(current, training=longest)
+        warnings = [*skipped, *require_same_run(found.record, same, self._recorded_job)]
+        self._require_unfinished(done, training.steps)
+        require_going_on(found.record, training)
         for line in warnings:
             self.tell(f"warning: {line}")
         self.tell(f"going on from the checkpoint of step {found.record.step} in {store.name}")
         return found, warnings
+
+    def _require_unfinished(self, done: int, steps: int) -> None:
+        if done >= steps:
+            raise JobError(
+                f"the run in {self.path} is done ({done} of {count_of(steps, 'step')}): ask for more with"
+                f" --steps, or `{shlex.join([program(), 'export', str(self.path)])}`"
+            )
 
     @property
     def _recorded_job(self) -> str:

@@ -53,12 +53,24 @@ def parse_efficiency(given: float | None, measured: bool = False) -> float:
 
 
 @contextmanager
-def fewer_workers_advice(option: str) -> Iterator[None]:
-    """Say in a `PlanError` of this block which option asked for too many workers, and its largest value."""
+def fewer_workers_advice(option: str, connected: int | None = None) -> Iterator[None]:
+    """Say in a `PlanError` of this block which option asked for too many workers, and its largest value.
+
+    So many workers are `connected` now; None if that is not known.
+    """
     try:
         yield
     except TooFewCuts as error:
-        cure = f"name at most {error.most} with --on" if option == "--on" else f"use {option} {error.most}"
-        if option == "--workers" and error.most > 1:
-            cure += " or fewer"  # how many there are is not known yet
-        raise PlanError(f"{error.found}: {cure}") from None
+        raise PlanError(f"{error.found}: {_cure(option, error.most, connected)}") from None
+
+
+def _cure(option: str, most: int, connected: int | None) -> str:
+    if option == "--on":
+        return f"name at most {most} with --on"
+    if option != "--workers" or most == 1:
+        return f"use {option} {most}"
+    if connected is None or connected >= most:
+        return f"use {option} {most} or fewer"
+    if connected == 0:
+        return f"use {option} {most} or fewer once workers have joined (none is connected)"
+    return f"use {option} {connected}, as many as are connected, or up to {most} once more have joined"

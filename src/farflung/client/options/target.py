@@ -25,6 +25,7 @@ class Target:
     Of a broker's workers it takes `workers` (0: the planner chooses), from `pool` if that names any;
     `asked_by` is the option that gave the number. Local workers use `frameworks` in turn; if that is empty,
     each uses what is installed. Those on PyTorch compute on `device`. `notes` are what the user should know.
+    `connected` workers are at the broker now; None if it has not been asked.
     """
 
     local: int
@@ -35,6 +36,7 @@ class Target:
     device: str
     wishes: Wishes
     notes: tuple[str, ...] = ()
+    connected: int | None = None
 
     @property
     def depth(self) -> int:

@@ -82,16 +82,22 @@ LOG_RUNS = "log_runs.json"
 SIGNS = (METRICS, EVENTS, SUMMARY)
 """A folder with one of these was written by a run."""
 
+OWN_FILES = {*SIGNS, RUN, PLAN}
+"""What `RunFolder` writes before there is any weight."""
+
 
 class RunFolder:
     """One run's files, open for writing and locked against a second run.
 
+    `previous` is where an older run of that name was moved. The folder `is_new` if it was made for this run.
+
     Every method may raise `RunFailed` if the disk refuses a write; rows and files written before stay whole.
     """
 
-    def __init__(self, path: Path, previous: Path | None) -> None:
+    def __init__(self, path: Path, previous: Path | None, is_new: bool = False) -> None:
         self.path = path
         self.previous = previous
+        self.is_new = is_new
         self._has_steps = False
         with self._guarded():
             self._events = JsonLines(path / EVENTS)
@@ -113,10 +119,11 @@ class RunFolder:
         try:
             path = path.resolve()
             previous = _set_aside(path)
+            is_new = not path.exists()
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _cannot_be_made(path, error) from None
-        return cls(path, previous)
+        return cls(path, previous, is_new)
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
@@ -241,6 +248,22 @@ class RunFolder:
             self.previous.rename(name)
         self.previous = None
         return True
+
+    def discard(self) -> bool:
+        """Remove the closed folder of a run that never began, and give an older run its name back.
+
+        It stays, and the answer is false, if it was there before, has steps, or has files of others.
+        """
+        with suppress(OSError):
+            names = {one.name for one in self.path.iterdir()}
+            if not self.is_new or self._has_steps or not names <= OWN_FILES:
+                return False
+            for name in names:
+                (self.path / name).unlink()
+            self.path.rmdir()
+            if self.previous is not None:
+                self.previous.rename(self.path)
+        return not self.path.exists() or self.previous is not None
 
     def close(self) -> None:
         """Close the files; the next run may take the folder's name."""

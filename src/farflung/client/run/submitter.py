@@ -36,7 +36,7 @@ from farflung.client.run.events import (
 )
 from farflung.client.run.returns import PlaceGone, Returns, RunLeft
 from farflung.client.run.submission import submission, training_of
-from farflung.errors import FarflungError
+from farflung.errors import FarflungError, JobRefused
 from farflung.plans import NO_WISHES, Wishes
 from farflung.plans.wishes import VALIDATION_SHARE
 from farflung.protocol.messages import (
@@ -168,6 +168,8 @@ class Submitter:
             The job that the run was to return to is not there any more; nothing was written.
         RunLeft
             See `leave`.
+        JobRefused
+            The broker does not take the job.
         """
         outcome: Outcome | None = Outcome(
             FAILED, "a bug in farflung ended the run: please report the traceback"
@@ -181,6 +183,9 @@ class Submitter:
             outcome = await self._handle_events()
         except (PlaceGone, RunLeft):
             outcome = None
+            raise
+        except JobRefused as refused:
+            outcome = Outcome(FAILED, str(refused))
             raise
         except FarflungError as error:
             outcome = Outcome(FAILED, str(error))
@@ -400,9 +405,12 @@ class Submitter:
             return None
         if self._place is not None and not self._job and not denied.for_now:
             raise PlaceGone(denied.reason)
-        self._job = ""
         note = "" if denied.for_now else self.recorder.stored_note()
-        return Outcome(FAILED, f"the broker refused: {denied.reason}{note}")
+        words = f"the broker refused: {denied.reason}{note}"
+        if self._place is None and not self._job:
+            raise JobRefused(words)
+        self._job = ""
+        return Outcome(FAILED, words)
 
     async def _broker_lost(self, reason: str) -> Outcome | None:
         """Wait for the broker, while the feeder goes on; the one of a local fleet never comes back."""

@@ -1,4 +1,4 @@
-"""Messages with which a worker leaves the fleet in good order."""
+"""Messages with which a worker leaves the fleet in good order, and what a removed member hears."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ WITHIN_SECONDS = 600
 MOST_WITHIN_SECONDS = 7 * 86_400
 
 Within = Annotated[int, Meta(ge=0, le=MOST_WITHIN_SECONDS)]
+
+
+_BACK = "it may come back once an operator runs farflung member allow"
+
+
+def until_allowed(member: str) -> str:
+    """The end of what a removed member hears: by whose word it comes back."""
+    return f"; {_BACK} {member}"
+
+
+def is_removal(reason: str) -> bool:
+    """Whether a refusal is that of a removed member, which does not end by itself."""
+    return _BACK in reason
 
 
 class Leaving(Message, frozen=True):

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.cli.commands.test_status import status_of
 
+from farflung.broker.core.trusting.records import Removal
 from farflung.cli.main import run
 from farflung.errors import ConnectionFailed
 from farflung.protocol.viewer import JobStatus, Status
@@ -74,6 +75,14 @@ def test_a_broker_that_is_away_is_asked_again(answers: list[Any], capsys: pytest
     assert capsys.readouterr().err.splitlines() == [
         "hub:7700 refused the connection; trying again until it answers"
     ]
+
+
+def test_who_was_removed_watches_no_more(answers: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = Removal("ana", "submitter", at=1.0, operator="op", reason="it mines coins").refusal
+    closed = ConnectionFailed(f"the broker closed the connection: {refusal}")
+    answers += [[job("running", 3)], ConnectionFailed("hub:7700 refused the connection"), closed]
+    assert run(["attach", "job-1"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {closed}"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from farflung.cli.commands.status import any_identity
 from farflung.cli.process.identity import BrokerOption, FolderOption, TokenText
 from farflung.cli.render.output import JsonOption, note, print_json, print_text
 from farflung.errors import ConnectionFailed, JobError
+from farflung.protocol.membership import is_removal
 from farflung.protocol.viewer import OVER
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ async def _changes(identity: Identity, job: str) -> AsyncIterator[JobStatus]:
     JobError
         The broker has no such job.
     ConnectionFailed
-        The broker cannot be reached at first, or not for a day.
+        The broker cannot be reached at first, or not for a day, or it has removed this member.
     """
     from farflung.client.run.broker_client import ask_status
 
@@ -74,7 +75,8 @@ async def _changes(identity: Identity, job: str) -> AsyncIterator[JobStatus]:
         try:
             found = _job_called(job, await ask_status(identity), identity.broker)
         except ConnectionFailed as error:
-            if last is None or (away_since and time.monotonic() - away_since > PATIENCE_SECONDS):
+            is_late = away_since and time.monotonic() - away_since > PATIENCE_SECONDS
+            if last is None or is_removal(str(error)) or is_late:
                 raise
             if not away_since:
                 away_since = time.monotonic()

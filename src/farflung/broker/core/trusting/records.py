@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from farflung.protocol.fields import TEXT_LENGTH, one_line
+from farflung.protocol.membership import until_allowed
 
 MOST_SUSPICIONS = 3
 """After so many suspicions a worker gets no jobs until an operator allows it, unless the broker is told
@@ -31,7 +32,7 @@ class Removal:
     @property
     def refusal(self) -> str:
         """What it hears: who removed it and why, and by whose word it comes back."""
-        back = f"; it may come back once an operator runs farflung member allow {self.member}"
+        back = until_allowed(self.member)
         return one_line(f"{self.role} {self.member} {self.words}")[: TEXT_LENGTH - len(back)] + back
 
 

@@ -15,11 +15,13 @@ from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured, microbatches, planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.client.output.test_run_folder import row
 from tests.client.output.test_run_metrics import job
 from tests.client.output.test_warnings import Listener
 from tests.client.output.test_warnings import planned as planned_for
 
 from farflung.client.output.alarms import LEAST, WINDOW, Alarm, Alarms
+from farflung.client.output.history import effective_rows
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.run_folder import RunFolder
 from farflung.pages.report.happenings import happenings
@@ -240,6 +242,45 @@ def test_a_saboteur_is_named(change: Callable[[int], float], clip: float | None)
     """AdamW does not follow a gradient's size, so that without clipping the loss tells little of it."""
     found = [alarm for alarm in trained(change, clip) if alarm.segments]
     assert 0 < len(found) < 6 and {alarm.segments for alarm in found} == {(FALSE,)}
+
+
+def resumed(folder: Path, losses: Sequence[float]) -> list[str]:
+    """What a recorder warns of that goes on with the run in a folder, at these losses."""
+
+    async def scene(listener: Listener) -> None:
+        run = RunFolder.reopen(folder)
+        before = len(effective_rows(folder))
+        books = Recorder(job(steps=999, validation=None), run, listener, first=before)
+        await books.planned(planned_for(2, "a"))
+        await books.running(0)
+        for unit, loss in enumerate(losses, before):
+            await books.unit_done(UnitDone("job-1", 2, unit, loss, 1.0, 0), 0)
+        run.close()
+
+    asyncio.run(scene(listener := Listener()))
+    return listener.heard
+
+
+def test_a_resumed_run_knows_what_its_loss_was_at_first(tmp_path: Path) -> None:
+    """Small losses after a fast fall are no measure: 0.2 after 0.008 is an alarm only if all began so low."""
+    quiet = [*[0.008] * LEAST, 0.2, *[0.008] * 60]
+    for name, first in {"fell": [2.41, 1.0, 0.44, 0.05], "always low": [0.008] * 4}.items():
+        run = RunFolder.create(tmp_path / name)
+        for step, loss in enumerate([*first, *[0.008] * 60], 1):
+            run.add_step(row(step, loss))
+        run.close()
+        assert bool(resumed(tmp_path / name, quiet)) == (name == "always low")
+
+
+def test_a_resumed_run_does_not_repeat_an_alarm_about_a_climb(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run")
+    for step, loss in enumerate([*[1.0] * 60, *[5.0] * 20], 1):
+        run.add_step(row(step, loss))
+    run.add_event(1.0, "alarm", step=61, segments=[], words="step 61: the loss is 5, and was 1")
+    run.close()
+    assert not resumed(tmp_path / "run", [5.0] * 60)
+    ((said),) = [words for words in resumed(tmp_path / "run", [5.0, 50.0]) if "the loss is 50" in words]
+    assert said.startswith("step 142: ")
 
 
 def test_a_recorder_warns_and_keeps_what_it_said(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -154,6 +154,16 @@ class Alarms:
         self._norms: dict[int, _History] = {}
         self._owned: list[list[str]] = []
         self._plan: Plan | None = None
+
+    def resumed(self, losses: Iterable[tuple[int, float]], alarmed: Collection[int]) -> None:
+        """The run goes on after steps with these losses, of which there were alarms at some.
+
+        Else the first steps from here on, long after a loss has fallen, would be what it was at first.
+        """
+        for step, loss in losses:
+            self._loss.add(step, loss)
+            if step in alarmed:
+                self._loss.said(step)
 
     def planned(self, plan: Plan, owned: Sequence[Sequence[str]]) -> None:
         """The run goes on with this plan; if segments own other parameters, their histories begin anew."""

@@ -72,6 +72,26 @@ def attempts_of(folder: Path) -> int:
     return max((row.attempt for path in files for row in read_rows(path, _Attempt)), default=0)
 
 
+def losses_until(folder: Path, step: int) -> tuple[list[tuple[int, float]], set[int]]:
+    """The known losses of a run's first `step` steps, each with its step, and which had alarms about them.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    """
+    rows = [row for row in effective_rows(folder) if row.step <= step]
+    alarms = (event for event in read_rows(folder / EVENTS, _Alarm) if event.event == "alarm")
+    losses = [(row.step, row.loss) for row in rows if row.loss is not None]
+    return losses, {alarm.step for alarm in alarms if not alarm.segments}
+
+
+class _Alarm(msgspec.Struct):
+    event: str
+    step: int = 0
+    segments: list[int] = []
+
+
 class Recorded(NamedTuple):
     """How far a run folder goes: `unit` is the first unit that it lacks, after `step` steps with `loss`."""
 

@@ -12,6 +12,7 @@ import msgspec
 from farflung.client.api.job import Job
 from farflung.client.output.alarms import Alarms
 from farflung.client.output.drawn_intervals import DrawnIntervals
+from farflung.client.output.history import losses_until
 from farflung.client.output.progress import Observer, goes_on
 from farflung.client.output.records import NO_BASE, BaseBytes, HomeLosses, Outcome, Summary
 from farflung.client.output.run_folder import EVENTS, RunFolder
@@ -51,6 +52,8 @@ class Recorder:
         self.observer = observer
         self.metrics = RunMetrics(job, time.monotonic(), emulated, first, values)
         self._alarms = Alarms(job.training().global_clip, trains_apart=job.sync is not None)
+        if self.metrics.steps:
+            self._alarms.resumed(*losses_until(folder.path, self.metrics.steps))
         self._clips_segments = job.training().segment_clip is not None
         self._emulated = emulated
         self._checks_all = job.verify == 1

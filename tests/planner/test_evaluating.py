@@ -69,21 +69,22 @@ def noted(steps: int, seconds: float, chosen: int) -> str:
 
 def test_the_note_says_what_all_would_take_and_how_to_get_them() -> None:
     assert noted(steps=24, seconds=2.0, chosen=2) == (
-        "an evaluation takes 2 microbatches, not 8, as all evaluations are to take at most 5 % of the time of"
-        " the steps: with 8 each would take about 3.4 s (Job(validation_batches=8))"
+        "an evaluation takes 2 of 8 microbatches, as all evaluations are to take at most 5 % of the time of"
+        " the steps: with all 8 each would take about 3.4 s (Job(validation_batches=8))"
     )
 
 
 def test_the_note_of_a_short_run_names_the_least_time() -> None:
     assert noted(steps=4, seconds=1.0, chosen=2) == (
-        "an evaluation takes 2 microbatches, not 8, as all evaluations are to take at most 1 s in so short a"
-        " run: with 8 each would take about 1.7 s (Job(validation_batches=8))"
+        "an evaluation takes 2 of 8 microbatches, as all evaluations are to take at most 1 s in so short a"
+        " run: with all 8 each would take about 1.7 s (Job(validation_batches=8))"
     )
 
 
 def test_the_note_says_if_one_microbatch_takes_more_than_the_share() -> None:
     assert noted(steps=4, seconds=10.0, chosen=1) == (
-        "an evaluation takes 1 microbatch, not 8, the fewest, though all evaluations take about 6 s, more"
-        " than 5 % of the time of the steps: with 8 each would take about 17 s (Job(validation_batches=8))"
+        "an evaluation takes 1 of 8 microbatches, the fewest, though all evaluations take about 6 s, more"
+        " than 5 % of the time of the steps: with all 8 each would take about 17 s"
+        " (Job(validation_batches=8))"
     )
     assert "the fewest, though all evaluations take about 1.2 s, more than 1 s in so" in noted(4, 2.0, 1)

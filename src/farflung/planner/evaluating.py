@@ -55,9 +55,9 @@ def fewer_note(
     why = f"as all evaluations are to take at most {limit}"
     if takes > most and chosen == 1:
         why = f"the fewest, though all evaluations take about {format_seconds(takes)}, more than {limit}"
-    count = count_of(chosen, "microbatch", "microbatches")
+    count = f"{chosen} of {count_of(asked, 'microbatch', 'microbatches')}"
     return (
-        f"an evaluation takes {count}, not {asked}, {why}: with {asked} each would take about"
+        f"an evaluation takes {count}, {why}: with all {asked} each would take about"
         f" {format_seconds(evaluation_seconds(units, passes))} (Job(validation_batches={asked}))"
     )
 

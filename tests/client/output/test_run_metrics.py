@@ -46,6 +46,18 @@ def done(unit: int, loss: float, sent: int) -> UnitDone:
     return UnitDone("j", 1, unit, loss, 2.5, sent)
 
 
+def test_a_stopped_run_says_of_which_step_its_validation_loss_is() -> None:
+    tally = RunMetrics(job(), 0.0)
+    assert tally.summary("cancelled", "", "j", 1.0).validation_step is None
+    tally.running(0.0, 0)
+    found = []
+    for unit in range(4):  # an evaluation, two steps, and another evaluation
+        tally.finished(done(unit, 1.0 + unit, 0), 1.0 + unit, 0)
+        summary = tally.summary("cancelled", "", "j", 9.0)
+        found.append((summary.steps, summary.validation_loss, summary.validation_step))
+    assert found == [(0, 1.0, 0), (1, 1.0, 0), (2, 1.0, 0), (2, 4.0, 2)]
+
+
 def test_links_have_their_ratio_in_each_step_and_in_the_run() -> None:
     tally = RunMetrics(job(), 0.0)
     tally.running(0.0, 0)

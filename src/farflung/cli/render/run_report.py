@@ -21,7 +21,7 @@ FAILED, INTERRUPTED = 1, 130
 COMPRESSED = 1.05
 """Compression ratios below this are those of links without codecs."""
 LEAST_SHARE = 0.01
-"""What took less of a run's time is not worth a place in one line."""
+"""What took less of a run's time has no place of its own in one line."""
 
 
 def report_run(
@@ -84,13 +84,14 @@ def report_run(
 
 
 def account_words(spent: dict[str, float]) -> str:
-    """What the time of a run was spent on, in one line; shares below one in a hundred are left out."""
+    """What the time of a run was spent on, in one line; shares below one in a hundred are one sum."""
     whole = sum(spent.values())
     shares = sorted(spent.items(), key=lambda share: -share[1])
-    named = [
-        f"{format_seconds(seconds)} {label}" for label, seconds in shares if seconds >= LEAST_SHARE * whole
-    ]
-    return f"of {format_seconds(whole)}: {', '.join(named)}"
+    named = [(label, seconds) for label, seconds in shares if seconds >= LEAST_SHARE * whole]
+    if len(named) < len(shares):
+        named.append(("other", sum(seconds for _, seconds in shares[len(named) :])))
+    words = [f"{format_seconds(seconds)} {label}" for label, seconds in named]
+    return f"of {format_seconds(whole)}: {', '.join(words)}"
 
 
 def _account(run: RunFolder) -> dict[str, float]:

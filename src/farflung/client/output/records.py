@@ -156,16 +156,16 @@ class Summary(msgspec.Struct, frozen=True):
     """`summary.json`: how a run ended.
 
     `state` is done, failed or cancelled, `reason` one line (empty when done, unless the run stopped early).
-    `steps` were applied. `bytes_on_wire` is over all units, `loading_bytes` what the first state took
-    before them. `weights_step` is the step that `model.safetensors` holds, None if there is no such file. A
-    run on `emulated` devices has neither losses nor weights. `step_seconds` is the median of the newest
-    steps. Where `scheduler` planned on what is known of the fleet, `predicted_step_seconds` and
-    `predicted_bottleneck` are what it expected; they are None and empty where nothing is known, as with
-    `train --local`. Where `prediction_is_brief`, no device was expected to compute for 1 ms a microbatch:
-    what Python takes is not predicted, and steps may take far longer. `links` are sums over all units, and
-    `ratio` is that of all of them together. `validation_loss` is that of the weights alone; where codecs
-    are chosen while it runs, `validation_loss_with_codecs` is that of the links as they were written, and
-    `metrics` are those of the newest evaluation. `checkpoint_step` is that of the newest checkpoint, None
+    `steps` were applied. `bytes_on_wire` is over all units, `loading_bytes` what the first state took before
+    them. `weights_step` is the step that `model.safetensors` holds, None if there is no such file. A run on
+    `emulated` devices has neither losses nor weights. `step_seconds` is the median of the newest steps. Where
+    `scheduler` planned on what is known of the fleet, `predicted_step_seconds` and `predicted_bottleneck` are
+    what it expected; they are None and empty where nothing is known, as with `train --local`. Where
+    `prediction_is_brief`, no device was expected to compute for 1 ms a microbatch: what Python takes is not
+    predicted, and steps may take far longer. `links` are sums over all units, and `ratio` is that of all of
+    them together. `validation_loss` is that of the weights alone; where codecs are chosen while it runs,
+    `validation_loss_with_codecs` is that of the links as they were written, and `metrics` are those of the
+    newest evaluation, after `validation_step` steps. `checkpoint_step` is that of the newest checkpoint, None
     if there is none. `best` is the best evaluation of a job with `keep_best`, None before any. An evaluation
     took so many `validation_microbatches`; where these were few, `home_losses` are those of more.
     """
@@ -198,6 +198,7 @@ class Summary(msgspec.Struct, frozen=True):
     best: Best | None = None
     validation_microbatches: int | None = None
     home_losses: HomeLosses | None = None
+    validation_step: int | None = None
 
     def __str__(self) -> str:
         """One line: the state, the steps, how long they took, and the losses."""

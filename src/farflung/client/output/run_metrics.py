@@ -76,6 +76,7 @@ class RunMetrics:
         self.train_loss: float | None = None
         self.first_validation_loss: float | None = None
         self.validation_loss: float | None = None
+        self.validation_step: int | None = None
         self.validation_loss_with_codecs: float | None = None
         self._of_first_replica = False
         self.claim: Claim | None = None
@@ -166,6 +167,7 @@ class RunMetrics:
             return None
         if not unit.train:
             self.validation_loss = loss
+            self.validation_step = None if loss is None else self.steps
             self._of_first_replica = unit.alone
             self.validation_metrics = self._measured(done, unit)
             if self.first_validation_loss is None:
@@ -259,6 +261,7 @@ class RunMetrics:
             steps=self.steps,
             train_loss=self.train_loss,
             validation_loss=self.validation_loss,
+            validation_step=self.validation_step,
             validation_loss_with_codecs=self.validation_loss_with_codecs,
             initial_validation_loss=self.first_validation_loss,
             seconds=now - self._started,

@@ -222,6 +222,20 @@ def test_a_job_of_which_some_is_checked_hands_out_what_it_has(ends: str) -> None
     assert message.state == ends and not message.checked
 
 
+@pytest.mark.parametrize("verify", [1.0, 0.999999])
+@pytest.mark.parametrize("collect", [True, False])
+def test_who_stops_a_job_hears_what_was_drawn_and_waits_for_a_check(verify: float, collect: bool) -> None:
+    story = place(steps=20, verify=verify)
+    story.all_ready(0)
+    spread(story, 0)
+    check(story)
+    story.cancel(collect=collect)
+    heard = [one for one in told(story.commands) if isinstance(one, CheckSaid | Ended | Collecting)]
+    *intervals, _ = heard
+    found = [(one.worker, one.first, one.checker, one.agrees) for one in intervals]  # type: ignore[union-attr]
+    assert found == [("a", 0, "d", True), ("b", 0, None, False), ("c", 0, None, False)]
+
+
 def test_weights_that_are_checked_still_come_home_if_the_job_is_stopped_meanwhile() -> None:
     story = place(steps=1)
     story.all_ready(0)

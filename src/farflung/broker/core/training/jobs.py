@@ -23,6 +23,7 @@ from farflung.protocol.fields import one_line
 from farflung.protocol.messages import (
     Begin,
     Cancel,
+    CheckSaid,
     Collected,
     Collecting,
     Denied,
@@ -117,6 +118,7 @@ def worker_loaded(
 def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
     """Make the workers send their state; the job then ends as `state`."""
     reason = one_line(reason)
+    _say_unchecked(turn, job)
     found = job.checks.pieces or job.checked
     turn.emit(facts.JobCollecting(turn.now, job.job, state, reason, list(found) if state == DONE else []))
     turn.send_members(job, SendState(job.job, job.attempt, job.checkpoint_end))
@@ -210,6 +212,7 @@ def cancel(turn: Transition, job: Job, message: Cancel) -> None:
 def end(turn: Transition, job: Job, state: str, reason: str) -> None:
     """End the job; its workers return to the backup pool."""
     reason = one_line(reason)
+    _say_unchecked(turn, job)
     lose_awaited(turn, job)
     turn.emit(facts.JobEnded(turn.now, job.job, state, reason))
     protection.forget(turn, job)
@@ -218,6 +221,18 @@ def end(turn: Transition, job: Job, state: str, reason: str) -> None:
             if turn.state.workers[name].connected:
                 turn.do(Send(name, Stop(job.job, job.attempt, reason or state, over=True)))
     turn.tell(job.job, Ended(job.job, state, reason))
+
+
+def _say_unchecked(turn: Transition, job: Job) -> None:
+    """Tell the submitter, which counts them, whose intervals were drawn and are unchecked as the job ends."""
+    found = job.checks
+    if job.plan is None or job.state != RUNNING or found.attempt != job.attempt:
+        return
+    first, shares = checks.first_unit(job), protection.shares_of(job.plan)
+    for share in sorted(found.carried.union(found.pending) & shares.keys()):
+        words = f"the newest units of {shares[share]} are not checked, because the job ends before"
+        said = CheckSaid(job.job, job.attempt, words, shares[share], None, first, job.next_unit)
+        turn.tell(job.job, said)
 
 
 def lose_awaited(turn: Transition, job: Job) -> None:

@@ -335,6 +335,21 @@ def test_a_search_says_how_it_gets_on(folder: Path) -> None:
     assert any(line.startswith("what if, change 1: ") for line in said)
 
 
+def test_the_plan_is_printed_and_saved_before_it_is_known_what_would_help(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    assert plan("--no-what-if") == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr("farflung.client.api.planning.effects_of", interrupted)
+    assert plan("--save", "plan.json") == 130
+    assert capsys.readouterr().out == whole and (folder / "plan.json").exists()
+    assert plan("--json") == 130
+    assert json.loads(capsys.readouterr().out) == {"error": "interrupted"}
+
+
 def test_a_step_of_nearly_nothing_says_what_is_not_counted(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -88,7 +89,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Plan a job for a fleet, which need not exist: placement, step time, and what would help most."""
-    from farflung.cli.render.forecast import forecast_lines
+    from farflung.cli.render.forecast import forecast_lines, what_if_lines
     from farflung.client.api.planning import for_job, require_possible
     from farflung.client.api.planning import plan as planned
     from farflung.pictures.figure import check_picture
@@ -111,16 +112,28 @@ def plan(
         inner_steps=inner_steps,
     )  # fmt: skip
     target = target._replace(topology=for_job(loaded, target.topology))
+
+    def show(found: Forecast) -> None:
+        """Print the plan, and save it, before it is known what would help."""
+        if save is not None:
+            _save(found, save)
+        if not as_json:
+            _print(forecast_lines(_with_notes(found, target.assumed), workers))
+
     with searching() as tell, suppress_torch_output(), fewer_workers_advice("--workers"):
         found = planned(
             loaded, target.topology, scheduler=scheduler, workers=workers or None, microbatches=number,
             efficiency=target.efficiency, recompute=when, replicas=replicas or "1", codecs=codecs.wishes,
             profile=profile, budget=looks_at, seed=seed, what_if=not no_what_if, tell=tell,
+            show=show,
         )  # fmt: skip
-    found = msgspec.structs.replace(found, notes=[*found.notes, *target.assumed])
-    if save is not None:
-        _save(found, save)
-    _print_forecast(found, list(forecast_lines(found, workers)), target, picture, as_json)
+    found = _with_notes(found, target.assumed)
+    if as_json:
+        print_json(found)
+    else:
+        _print(what_if_lines(found))
+    if picture is not None:
+        _draw(found, list(forecast_lines(found, workers)), target, picture)
 
 
 def _require_one_fleet(topology: str | None, fleet: bool, workers: int) -> None:
@@ -151,23 +164,23 @@ def _planned_fleet(
     return _PlannedFleet(where, parse_efficiency(efficiency, measured=True), reported.assumed)
 
 
-def _print_forecast(
-    found: Forecast, lines: list[str], target: _PlannedFleet, picture: Path | None, as_json: bool
-) -> None:
-    """Print a forecast, and draw it if a picture was requested."""
+def _with_notes(found: Forecast, assumed: list[str]) -> Forecast:
+    return msgspec.structs.replace(found, notes=[*found.notes, *assumed])
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print_text(line)
+
+
+def _draw(found: Forecast, lines: list[str], target: _PlannedFleet, picture: Path) -> None:
     from farflung.cli.render.timeline import draw
     from farflung.plans import connected_part
     from farflung.simulator import Conditions
 
-    if picture is not None:
-        title = f"One step of {found.model}"
-        conditions = Conditions(efficiency=target.efficiency)
-        draw(picture, found.plan, connected_part(target.topology)[0], conditions, title, lines)
-    if as_json:
-        print_json(found)
-        return
-    for line in lines:
-        print_text(line)
+    title = f"One step of {found.model}"
+    conditions = Conditions(efficiency=target.efficiency)
+    draw(picture, found.plan, connected_part(target.topology)[0], conditions, title, lines)
 
 
 def _save(found: Forecast, path: Path) -> None:

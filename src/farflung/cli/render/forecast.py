@@ -47,9 +47,7 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     for note in found.notes:
         yield from wrapped("note", note)
     yield from brief
-    if found.what_if is not None:
-        yield ""
-        yield from _what_if(found)
+    yield from what_if_lines(found)
 
 
 def expected_lines(found: Expected) -> Iterator[str]:
@@ -116,7 +114,11 @@ def _links(links: Sequence[LinkRow]) -> Iterator[str]:
         yield f"  ... and {len(links) - MOST_LINKS} that are less busy (--json has all)"
 
 
-def _what_if(found: Forecast) -> Iterator[str]:
+def what_if_lines(found: Forecast) -> Iterator[str]:
+    """The last of these lines, on what would help most; none if that was not asked."""
+    if found.what_if is None:
+        return
+    yield ""
     if not found.what_if:
         yield "No single change that was tried makes a step at least 2 % shorter."
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from farflung.client.options.planning import parse_replicas
 from farflung.client.output.progress import ProgressCallback, Search, no_progress
 from farflung.errors import PlanError, TopologyError
 from farflung.opdag.graph import Precision
-from farflung.planner.advice.forecast import Expected, Forecast, expected, forecast
+from farflung.planner.advice.forecast import EffectRow, Expected, Forecast, expected, forecast
 from farflung.planner.advice.what_if import Effect
 from farflung.planner.advice.what_if import what_if as effects_of
 from farflung.planner.assignment import Options, Schedule, Scheduler
@@ -78,6 +79,7 @@ def plan(
     seed: int = 0,
     what_if: bool = True,
     tell: ProgressCallback = no_progress,
+    show: Callable[[Forecast], None] | None = None,
 ) -> Forecast:
     """Plan a job's model on a fleet and forecast its step time. Nothing is trained; weights are not needed.
 
@@ -112,6 +114,8 @@ def plan(
         Whether to plan again with one change at a time, to find what would help most.
     tell
         Called with a few words on each stage.
+    show
+        Called with the forecast before it is planned again, which may take half a minute of CPU time.
 
     Raises
     ------
@@ -151,13 +155,20 @@ def plan(
     schedule = find_schedule(search, fleet, model.workload, options, recompute)
     predicted = predict(schedule.plan, fleet, codecs, job.steps, conditions)
     schedule, simulation = replace(schedule, plan=predicted.plan), predicted.simulation
-    effects = _effects(predicted.connected, schedule, simulation, search, options, tell) if what_if else None
-    found = forecast(schedule, fleet, simulation, model.holds, effects, out)
+    found = forecast(schedule, fleet, simulation, model.holds, out)
     frameworks = {worker.id: worker.framework for worker in fleet.workers}
     beside = plan_notes(schedule.plan, codecs, job.steps, model.draws, frameworks)
     beside += check_notes(schedule.plan, simulation, job.verify)
     home = [*length_notes(job.lengths), *([ANYWHERE] if job.keep_home else [])]
-    return msgspec.structs.replace(found, notes=[*found.notes, *predicted.notes, *beside, *gentler, *home])
+    notes = [*found.notes, *predicted.notes, *beside, *gentler, *home]
+    found = msgspec.structs.replace(found, notes=notes)
+    if show is not None:
+        show(found)
+    if not what_if:
+        return found
+    effects = _effects(predicted.connected, schedule, simulation, search, options, tell)
+    rows = [EffectRow(one.words, one.step_seconds, one.change) for one in effects]
+    return msgspec.structs.replace(found, what_if=rows)
 
 
 def for_job(job: Job, topology: Topology) -> Topology:

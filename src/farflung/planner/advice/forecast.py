@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from farflung.planner.advice.what_if import Effect
 from farflung.planner.assignment import Schedule, memory_by_worker
 from farflung.planner.notes import recomputing_notes
 from farflung.plans import Plan, Topology, connected_part
@@ -108,10 +107,9 @@ def forecast(
     topology: Topology,
     simulation: Simulation,
     holds: Sequence[Sequence[str]],
-    effects: Sequence[Effect] | None,
     unable: Mapping[str, str],
 ) -> Forecast:
-    """The forecast of a schedule on a topology of workers that can run the model.
+    """The forecast of a schedule on a topology of workers that can run the model, without `what_if`.
 
     `holds` lists the parameters that each node is the first to read; `unable` are the other workers, each
     with what it lacks.
@@ -141,7 +139,7 @@ def forecast(
         evaluated=schedule.evaluated,
         capped=schedule.capped,
         notes=[*schedule.notes, *recomputing_notes(plan)],
-        what_if=None if effects is None else [EffectRow(e.words, e.step_seconds, e.change) for e in effects],
+        what_if=None,
         plan=plan,
         unable=dict(unable),
     )

@@ -58,6 +58,20 @@ def test_a_run_is_shown(
         assert words in printed.err
 
 
+@pytest.mark.parametrize("kind", [PlainObserver, LiveObserver])
+def test_what_this_machine_evaluates_in_the_end_is_shown(
+    kind: Callable[[int], Observer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    observer = kind(2)
+    observer.collecting(2000, 2000)
+    observer.evaluating("comparing the weights' loss with the reported one")
+    shown = capsys.readouterr().err
+    observer.close()
+    assert "comparing the weights' loss with the reported one" in shown
+
+
 def test_emulated_devices_have_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
     observer = PlainObserver(1)
     observer.validated(0, None, {})

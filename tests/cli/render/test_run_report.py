@@ -19,6 +19,7 @@ from farflung.cli.render.run_report import account_words
             "of 100 s: 98.8 s training steps, 1.2 s other",
         ),
         ({"evaluations": 3.0}, "of 3 s: 3 s evaluations"),
+        ({"evaluations": 3.0, "ending": 0.0}, "of 3 s: 3 s evaluations"),
     ],
 )
 def test_the_longest_share_comes_first_and_tiny_ones_are_added_up(

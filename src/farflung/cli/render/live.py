@@ -49,7 +49,7 @@ class _Left(ProgressColumn):
 
 
 class LiveObserver(Observer):
-    """Draws on standard error. A bar belongs to one phase: loading, validating, training, collecting."""
+    """Draws on standard error. A bar belongs to one phase, such as loading, training or collecting."""
 
     def __init__(self, steps: int, is_local: bool = False) -> None:
         self._steps, self._is_local = steps, is_local
@@ -141,8 +141,12 @@ class LiveObserver(Observer):
         facts = [f"{format_bytes(received_bytes)} of {format_bytes(total_bytes)}"]
         self._show("collecting", received_bytes, total_bytes, facts)
 
+    def evaluating(self, words: str) -> None:
+        self._show("evaluating", 0, None, [words])
+
     def close(self) -> None:
         """Leave the last bar on the screen and stop drawing."""
+        self._hide("evaluating")
         self._clock.close()
         self._progress.stop()
 
@@ -150,7 +154,8 @@ class LiveObserver(Observer):
         if phase in self._bars:
             self._progress.remove_task(self._bars.pop(phase))
 
-    def _show(self, phase: str, done: int, total: int, facts: list[str]) -> None:
+    def _show(self, phase: str, done: int, total: int | None, facts: list[str]) -> None:
+        """Draw a phase's bar; without a `total` it only moves, as nothing is known of how far it is."""
         self._clock.close()
         if phase not in self._bars:
             self._progress.start()

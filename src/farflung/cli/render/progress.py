@@ -215,6 +215,9 @@ class PlainObserver(Observer):
         if self._bytes.is_over() or received_bytes == total_bytes:
             note(f"collecting the weights: {format_bytes(received_bytes)} of {format_bytes(total_bytes)}")
 
+    def evaluating(self, words: str) -> None:
+        note(f"{words} on this machine")
+
 
 @contextmanager
 def searching() -> Iterator[Callable[[str], None]]:

@@ -22,6 +22,8 @@ COMPRESSED = 1.05
 """Compression ratios below this are those of links without codecs."""
 LEAST_SHARE = 0.01
 """What took less of a run's time has no place of its own in one line."""
+SHORTEST_SECONDS = 0.0005
+"""An account of a run's time is in milliseconds."""
 
 
 def report_run(
@@ -88,8 +90,9 @@ def account_words(spent: dict[str, float]) -> str:
     whole = sum(spent.values())
     shares = sorted(spent.items(), key=lambda share: -share[1])
     named = [(label, seconds) for label, seconds in shares if seconds >= LEAST_SHARE * whole]
-    if len(named) < len(shares):
-        named.append(("other", sum(seconds for _, seconds in shares[len(named) :])))
+    other = sum(seconds for _, seconds in shares[len(named) :])
+    if other >= SHORTEST_SECONDS:
+        named.append(("other", other))
     words = [f"{format_seconds(seconds)} {label}" for label, seconds in named]
     return f"of {format_seconds(whole)}: {', '.join(words)}"
 

@@ -93,6 +93,9 @@ class Observer:
     def collecting(self, received_bytes: int, total_bytes: int) -> None:
         """This much of the trained state has been received."""
 
+    def evaluating(self, words: str) -> None:
+        """This machine evaluates the weights that came home, which may take a while: `words` say what for."""
+
     def ended(self, state: str, reason: str) -> None:
         """The run has ended: done, failed, cancelled, or left to the broker, and why in one line."""
 

@@ -102,6 +102,7 @@ class StateSaver:
         began = time.monotonic()
         run_seconds, timeouts = recorder.metrics.elapsed(began), self._timeouts
         earlier = self._checkpoints.earlier
+        recorder.observer.evaluating("comparing the weights' loss with the reported one")
         found = await asyncio.to_thread(
             compared_loss, prepared, training, planned, state, claim, run_seconds, timeouts, earlier
         )
@@ -123,6 +124,7 @@ class StateSaver:
             return
         if not is_partly_evaluated(prepared, training, self._attempt.planned):
             return
+        self._recorder.observer.evaluating("evaluating the weights on more of the validation set")
         seconds, timeouts, is_fresh = metrics.elapsed(time.monotonic()), self._timeouts, not start.step
         losses = await asyncio.to_thread(
             losses_at_home,

@@ -19,8 +19,8 @@ FREE = 400
 count: so 200 workers behind one router may join at once.
 """
 
-PER_SECOND = 50
-"""How many of these a source gets back each second; so many handshakes take some 4 % of a processor."""
+PER_SECOND = 10
+"""How many of these a source gets back each second; so many handshakes take 1 to 2 % of a processor."""
 
 MOST_DEFERRED = 256
 """Limit on the connections that wait, of all sources together."""

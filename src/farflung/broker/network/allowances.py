@@ -64,7 +64,7 @@ class Rate:
 
 OF_MESSAGES: dict[type[Message], Rate] = {
     messages.Renew: Rate(0.1, 10),
-    messages.Ask: Rate(20, 100),
+    messages.Ask: Rate(10, 50),
     messages.AskTopology: Rate(2, 20),
     messages.AskMembers: Rate(5, 50),
     messages.AskStep: Rate(2, 20),

@@ -220,13 +220,13 @@ def _nowhere() -> OSError:
 
 async def first_byte(connection: socket.socket) -> int:
     """Peek at the first byte that arrives; OSError if the other side hangs up instead."""
-    loop = asyncio.get_running_loop()
+    loop, descriptor = asyncio.get_running_loop(), connection.fileno()
     ready = asyncio.Event()
-    loop.add_reader(connection, ready.set)
+    loop.add_reader(descriptor, ready.set)
     try:
         await ready.wait()
     finally:
-        loop.remove_reader(connection)
+        loop.remove_reader(descriptor)
     if not (peeked := connection.recv(1, socket.MSG_PEEK)):
         raise ConnectionResetError("the other side hung up before it sent anything")
     return peeked[0]

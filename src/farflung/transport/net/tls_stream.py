@@ -48,6 +48,7 @@ class TlsStream:
 
     def __init__(self, secured: ssl.SSLSocket) -> None:
         self.socket = secured
+        self._descriptor = secured.fileno()  # asyncio takes a socket, too, but writes it out at each call
         self.remote = format_address(*secured.getpeername()[:2])
         self.local = format_address(*secured.getsockname()[:2])
         self._loop = asyncio.get_running_loop()
@@ -117,13 +118,13 @@ class TlsStream:
         """Stop reading: bytes stay in the kernel."""
         if self._is_reading:
             self._is_reading = False
-            self._loop.remove_reader(self.socket)
+            self._loop.remove_reader(self._descriptor)
 
     def resume_reading(self) -> None:
         """Read again."""
         if not self._is_reading and not self._is_lost:
             self._is_reading = True
-            self._loop.add_reader(self.socket, self._read)
+            self._loop.add_reader(self._descriptor, self._read)
             # Bytes that OpenSSL has decrypted already do not wake the loop.
             self._loop.call_soon(self._read)
 
@@ -183,9 +184,9 @@ class TlsStream:
         if self._awaits_room != self.is_writing:
             self._awaits_room = self.is_writing
             if self._awaits_room:
-                self._loop.add_writer(self.socket, self._flush)
+                self._loop.add_writer(self._descriptor, self._flush)
             elif not self._is_lost:
-                self._loop.remove_writer(self.socket)
+                self._loop.remove_writer(self._descriptor)
 
     def _send_backlog(self) -> None:
         backlog, send, processed = self._backlog, self.socket.send, 0
@@ -215,7 +216,7 @@ class TlsStream:
             return
         self._is_lost = True
         self.pause_reading()
-        self._loop.remove_writer(self.socket)
+        self._loop.remove_writer(self._descriptor)
         self._backlog.clear()
         self.socket.close()
         if self._owner is not None:
@@ -256,21 +257,21 @@ class _End:
 
 
 async def _handshake_step(secured: ssl.SSLSocket) -> bool:
-    loop = asyncio.get_running_loop()
+    loop, descriptor = asyncio.get_running_loop(), secured.fileno()
     ready: asyncio.Future[None] = loop.create_future()
     try:
         secured.do_handshake()
     except ssl.SSLWantReadError:
-        loop.add_reader(secured, settle, ready)
+        loop.add_reader(descriptor, settle, ready)
     except ssl.SSLWantWriteError:
-        loop.add_writer(secured, settle, ready)
+        loop.add_writer(descriptor, settle, ready)
     else:
         return True
     try:
         await ready
     finally:
-        loop.remove_reader(secured)
-        loop.remove_writer(secured)
+        loop.remove_reader(descriptor)
+        loop.remove_writer(descriptor)
     return False
 
 

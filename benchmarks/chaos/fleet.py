@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ class ChaosFleet:
 
     The broker listens at `address`. All are at `place`, or else on the loopback. Workers named in `relays`
     carry links of others; all `join` with these options. With `is_surveyed`, the broker lets workers measure
-    their links first. With `is_open`, others may dial it at each IPv4 address of this machine.
+    their links first. With `is_open`, others may dial it at each IPv4 address of this machine. `own`
+    are further options of single workers.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ChaosFleet:
         join: tuple[str, ...] = (),
         is_surveyed: bool = False,
         is_open: bool = False,
+        own: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self._folder = folder
         self._lease = lease
@@ -62,6 +64,7 @@ class ChaosFleet:
         self._join = join
         self._is_surveyed = is_surveyed
         self._is_open = is_open
+        self._own = own or {}
         host = place.network.address(HUB) if place else "127.0.0.1"
         self.address = f"{host}:{PORT if place else free_port()}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -99,7 +102,7 @@ class ChaosFleet:
         listen = "[::]:0" if self._place else "127.0.0.1:0"
         arguments = ["join", self.address, "--name", name, "--listen", listen]
         arguments += ["--relay", "50"] if name in self._relays else []
-        arguments += self._join
+        arguments += [*self._join, *self._own.get(name, ())]
         self._start(name, name, *arguments, *(["--token", token] if token else []))
 
     def wait_for_workers(self, idle: int | None = None) -> None:
@@ -148,12 +151,15 @@ class ChaosFleet:
         self, key: str, home: str, *arguments: str, log: Path | None = None, program: str = FARFLUNG
     ) -> None:
         path = log or self._folder / f"{key}.log"
-        prefix = self._place.prefix(home) if self._place else []
+        prefix = self._prefix(home)
         with path.open("ab") as output, Path(os.devnull).open("rb") as nothing:
             self._processes[key] = subprocess.Popen(
                 [*prefix, sys.executable, "-m", program, *arguments], env=self._environment(home),
                 stdin=nothing, stdout=output, stderr=output, cwd=self._folder,
             )  # fmt: skip
+
+    def _prefix(self, home: str) -> list[str]:
+        return self._place.prefix(home) if self._place else []
 
     def _environment(self, home: str) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if key != "FARFLUNG_TOKEN"}
@@ -162,7 +168,7 @@ class ChaosFleet:
         return {**inherited, **own}
 
     def _ask(self, home: str, *arguments: str) -> Any:
-        prefix = self._place.prefix(home) if self._place else []
+        prefix = self._prefix(home)
         done = subprocess.run(
             [*prefix, sys.executable, "-m", "farflung", *arguments, "--json"], env=self._environment(home),
             capture_output=True, check=False, cwd=self._folder,

@@ -70,6 +70,11 @@ class RunFiles:
         return len(self._metrics.lines)
 
     @property
+    def moments(self) -> list[float]:
+        """When each of the `steps` was seen, in seconds of the monotonic clock."""
+        return [at for at, _ in list(self._metrics.lines)]
+
+    @property
     def events(self) -> list[Event]:
         """What has happened."""
         return [msgspec.json.decode(line, type=Event) for _, line in list(self._events.lines)]

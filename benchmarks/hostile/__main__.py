@@ -3,10 +3,12 @@
     python -m benchmarks.hostile [--json] [--only ATTACK,...] [--rounds 3] [--seconds 6] [--cpu 0.2]
 
 Course, anew for each attack: a broker and four workers on the loopback of this machine, over TLS, with
-default settings and a lease of 10 s. Two workers train a small job whose steps wait for links and the
-broker. Windows of `--seconds` without and with the attack alternate, `--rounds` of the latter. In each
-attacked round a newcomer joins with a token; in the last one a second honest job of five steps runs on the
-other two workers.
+default settings and a lease of 10 s. Two workers train a job whose steps wait for links and the broker. Their
+devices are emulated: they sleep as long as a device of so many TFLOP/s would compute. All else is real. So
+what training loses is what the broker takes longer, as it would with each process on a machine of its own;
+`--job usual` and `brief` compute on the processors that broker and attacker use, too. Windows of `--seconds`
+without and with the attack alternate, `--rounds` of the latter. In each attacked round a newcomer joins by a
+token; in the last one a second honest job of five steps computes on the other two.
 
 Attackers are processes of their own that together get `--cpu` cores: by cgroup v2 `cpu.max` or v1
 `cpu.cfs_quota_us` where this process may make a group, else by nice 19; `cap` says which. They dial the
@@ -21,17 +23,18 @@ broker at another address of this machine than the loopback, if it has one, and 
 * Worker: 100 links; unfinished messages of 16 and 64 MiB; renewals; new addresses without pause; the fastest
   worker of all, which refuses every job.
 
-An attack is `held` if training keeps at least 90 % of its speed (the median of attacked windows, each beside
-the mean of those before and after it), the broker stays below 256 MB, no honest job fails or begins again,
-and newcomers join within 10 s. There are two controls: what "nothing" loses is the noise of the machine,
-and what "idle loop" loses is the price of the attacker's own CPU. Exits 1 if an honest job failed; speed
-depends on the machine, so `ok` alone does not decide. Linux only.
+An attack is `held` if training keeps at least 90 % of its speed, the broker stays below 256 MB, no honest job
+fails or begins again, and newcomers join within 10 s. Speed goes by the median time of a step; it is the
+median of attacked windows, each beside the mean of those before and after it. There are two controls: what
+"nothing" loses is the noise of the machine, what "idle loop" loses is the price of the attacker's own CPU.
+Exits 1 if an honest job failed; speed depends on the machine, so `ok` alone does not decide. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -43,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.arguments import folder_path, one_of, positive, several, whole
 from benchmarks.hostile.attacks import ATTACKS
 from benchmarks.hostile.cage import Cage
-from benchmarks.hostile.course import BRIEF, USUAL, Course, Setting
+from benchmarks.hostile.course import BRIEF, EMULATED, USUAL, Course, Setting
 from benchmarks.hostile.figures import Result, line
 
 NAMES = tuple(dict.fromkeys(name for name, _ in ATTACKS))
@@ -56,8 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", type=several(one_of(NAMES)), help="these attacks, with commas between")
     parser.add_argument(
-        "--job", choices=(USUAL, BRIEF), default=USUAL,
-        help="steps of some tenths of a second, or so brief that each waits for the broker: %(default)s",
+        "--job", choices=(EMULATED, USUAL, BRIEF), default=EMULATED,
+        help="on emulated devices, or computed here with steps of some tenths of a second, or with steps so"
+        " brief that each waits for the broker: %(default)s",
     )  # fmt: skip
     parser.add_argument("--rounds", type=whole, default=3, help="of each attack: %(default)s")
     parser.add_argument("--seconds", type=positive, default=6.0, help="of a window: %(default)g")
@@ -91,6 +95,7 @@ def measured(setting: Setting, names: Sequence[str]) -> Result:
         ok=all(row.held for row in rows),
         cap=cap,
         cpu=setting.cpu,
+        job=setting.job,
         window_seconds=setting.window_seconds,
         load=os.getloadavg()[2],
         attacks=rows,
@@ -98,4 +103,5 @@ def measured(setting: Setting, names: Sequence[str]) -> Result:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # else the fleet would be left behind
     raise SystemExit(main())

@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -20,17 +19,25 @@ from benchmarks.chaos.place import HUB
 from benchmarks.chaos.run_files import RunFiles
 from benchmarks.hostile.attacker import READY
 from benchmarks.hostile.cage import Cage
-from benchmarks.hostile.figures import Attacked, Window, holds, speed_kept
+from benchmarks.hostile.figures import Attacked, Pace, Window, holds
 from benchmarks.hostile.newcomer import join_seconds
 from benchmarks.hostile.raw import Tally
 from benchmarks.kills.follower import wait_until
 
+from farflung.client.api.load import load_job
+from farflung.client.capture.check import capture_shapes
+from farflung.opdag import wire
 from farflung.transport.security.enrolment import enrol
 from farflung.transport.security.tokens import Token, TokenRole
 
-BRIEF, USUAL = "brief", "usual"
-FILES = {BRIEF: Path(__file__).with_name("job.py"), USUAL: Path(__file__).with_name("usual_job.py")}
-FIRST_STEPS = {BRIEF: 200, USUAL: 20}
+BRIEF, USUAL, EMULATED = "brief", "usual", "emulated"
+FILES = {
+    BRIEF: Path(__file__).with_name("job.py"),
+    USUAL: Path(__file__).with_name("usual_job.py"),
+    EMULATED: Path(__file__).with_name("usual_job.py"),
+}
+DEVICE = ("--backend", "emulated", "--tflops", "0.015")
+FIRST_STEPS = {BRIEF: 200, USUAL: 20, EMULATED: 20}
 """Steps before the first window, so that both workers are warm."""
 LEASE_SECONDS = 10.0
 MEMBERS, SPARE = ("w0", "w1"), ("w2", "w3")
@@ -54,7 +61,7 @@ class Setting:
     window_seconds: float
     cpu: float
     folder: Path
-    job: str = USUAL
+    job: str = EMULATED
 
 
 class Course:
@@ -63,7 +70,8 @@ class Course:
     def __init__(self, name: str, role: str, setting: Setting) -> None:
         self._name, self._role, self._setting = name, role, setting
         self._folder = setting.folder / f"{role}-{name.replace(' ', '-')}"
-        self._fleet = ChaosFleet(self._folder, len(MEMBERS + SPARE), LEASE_SECONDS, is_open=True)
+        own = dict.fromkeys(MEMBERS, DEVICE) if setting.job == EMULATED else None
+        self._fleet = ChaosFleet(self._folder, len(MEMBERS + SPARE), LEASE_SECONDS, is_open=True, own=own)
         self._attacked = f"{outside_address()}:{self._fleet.address.rpartition(':')[2]}"
         self._tally = Tally()
         self._joins: list[float] = []
@@ -74,21 +82,26 @@ class Course:
         """Alternate windows without and with the attack, and end with a second honest job under attack."""
         with self._fleet as fleet:
             self._run = RunFiles(self._folder / "run")
-            options = ("--on", ",".join(MEMBERS), "--checkpoint-every", "never")
-            fleet.train(
-                self._run.folder, *options, "--out", str(self._run.folder), job=FILES[self._setting.job]
-            )
+            options = ("--on", ",".join(MEMBERS), "--out", str(self._run.folder), *self._options())
+            fleet.train(self._run.folder, *options, job=FILES[self._setting.job])
             try:
                 wait_until(lambda: self._run.written >= FIRST_STEPS[self._setting.job], "training begins")
                 return self._measured()
             finally:
                 self._run.close()
 
+    def _options(self) -> tuple[str, ...]:
+        if self._setting.job != EMULATED:
+            return ("--checkpoint-every", "never")
+        program = self._folder / "program"
+        program.write_bytes(wire.dump(capture_shapes(load_job(FILES[EMULATED])).graph))
+        return ("--emulated", str(program))
+
     def _measured(self) -> Attacked:
         identity = self._attacker_identity()
         token = self._fleet.token("worker", "--uses", str(self._setting.rounds))
         before_bytes = _size_of(self._folder / HUB)
-        calm, attacked = [self._window()], list[_Pace]()
+        calm, attacked = [self._window()], list[Pace]()
         with Cage(self._setting.cpu) as cage:
             for number in range(self._setting.rounds):
                 with _Attacker(self._name, self._role, self._attacked, identity, cage) as attacker:
@@ -101,27 +114,26 @@ class Course:
                     self._tally.add(attacker.stop())
                 time.sleep(SETTLE_SECONDS)
                 calm.append(self._window())
-        around = zip(calm, attacked, calm[1:], strict=False)
-        windows = [
-            Window(one.speed, then.speed, other.speed, then.broker_cores) for one, then, other in around
-        ]
+        windows = [Window(*around) for around in zip(calm, attacked, calm[1:], strict=False)]
         calm_cores = statistics.median(pace.broker_cores for pace in calm)
         return self._row(windows, calm_cores, _size_of(self._folder / HUB) - before_bytes)
 
     def _row(self, windows: list[Window], calm_cores: float, grown_bytes: int) -> Attacked:
-        kept, broker_mb = speed_kept(windows), _peak_mb(self._fleet.process(BROKER))
+        kept = statistics.median(window.kept for window in windows)
+        broker_mb = _peak_mb(self._fleet.process(BROKER))
         failed, slowest = self._has_failed(), max(self._joins)
         return Attacked(
             name=self._name,
             role=self._role,
             held=holds(kept, broker_mb, failed, slowest),
             speed_kept=kept,
+            mean_speed_kept=statistics.median(window.mean_kept for window in windows),
             broker_mb=broker_mb,
             honest_failed=failed,
             join_seconds=slowest,
             second_job_seconds=self._second_seconds,
             disk_mb=grown_bytes / 1e6,
-            broker_cores=statistics.median(window.broker_cores for window in windows),
+            broker_cores=statistics.median(window.attacked.broker_cores for window in windows),
             broker_calm_cores=calm_cores,
             tries=self._tally.tries,
             refused=self._tally.refused,
@@ -129,15 +141,15 @@ class Course:
             windows=windows,
         )
 
-    def _window(self) -> _Pace:
+    def _window(self) -> Pace:
         """How fast the job trains and the broker works in a window from the next step on."""
         broker = psutil.Process(self._fleet.process(BROKER))
         self._end_of_step()
-        steps, cpu, began = self._run.written, _cpu_seconds(broker), time.monotonic()
+        first, cpu, began = self._run.written - 1, _cpu_seconds(broker), time.monotonic()
         time.sleep(self._setting.window_seconds)
         self._end_of_step()
-        seconds = time.monotonic() - began
-        return _Pace((self._run.written - steps) / seconds, (_cpu_seconds(broker) - cpu) / seconds)
+        cores = (_cpu_seconds(broker) - cpu) / (time.monotonic() - began)
+        return Pace.of(self._run.moments[first:], cores)
 
     def _end_of_step(self) -> None:
         """Wait until another step is done, or for a while if none gets done."""
@@ -167,13 +179,6 @@ class Course:
         folder, token = self._folder / "attacker", Token.parse(self._fleet.token(role))
         asyncio.run(enrol(self._fleet.address, token, folder, role, "a-mallory"))
         return folder
-
-
-class _Pace(NamedTuple):
-    """Steps per second, and how many processors the broker used."""
-
-    speed: float
-    broker_cores: float
 
 
 class _Attacker:

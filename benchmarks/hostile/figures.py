@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -12,28 +13,47 @@ MOST_BROKER_MB = 256.0
 MOST_JOIN_SECONDS = 10.0
 
 
-class Window(msgspec.Struct, frozen=True):
-    """Steps per second while an attack went on, and in the windows just before and after it.
-
-    `broker_cores` is what the broker then used of the processors.
+class Pace(msgspec.Struct, frozen=True):
+    """How a job trained for a while: `speed` goes by the median time of a step, `mean_speed` by all, both in
+    steps per second. `broker_cores` is what the broker used of the processors.
     """
 
-    before: float
-    attacked: float
-    after: float
+    speed: float
+    mean_speed: float
     broker_cores: float
+
+    @classmethod
+    def of(cls, ends: Sequence[float], broker_cores: float) -> Pace:
+        """The pace of steps that ended at these moments, of which the first one counts for nothing else."""
+        took = [later - earlier for earlier, later in itertools.pairwise(ends)]
+        if not took:
+            return cls(0.0, 0.0, broker_cores)
+        return cls(1 / statistics.median(took), len(took) / sum(took), broker_cores)
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The pace while an attack went on, and just before and after it."""
+
+    before: Pace
+    attacked: Pace
+    after: Pace
 
     @property
     def kept(self) -> float:
         """The share of its speed that training kept; 0 where it stood still without an attack, too."""
-        calm = (self.before + self.after) / 2
-        return self.attacked / calm if calm else 0.0
+        return _share(self.attacked.speed, self.before.speed, self.after.speed)
+
+    @property
+    def mean_kept(self) -> float:
+        """The same of its mean speed."""
+        return _share(self.attacked.mean_speed, self.before.mean_speed, self.after.mean_speed)
 
 
 class Attacked(msgspec.Struct, frozen=True):
     """One attack: whether the fleet `held`, and by which figures.
 
-    `speed_kept` is the median of the windows' shares. `broker_mb` is the most memory that the broker process
+    `speed_kept` is the median of the windows' shares, `mean_speed_kept` that of the shares of mean speeds,
+    which a few slow steps change, too. `broker_mb` is the most memory that the broker process
     had at any time, `disk_mb` by how much its folder grew, `broker_cores` the median of the processors that
     it used in attacked windows, and `broker_calm_cores` in the others. `honest_failed`: a job of the honest
     submitter ended badly, or its attempt did. `join_seconds` is the longest time that a newcomer took from
@@ -46,6 +66,7 @@ class Attacked(msgspec.Struct, frozen=True):
     role: str
     held: bool
     speed_kept: float
+    mean_speed_kept: float
     broker_mb: float
     honest_failed: bool
     join_seconds: float
@@ -65,6 +86,7 @@ class Result(msgspec.Struct, frozen=True):
     ok: bool
     cap: str
     cpu: float
+    job: str
     window_seconds: float
     load: float
     attacks: list[Attacked]
@@ -76,11 +98,6 @@ def holds(speed_kept: float, broker_mb: float, honest_failed: bool, join_seconds
     return not (is_slow or honest_failed or broker_mb >= MOST_BROKER_MB)
 
 
-def speed_kept(windows: Sequence[Window]) -> float:
-    """The median over windows."""
-    return statistics.median(window.kept for window in windows)
-
-
 def line(row: Attacked) -> str:
     """One attack for people."""
     kept = " ".join(f"{window.kept:.2f}" for window in row.windows)
@@ -88,7 +105,13 @@ def line(row: Attacked) -> str:
     held = "held" if row.held else "NOT held"
     return (
         f"{row.name + ', ' + row.role:32} {held:8} speed kept {row.speed_kept:.2f} ({kept}),"
+        f" mean {row.mean_speed_kept:.2f},"
         f" broker {row.broker_mb:.0f} MB, {row.broker_calm_cores:.2f} to {row.broker_cores:.2f} cores,"
         f" disk +{row.disk_mb:.0f} MB, honest failed: {row.honest_failed},"
         f" join {row.join_seconds:.2f} s{second}; {row.tries:,} tries, {row.refused:,} refused"
     )
+
+
+def _share(attacked: float, before: float, after: float) -> float:
+    calm = (before + after) / 2
+    return attacked / calm if calm else 0.0

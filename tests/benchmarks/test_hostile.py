@@ -13,7 +13,7 @@ import pytest
 from benchmarks.hostile.__main__ import main
 from benchmarks.hostile.attacks import ATTACKS, client_hello
 from benchmarks.hostile.cage import Cage
-from benchmarks.hostile.figures import Window, holds, speed_kept
+from benchmarks.hostile.figures import Pace, Window, holds
 from benchmarks.hostile.raw import MOST_REASONS, Tally
 from tests.support.certificates import TestAuthority
 
@@ -55,9 +55,18 @@ def test_a_fleet_holds_within_each_limit_only() -> None:
 
 
 def test_speed_is_held_against_the_windows_around() -> None:
-    windows = [Window(10.0, 9.0, 20.0, 0.2), Window(20.0, 20.0, 20.0, 0.2), Window(20.0, 5.0, 5.0, 0.2)]
-    assert [window.kept for window in windows] == [0.6, 1.0, 0.4] and speed_kept(windows) == 0.6
-    assert Window(0.0, 0.0, 0.0, 0.0).kept == 0.0  # a fleet that stands still has not held
+    def pace(speed: float, mean: float) -> Pace:
+        return Pace(speed, mean, 0.2)
+
+    window = Window(pace(10.0, 8.0), pace(9.0, 2.0), pace(20.0, 8.0))
+    assert (window.kept, window.mean_kept) == (0.6, 0.25)
+    still = Pace.of([3.0], 0.0)
+    assert Window(still, still, still).kept == 0.0  # a fleet that stands still has not held
+
+
+def test_a_pace_goes_by_the_median_step_or_by_all() -> None:
+    pace = Pace.of([1.0, 1.5, 2.0, 2.5, 5.0], 0.1)
+    assert (pace.speed, pace.mean_speed) == (2.0, 1.0)
 
 
 def test_a_tally_keeps_so_many_reasons_and_all_counts() -> None:

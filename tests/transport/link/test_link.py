@@ -4,6 +4,7 @@ import asyncio
 import math
 import random
 import sys
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -532,3 +533,30 @@ def test_how_fast_copies_come_says_nothing_of_the_path(unit: int | None, tmp_pat
 
     found = run(test())
     assert (found is None) == (unit is not None)
+
+
+def test_a_link_that_is_over_keeps_nothing_of_an_unfinished_message(tmp_path: Path) -> None:
+    """Links may stay in memory for long: a submitter that began a message in each held 64 MB more each time."""
+
+    async def test() -> tuple[int, int]:
+        async with paired(tmp_path) as pair:
+            slow = await RawPeer.connect(pair.listener.address, pair.authority.holder("d", "submitter"))
+            slow.say(Hello("d", "submitter", "control"))
+            await slow.read(lambda: bool(slow.frames))
+            for offset in range(0, 8_000_000, 1_000_000):
+                slow.say(Control(offset, 9_000_000), bytes(1_000_000))
+            link = next(one for one in pair.heard_by_b.links if one.peer.id == "d")
+            tracemalloc.start()
+            try:
+                while link.bytes_received < 8_000_000:
+                    await asyncio.sleep(0.01)
+                held = tracemalloc.get_traced_memory()[0]
+                await slow.close()
+                while link.reason is None:
+                    await asyncio.sleep(0.01)
+                return held, tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+
+    held, after = run(test())
+    assert held > 4_000_000 and after < 1_000_000

@@ -145,6 +145,13 @@ class Inbox:
                 self._link.guard.on_control_ends(self._link)
             self._handler.control(self._link, message)
 
+    def forget_control(self) -> None:
+        """Free the pieces of an unfinished control message: a later link begins it anew.
+
+        They may be tens of megabytes, and a link that is over may stay in memory for long.
+        """
+        self._pieces = []
+
     def begin_open(self, frame: Open, size: int) -> memoryview | None:
         """Memory for the first chunk of a message; ProtocolError if the stream was opened before."""
         is_next = frame.stream == self._next_stream

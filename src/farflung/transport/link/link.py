@@ -371,6 +371,8 @@ class Link(LinkStats):
         self.reason, self.cause = reason, cause
         self.on_over()
         self._stripes.ignore()
+        if self._inbox is not None:
+            self._inbox.forget_control()
         if self._heartbeat is not None:
             self._heartbeat.stop()
         self._sender.stop()

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.links import Pair, RawPeer, Recorder, paired, run, slice_header, usual_but, value_header
+from tests.support.processes import eventually
 
 from farflung.errors import ConnectionFailed, ProtocolError
 from farflung.transport.endpoint import Hello, LinkOptions, Peer
@@ -536,7 +537,7 @@ def test_how_fast_copies_come_says_nothing_of_the_path(unit: int | None, tmp_pat
 
 
 def test_a_link_that_is_over_keeps_nothing_of_an_unfinished_message(tmp_path: Path) -> None:
-    """Links may stay in memory for long: a submitter that began a message in each held 64 MB more each time."""
+    """Links may stay in memory for long: a submitter held 64 MB more with each that it began a message on."""
 
     async def test() -> tuple[int, int]:
         async with paired(tmp_path) as pair:
@@ -548,12 +549,10 @@ def test_a_link_that_is_over_keeps_nothing_of_an_unfinished_message(tmp_path: Pa
             link = next(one for one in pair.heard_by_b.links if one.peer.id == "d")
             tracemalloc.start()
             try:
-                while link.bytes_received < 8_000_000:
-                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(eventually, "it has come", lambda: link.bytes_received >= 8_000_000)
                 held = tracemalloc.get_traced_memory()[0]
                 await slow.close()
-                while link.reason is None:
-                    await asyncio.sleep(0.01)
+                await pair.heard_by_b.until(lambda: bool(pair.heard_by_b.reasons))
                 return held, tracemalloc.get_traced_memory()[0]
             finally:
                 tracemalloc.stop()

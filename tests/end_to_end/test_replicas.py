@@ -28,7 +28,7 @@ from farflung.data import SampleOrder
 from farflung.opdag.capture.capture import LossModule
 from farflung.planner import plan_job
 from farflung.planner.replicas import evenly_replicated
-from farflung.plans import Plan, Wishes, dealt, read_plan
+from farflung.plans import Plan, Topology, Wishes, WorkerSpec, dealt, read_plan
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.parity.eager import Reference
 from farflung.runtime.parity.steps import named_state
@@ -66,6 +66,29 @@ def test_losses_and_parameters_equal_one_process_bit_for_bit(fleet: Fleet, name:
     shares = [one.microbatches for one in plan.pipelines]
     assert (summary.state, len(shares), sum(shares)) == ("done", replicas, MICROBATCHES)
     losses, state = one_process(job, shares)
+    assert [row["loss"] for row in rows] == losses
+    ours = trained_state(folder, copy.deepcopy(job.model))
+    assert all(torch.equal(ours[key], value) for key, value in state.items())
+
+
+def unlike_devices() -> Topology:
+    """Worker 0 at one site, four times as fast as each of three at another, over a slow line."""
+    sites = ["north", "south", "south", "south"]
+    workers = tuple(
+        WorkerSpec(f"worker-{number}", site, 4e-4 if number == 0 else 1e-4, 8.0)
+        for number, site in enumerate(sites)
+    )
+    rates = tuple(tuple(1000.0 if a == b else 10.0 for b in sites) for a in sites)
+    return Topology(workers, tuple(tuple(0.0 if a == b else 20.0 for b in sites) for a in sites), rates)
+
+
+def test_replicas_with_cuts_of_their_own_equal_one_process_bit_for_bit(fleet: Fleet) -> None:
+    """The planner cuts each for its own devices; gradients are added over unlike segments."""
+    job = job_of("gpt-dropout", 8, farflung.AdamW(lr=3e-3), clip=0.5)
+    summary, rows, folder = fleet.run(job, 4, Wishes(replicas=2, topology=unlike_devices()))
+    plan = read_plan(folder)
+    assert (summary.state, [one.segments for one in plan.pipelines]) == ("done", [1, 3])
+    losses, state = one_process(job, [one.microbatches for one in plan.pipelines])
     assert [row["loss"] for row in rows] == losses
     ours = trained_state(folder, copy.deepcopy(job.model))
     assert all(torch.equal(ours[key], value) for key, value in state.items())

@@ -1,6 +1,6 @@
 import pytest
 
-from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, unfolded
+from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, single_pipelines, unfolded
 
 
 def placement(segment: int, *workers: str) -> Placement:
@@ -64,7 +64,8 @@ def replicated(shares: list[int]) -> Plan:
 def test_replica_r_of_a_segment_feeds_replica_r_of_the_next() -> None:
     plan = replicated([3, 1])
     assert plan.replicas == 2
-    assert plan.folded_pipelines() == [(["a", "b"], 3), (["c", "d"], 1)]
+    parts = [([p.worker for p in one.placements], one.microbatches) for one in single_pipelines(plan)]
+    assert parts == [(["a", "b"], 3), (["c", "d"], 1)] and plan.live_shares == [3, 1]
     assert plan.neighbours("a") == {"b"} and plan.neighbours("d") == {"c"}
     assert plan.workers() == ["a", "c", "b", "d"] and plan.segments_of("d") == [1]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +16,9 @@ from benchmarks.zoo.side_by_side import captured, microbatches, planned
 from farflung.errors import CodecError
 from farflung.opdag.capture.capture import LossModule
 from farflung.opdag.graph import Graph
-from farflung.planner import PlannedJob
+from farflung.planner import PlannedJob, place
+from farflung.planner.assignment import Assignment
+from farflung.planner.cutting.balanced import balanced_cut
 from farflung.plans import Plan, dealt
 from farflung.plans.codec_pair import codebook_of
 from farflung.runtime.coding import Coding
@@ -26,6 +31,7 @@ from farflung.runtime.parity.steps import named_state, received
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
 from farflung.runtime.training import ClipBy, Training
+from farflung.workload import workload_of
 
 torch.set_num_threads(1)
 SAMPLES = 2
@@ -67,6 +73,21 @@ def test_they_do_so_for_fifty_steps(name: str, shares: list[int], sites: list[in
     trains_as_one_process(name, shares, sites, AdamW(lr=3e-3), segments, steps=50)
 
 
+@pytest.mark.parametrize(
+    ("name", "depths", "shares", "sites"),
+    [
+        ("gpt-dropout", [1, 3], [3, 1], [0, 1]),
+        ("gpt-tied", [3, 1], [2, 2], [0, 0]),
+        ("resnet", [1, 3], [1, 3], [0, 1]),
+        ("batch-norm", [2, 3, 1], [1, 2, 1], [0, 0, 1]),
+    ],
+)
+def test_pipelines_with_cuts_of_their_own_do_so_too(
+    name: str, depths: list[int], shares: list[int], sites: list[int]
+) -> None:
+    trains_as_one_process(name, shares, sites, AdamW(lr=1e-2), depths)
+
+
 def test_they_clip_each_segment_alike() -> None:
     trains_as_one_process("gpt", [2, 2], [0, 1], AdamW(lr=3e-3), clip_by="segment")
 
@@ -76,18 +97,21 @@ def trains_as_one_process(
     shares: list[int],
     sites: list[int],
     optimizer: Optimizer,
-    segments_of_each: int = 2,
+    depths: int | Sequence[int] = 2,
     steps: int = STEPS,
     clip_by: ClipBy = "global",
 ) -> None:
-    """Train `name` in pipelines of so many segments, beside one process that adds by the same tree."""
+    """Train `name` in pipelines of these depths, beside one process that adds by the same tree."""
     subject = case(name)
     module, graph = captured(subject, SAMPLES)
     training = Training(steps, sum(shares), SAMPLES, optimizer, seed=3, clip=0.5, clip_by=clip_by)
-    one = planned(graph, training, segments_of_each)
-    folded = PlannedJob(replicated(one.plan, shares), one.segments)
-    where = {w: f"site {sites[int(w[-1])]}" for w in folded.plan.workers()}
-    job = folded.unfolded(SAMPLES, where)
+    one = planned(graph, training, depths if isinstance(depths, int) else depths[0])
+    if isinstance(depths, int):
+        made = PlannedJob(replicated(one.plan, shares), one.segments)
+    else:
+        made = beside_each_other(graph, depths, shares)
+    where = {w: f"site {sites[int(w[-1])]}" for w in made.plan.workers()}
+    job = made.unfolded(SAMPLES, where)
     state = named_state(copy.deepcopy(module), graph)
     segments = received(job.programs, SAMPLES)
     pipeline = InProcessPipeline(graph, job.plan, segments, state, training)
@@ -98,16 +122,15 @@ def trains_as_one_process(
     reference = Reference(eager, lambda batch: wrapper(dict(batch)), graph, training, owned=owned)
     numbers = dealt(sum(shares), tuple(shares))
     tree = [[numbers[p] for p in range(len(shares)) if sites[p] == site] for site in dict.fromkeys(sites)]
-    count = len(one.segments)
     for step in range(steps):
         batches = microbatches(subject, SAMPLES, sum(shares), step)
         found = pipeline.run(step, batches)
         expected = reference.accumulate(batches, tree)
         is_near = step < STEPS or not subject.tolerance
         assert sum(share.loss for share in found) == pytest.approx(expected, rel=1e-6 if is_near else 1e-3)
-        for share in found:  # each pipeline has the same sums, bit for bit
-            assert share.squares == found[share.segment % count].squares
-            assert share.bits == found[share.segment % count].bits != {}
+        for sums in ({s.segment: s.squares for s in found}, {s.segment: s.bits for s in found}):
+            first, *others = by_pipeline(job.plan, sums)
+            assert first and all(other == first for other in others)  # the same, bit for bit
         norm = gradient_norm(share.squares for share in found)
         pipeline.decide(step, clip_scale(training.global_clip, norm))
         reference.apply()
@@ -115,11 +138,31 @@ def trains_as_one_process(
         for key, tensor in state.items():
             if is_near:
                 assert torch.allclose(tensor, theirs[key], rtol=0, atol=subject.tolerance), (step, key)
-    trained = [segment.state() for segment in pipeline.segments]
+    trained = by_pipeline(job.plan, {at: segment.state() for at, segment in enumerate(pipeline.segments)})
     parameters = {entry.name for entry in graph.inputs_of("parameter")}
-    for at, held in enumerate(trained):
-        for key in held.keys() & parameters:
-            assert torch.equal(held[key], trained[at % count][key])
+    for held in trained:
+        assert held.keys() >= parameters
+        assert all(torch.equal(held[key], trained[0][key]) for key in parameters)
+
+
+def by_pipeline(plan: Plan, found: Mapping[int, Mapping[Any, Any]]) -> list[dict[Any, Any]]:
+    """What all segments of each pipeline have together."""
+    together: list[dict[Any, Any]] = [{} for _ in plan.pipelines]
+    for segment, each in found.items():
+        together[plan.pipeline_of(segment)].update(each)
+    return together
+
+
+def beside_each_other(graph: Graph, depths: Sequence[int], shares: Sequence[int]) -> PlannedJob:
+    """Pipelines of these depths, each with a cut of its own, on workers whose names end with its number."""
+    parts = []
+    for number, (depth, share) in enumerate(zip(depths, shares, strict=True)):
+        cut = balanced_cut(workload_of(graph, share, SAMPLES), depth)
+        workers = tuple((f"w{at}-{number}",) for at in cut.devices)
+        parts.append(Assignment(cut.cuts, workers, share, 4))
+    first, *others = parts
+    whole = replace(first, microbatches=sum(shares), shares=tuple(shares), others=tuple(others))
+    return place(graph, whole, SAMPLES)
 
 
 def coded_plan(graph: Graph, codec: str) -> tuple[PlannedJob, Training]:

@@ -20,7 +20,7 @@ from farflung.opdag import wire
 from farflung.opdag.capture import capture
 from farflung.planner import PlannedJob, plan_graph
 from farflung.planner.replicas import evenly_replicated
-from farflung.plans import LinkCodec, Plan
+from farflung.plans import LinkCodec, Plan, side_by_side
 from farflung.protocol.messages import Load
 from farflung.protocol.worker import SegmentProgram
 from farflung.runtime.emulated.backend import EmulatedBackend
@@ -203,6 +203,17 @@ def test_a_plan_that_was_not_unfolded_is_refused() -> None:
     job = msgspec.structs.replace(job, plan=folded)
     with pytest.raises(GraphError, match="the plan is folded"):
         load_segments("b", job, StateReceiver(job, [0], 10**9, fresh), 10**9, TorchBackend())
+
+
+def test_replicas_with_cuts_of_their_own_do_not_clip_by_segment() -> None:
+    graph = captured(case("chain"), 2)[1]
+    one, two = plan_graph(graph, 1, 2, ["a"]).plan, plan_graph(graph, 1, 2, ["b", "c"]).plan
+    sizes = [[{0: 4}], [{0: 4}, {}]]
+    plan = side_by_side(one, [one, two], sizes, {})
+    training = Training(1, 2, 2, AdamW(lr=1e-3), clip=1.0, clip_by="segment")
+    job = Load("job-1", 1, plan, training, [], {}, "desk")
+    with pytest.raises(GraphError, match="clipped by segment, and replicas that are cut unlike would drift"):
+        load_segments("a", job, StateReceiver(job, [0], 10**9, fresh), 10**9, TorchBackend())
 
 
 def in_lengths(training: Training, plan: Plan | None = None) -> Load:

@@ -42,8 +42,7 @@ def answer(
 
 def with_recompute(schedule: Schedule, topology: Topology, options: Options) -> Schedule:
     """The same plan with every segment recomputing, simulated again."""
-    assignment = schedule.assignment
-    assignment = replace(assignment, recompute=(True,) * len(assignment.workers))
+    assignment = schedule.assignment.recomputing()
     plan = plan_of(schedule.workload, assignment)
     connected, _ = connected_part(topology)
     seconds = simulate(plan, connected, Conditions(efficiency=options.efficiency)).step_seconds

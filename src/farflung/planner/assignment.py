@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, Topology
+from farflung.plans import FEEDER, Edge, LinkCodec, Placement, Plan, Topology, side_by_side
 from farflung.plans.codec_pair import DENSE
 from farflung.simulator import Conditions
 from farflung.workload import Workload
@@ -44,6 +44,10 @@ class Assignment:
         The codec of sums of gradients between the sites of replicas.
     inner_steps
         Replicas add up once in so many steps.
+    others
+        Further pipelines with cuts of their own, each an assignment of one pipeline on its share of the
+        microbatches: then `cuts` and `workers` are those of the first pipeline, which has one worker for each
+        segment. All have the same window.
     """
 
     cuts: tuple[int, ...]
@@ -55,11 +59,28 @@ class Assignment:
     codecs: tuple[LinkCodec, ...] = ()
     sum_codec: str = DENSE
     inner_steps: int = 1
+    others: tuple[Assignment, ...] = ()
 
     def ranges(self, nodes: int) -> list[tuple[int, int]]:
         """The first position and the one after the last of each segment of a workload of `nodes` nodes."""
         edges = [0, *self.cuts, nodes]
         return list(pairwise(edges))
+
+    def parts(self) -> tuple[Assignment, ...]:
+        """Its pipelines if they have cuts of their own; else itself, with all replicas."""
+        if not self.others:
+            return (self,)
+        alone = replace(self, microbatches=self.shares[0], shares=(), codecs=(), others=())
+        return (alone, *(replace(one, window=self.window) for one in self.others))
+
+    def used(self) -> set[str]:
+        """All its workers."""
+        return {name for part in self.parts() for names in part.workers for name in names}
+
+    def recomputing(self) -> Assignment:
+        """The same one with every segment recomputing."""
+        others = tuple(one.recomputing() for one in self.others)
+        return replace(self, recompute=(True,) * len(self.workers), others=others)
 
 
 Watch = Callable[[float, float], None]
@@ -128,6 +149,9 @@ class Options:
         Which workers may run segments that read data that stays at home; None: any. Only `auto` obeys it.
     coding
         Rate plans by their steps with these codecs; None: by dense ones. Only `auto` does so.
+    equal_cuts
+        Whether all replicas must have the same cuts, as where each segment's gradients are clipped by
+        themselves.
     """
 
     workers: int | None = None
@@ -146,6 +170,7 @@ class Options:
     watch: Watch = field(default=ignore_progress, compare=False)
     home: HomeRule | None = None
     coding: Coding | None = None
+    equal_cuts: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,8 +208,31 @@ def plan_of(workload: Workload, assignment: Assignment) -> Plan:
     """The plan of an assignment, from costs alone, for `simulate` and for the user.
 
     Its edges are those that `planner.placing.place` derives from the graph, with one difference: it also
-    recomputes values that would be cheaper to send.
+    recomputes values that would be cheaper to send. Pipelines with cuts of their own are beside each other,
+    with one sum for each piece, whose value is the number of its first node; nothing is known of sites.
     """
+    if not assignment.others:
+        return _plan_of_part(workload, assignment)
+    parts = assignment.parts()
+    plans = [_plan_of_part(workload, part) for part in parts]
+    like = replace(assignment, shares=(), others=())
+    return side_by_side(
+        _plan_of_part(workload, like), plans, [_trained(workload, part, parts) for part in parts], {}
+    )
+
+
+def _trained(workload: Workload, part: Assignment, parts: Sequence[Assignment]) -> list[dict[int, int]]:
+    """The bytes of gradients in each piece of each segment, by the piece's first node."""
+    edges = sorted({0, len(workload), *(cut for one in parts for cut in one.cuts)})
+    trained = workload.sums["trainable"]
+    sizes = {first: int(trained[over] - trained[first]) for first, over in pairwise(edges)}
+    return [
+        {first: size for first, size in sizes.items() if start <= first < stop and size}
+        for start, stop in part.ranges(len(workload))
+    ]
+
+
+def _plan_of_part(workload: Workload, assignment: Assignment) -> Plan:
     ranges = assignment.ranges(len(workload))
     recompute = assignment.recompute or (False,) * len(ranges)
     placements = [
@@ -218,13 +266,16 @@ def memory_of(workload: Workload, assignment: Assignment, worker: str) -> float:
 
 def memory_by_worker(workload: Workload, assignment: Assignment, only: str | None = None) -> dict[str, float]:
     """`memory_of` each worker that has a segment, or of `only` one."""
-    recompute = assignment.recompute or (False,) * len(assignment.workers)
-    ranges = assignment.ranges(len(workload))
     needed: dict[str, Footprint[float]] = {}
-    for (start, stop), names, again in zip(ranges, assignment.workers, recompute, strict=True):
-        if only is None or only in names:
-            footprint = workload.footprint(start, stop, assignment.window, again)
-            if (others := len(names) - 1) > 0:  # what arrives for sums of gradients, at most: one owns all
+    others = max(0, len(assignment.shares) - 1)
+    for part in assignment.parts():
+        recompute = part.recompute or (False,) * len(part.workers)
+        ranges = part.ranges(len(workload))
+        for (start, stop), names, again in zip(ranges, part.workers, recompute, strict=True):
+            if only is not None and only not in names:
+                continue
+            footprint = workload.footprint(start, stop, part.window, again)
+            if others:  # what arrives for sums of gradients, at most: one owns all
                 sizes = workload.trainable_bytes[start:stop]
                 footprint = replace(footprint, state=footprint.state + others * float(sizes.sum()))
                 if assignment.sum_codec != DENSE:

@@ -65,10 +65,11 @@ class HomeRule:
 
     def allows(self, assignment: Assignment) -> bool:
         """Whether all segments that read raw data are on home workers."""
-        ranges = assignment.ranges(len(self.bound) - 1)
+        nodes = len(self.bound) - 1
         return all(
             self.is_home(worker)
-            for (start, stop), workers in zip(ranges, assignment.workers, strict=True)
+            for part in assignment.parts()
+            for (start, stop), workers in zip(part.ranges(nodes), part.workers, strict=True)
             if self.binds(start, stop)
             for worker in workers
         )

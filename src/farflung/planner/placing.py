@@ -16,7 +16,7 @@ from farflung.opdag.graph import ITEM_BYTES, Graph
 from farflung.opdag.partition import Partition
 from farflung.opdag.segment import Segment
 from farflung.planner.assignment import Assignment
-from farflung.plans import FEEDER, Edge, Placement, Plan, unfolded
+from farflung.plans import FEEDER, Edge, Placement, Plan, side_by_side, unfolded
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,8 @@ class PlannedJob:
 
         `batch` is the number of samples of a microbatch, which is part of no parameter's size.
         """
-        trained = [
-            {
-                entry.value: segment.values[entry.value].bytes(batch)
-                for entry in segment.inputs
-                if entry.trainable and entry.name in segment.owned
-            }
-            for segment in self.segments
-        ]
-        count = len(self.segments)
-        segments = [
-            msgspec.structs.replace(segment, number=replica * count + segment.number)
-            for replica in range(self.plan.replicas)
-            for segment in self.segments
-        ]
-        return PlannedJob(unfolded(self.plan, trained, sites), segments)
+        plan = unfolded(self.plan, _trained(self.segments, batch), sites)
+        return PlannedJob(plan, _numbered(self.segments * self.plan.replicas))
 
     @property
     def programs(self) -> list[bytes]:
@@ -63,13 +50,40 @@ class PlannedJob:
 
 
 def place(graph: Graph, assignment: Assignment, microbatch_size: int) -> PlannedJob:
-    """The plan of an assignment, and its segments.
+    """The plan of an assignment, and its segments. Pipelines with cuts of their own are unfolded already.
 
     Raises
     ------
     PlanError
         Two workers of a replica would hold one parameter, or the model exceeds the limits of a plan.
     """
+    if not assignment.others:
+        return _place_part(graph, assignment, microbatch_size)
+    parts = [_place_part(graph, part, microbatch_size) for part in assignment.parts()]
+    like = msgspec.structs.replace(parts[0].plan, codecs=list(assignment.codecs))
+    trained = [_trained(part.segments, microbatch_size) for part in parts]
+    plan = side_by_side(like, [part.plan for part in parts], trained, {})
+    return PlannedJob(_bounded(plan), _numbered([one for part in parts for one in part.segments]))
+
+
+def _trained(segments: Sequence[Segment], batch: int) -> list[dict[int, int]]:
+    """For each segment, the bytes of each parameter that it trains, by value id."""
+    return [
+        {
+            entry.value: segment.values[entry.value].bytes(batch)
+            for entry in segment.inputs
+            if entry.trainable and entry.name in segment.owned
+        }
+        for segment in segments
+    ]
+
+
+def _numbered(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments with their numbers in the unfolded plan."""
+    return [msgspec.structs.replace(segment, number=number) for number, segment in enumerate(segments)]
+
+
+def _place_part(graph: Graph, assignment: Assignment, microbatch_size: int) -> PlannedJob:
     partition = Partition(graph, assignment.cuts, microbatch_size)
     segments = partition.segments()
     _require_one_holder(segments, assignment)

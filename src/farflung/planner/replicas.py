@@ -1,4 +1,8 @@
-"""Plans with a given number of replicas, by any scheduler, which plans one pipeline; others copy its cut."""
+"""Plans with a given number of replicas, by any scheduler.
+
+It plans one pipeline, and others copy its cut; or each group of workers gets a cut of its own
+(`planner.unequal_cuts`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from farflung.planner.checks import Fleet, usable_fleet
 from farflung.planner.registry import scheduler as scheduler_called
 from farflung.planner.schedulers.auto.polish import Budget, Judge
 from farflung.planner.schedulers.auto.search import replicated
+from farflung.planner.unequal_cuts import with_unequal_cuts
 from farflung.plans import Plan, Topology
 from farflung.plans.ability import Ability
 from farflung.plans.wishes import AUTO
@@ -24,9 +29,15 @@ from farflung.workload import Workload
 
 
 def scheduler_for_replicas(name: str, replicas: int) -> Scheduler:
-    """The scheduler of this name for so many replicas; 0 leaves their number to `Options.most_replicas`."""
+    """The scheduler of this name for so many replicas; 0 leaves their number to `Options.most_replicas`.
+
+    Replicas have equal cuts, or each has its own if a step is shorter then.
+    """
     found = scheduler_called(name)
-    return with_replicas(found, replicas, name) if replicas > 1 else found
+    if replicas == 1:
+        return found
+    equal = with_replicas(found, replicas, name) if replicas else found
+    return with_unequal_cuts(equal, found, replicas, name)
 
 
 def with_replicas(scheduler: Scheduler, replicas: int, name: str = AUTO) -> Scheduler:

@@ -58,7 +58,7 @@ def predict(
 
 def _apart_notes(plan: Plan, topology: Topology, conditions: Conditions, seconds: float) -> tuple[str, ...]:
     """What replicas gain if they train apart; where they add up gradients, only if it is much."""
-    if plan.replicas == 1:
+    if plan.pipeline_count == 1:
         return ()
     inner_steps = INNER_STEPS if plan.inner_steps == 1 else 1
     other = simulate(msgspec.structs.replace(plan, inner_steps=inner_steps), topology, conditions)

@@ -18,7 +18,7 @@ from farflung.plans.rates import Rates, arithmetic_of
 from farflung.plans.seating import renamed_codecs, seated
 from farflung.plans.topology import Link, Scale, Topology, WorkerSpec
 from farflung.plans.topology_file import encode_topology, read_topology, write_topology
-from farflung.plans.unfolding import folded, unfolded
+from farflung.plans.unfolding import folded, side_by_side, single_pipelines, unfolded
 from farflung.plans.wishes import NO_WISHES, CodecWishes, LinkWish, Prediction, Recompute, Wishes
 
 __all__ = [
@@ -50,6 +50,8 @@ __all__ = [
     "holders_of",
     "renamed_codecs",
     "seated",
+    "side_by_side",
+    "single_pipelines",
     "subtopology",
     "folded",
     "unfolded",

@@ -119,7 +119,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Planners write replicas so, which folds pipelines that are alike. Before such a plan runs it is unfolded
     (`plans.unfolding`): each of the `pipelines` has segments with numbers and workers of its own, and `sums`
-    add up their gradients. A plan of one pipeline has neither. What sums send from site to site is written
+    add up their gradients. Pipelines with cuts of their own are never folded. A plan of one pipeline has
+    neither. What sums send from site to site is written
     by `sum_codec`. If pipelines were dropped (`plans.seating`), sums are among those that are left. If
     replicas train apart, they add up once in `inner_steps` steps, which only predictions take from here.
 
@@ -165,10 +166,24 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How many copies of every segment there are."""
         return len(self.shares) or 1
 
-    def folded_pipelines(self) -> list[tuple[list[str], int]]:
-        """For each replica: the worker of every segment, and the microbatches it runs in a step."""
-        shares = self.shares or [self.microbatches]
-        return [([p.workers[r] for p in self.placements], share) for r, share in enumerate(shares)]
+    @property
+    def pipeline_count(self) -> int:
+        """How many pipelines train the model, whether they are folded or not."""
+        return len(self.live_shares)
+
+    @property
+    def live_shares(self) -> list[int]:
+        """The microbatches of each pipeline that was not dropped, folded or not."""
+        live = [one.microbatches for one in self.pipelines if one.microbatches]
+        return self.shares or live or [self.microbatches]
+
+    @property
+    def has_equal_cuts(self) -> bool:
+        """Whether all pipelines have the same segments: then others hold exactly the state of each."""
+        if len({one.segments for one in self.pipelines}) > 1:
+            return False
+        count = self.pipelines[0].segments if self.pipelines else len(self.placements)
+        return all(len({segment % count for segment in one.holders()}) == 1 for one in self.sums)
 
     def _check_workers(self) -> None:
         live = {*self.live_segments()}

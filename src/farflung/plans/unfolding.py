@@ -2,76 +2,134 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from farflung.plans.pipelines import Pipeline, Sum
-from farflung.plans.plan import FEEDER, Edge, Placement, Plan
+from farflung.plans.plan import FEEDER, Edge, Plan
+
+Sizes = Mapping[int, int]
+"""The bytes of each gradient of a parameter that a segment owns, by value id."""
 
 
-def unfolded(plan: Plan, trained: Sequence[Mapping[int, int]], sites: Mapping[str, str]) -> Plan:
+def unfolded(plan: Plan, trained: Sequence[Sizes], sites: Mapping[str, str]) -> Plan:
     """The plan with pipelines that have segments of their own, one pipeline after the other.
 
-    Segment s of pipeline p is number p * (segments of the plan) + s. A plan without replicas stays as it is.
+    Segment s of pipeline p is number p * (segments of the plan) + s. A plan without replicas stays as it is;
+    one whose pipelines have cuts of their own only gets the sums for these `sites`.
 
     Parameters
     ----------
     trained
-        For each segment of `plan`, the bytes of each gradient of a parameter that it owns, by value id.
+        What each segment of `plan` owns.
     sites
         The site of each worker; those without one are each by themselves. Pipelines whose workers of a
-        segment are at one site are a group of its sums.
+        parameter are at one site are a group of its sum.
 
     Returns
     -------
     A plan whose sums have owners that carry about equal bytes: with two groups, each owns half of what they
     have in common, so that both directions of a line carry the same.
     """
-    count, replicas = len(plan.placements), plan.replicas
-    if replicas == 1:
+    if plan.pipelines:
+        return msgspec.structs.replace(plan, sums=_sums(plan, trained, sites))
+    if plan.replicas == 1:
         return plan
-    placements = [
-        msgspec.structs.replace(p, segment=replica * count + p.segment, workers=[p.workers[replica]])
-        for replica in range(replicas)
-        for p in plan.placements
-    ]
-    edges = [_moved(edge, replica * count) for replica in range(replicas) for edge in plan.edges]
-    sums = [
-        one
-        for placement, sizes in zip(plan.placements, trained, strict=True)
-        for one in _sums(placement, sizes, sites, count)
-    ]
-    pipelines = [Pipeline(count, share) for share in plan.shares]
-    home = [replica * count + segment for replica in range(replicas) for segment in plan.home]
-    return msgspec.structs.replace(
-        plan, placements=placements, edges=edges, shares=[], pipelines=pipelines, sums=sums, home=home
+    return side_by_side(plan, single_pipelines(plan), [trained] * plan.replicas, sites)
+
+
+def side_by_side(
+    like: Plan, pipelines: Sequence[Plan], trained: Sequence[Sequence[Sizes]], sites: Mapping[str, str]
+) -> Plan:
+    """The plan of these pipelines, which may have unlike cuts; all else is as in the plan `like`.
+
+    `trained` has what each segment of each of them owns; `sites` are as in `unfolded`.
+    """
+    firsts = [0, *accumulate(len(one.placements) for one in pipelines)]
+    numbered = list(zip(firsts, pipelines, strict=False))
+    found = msgspec.structs.replace(
+        like,
+        placements=[
+            msgspec.structs.replace(placed, segment=first + placed.segment)
+            for first, one in numbered
+            for placed in one.placements
+        ],
+        edges=[_moved(edge, first) for first, one in numbered for edge in one.edges],
+        microbatches=sum(one.microbatches for one in pipelines),
+        shares=[],
+        pipelines=[Pipeline(len(one.placements), one.microbatches) for one in pipelines],
+        sums=[],
+        home=[first + segment for first, one in numbered for segment in one.home],
     )
+    return msgspec.structs.replace(
+        found, sums=_sums(found, [sizes for part in trained for sizes in part], sites)
+    )
+
+
+def single_pipelines(plan: Plan) -> list[Plan]:
+    """Each pipeline of a plan, folded or not, as a plan of its own; those that were dropped are left out.
+
+    Segments are numbered from 0 in each. Codecs stay those of the whole plan. A folded pipeline without a
+    share of the microbatches has one here (`Plan.live_shares` says 0).
+    """
+    if plan.pipelines:
+        firsts = [0, *accumulate(one.segments for one in plan.pipelines)]
+        return [_part(plan, number, firsts[number]) for number in plan.live_pipelines()]
+    if plan.replicas == 1:
+        return [plan]
+    return [
+        msgspec.structs.replace(
+            plan,
+            placements=[msgspec.structs.replace(p, workers=[p.workers[at]]) for p in plan.placements],
+            microbatches=max(1, share),
+            shares=[],
+        )
+        for at, share in enumerate(plan.shares)
+    ]
 
 
 def folded(plan: Plan) -> Plan:
     """The plan with replicas that unfolds to this one, as planner and simulator take it.
 
-    A plan of one pipeline, or one that is folded already, stays as it is.
+    A plan of one pipeline, one that is folded already, and one whose pipelines have cuts of their own stay as
+    they are. Of the last kind, if one pipeline is left, that one is the plan.
     """
     if not plan.pipelines:
         return plan
-    count, home = plan.pipelines[0].segments, plan.home_pipeline
-    live = [plan.placements[number * count : (number + 1) * count] for number in plan.live_pipelines()]
+    live = single_pipelines(plan)
+    if len(live) > 1 and not plan.has_equal_cuts:
+        return plan
+    first = live[0]
     placements = [
-        msgspec.structs.replace(placed, segment=number, workers=[one[number].worker for one in live])
-        for number, placed in enumerate(live[0])
+        msgspec.structs.replace(placed, workers=[one.placements[number].worker for one in live])
+        for number, placed in enumerate(first.placements)
     ]
-    own = [edge for edge in plan.edges if plan.pipeline_of(edge.target) == home]
     shares = [one.microbatches for one in plan.pipelines if one.microbatches]
     return msgspec.structs.replace(
-        plan,
+        first,
         placements=placements,
-        edges=[_moved(edge, -home * count) for edge in own],
+        microbatches=plan.microbatches,
         shares=shares if len(shares) > 1 else [],
+    )
+
+
+def _part(plan: Plan, number: int, first: int) -> Plan:
+    one = plan.pipelines[number]
+    over = first + one.segments
+    return msgspec.structs.replace(
+        plan,
+        placements=[
+            msgspec.structs.replace(placed, segment=placed.segment - first)
+            for placed in plan.placements[first:over]
+        ],
+        edges=[_moved(edge, -first) for edge in plan.edges if first <= edge.target < over],
+        microbatches=one.microbatches,
         pipelines=[],
         sums=[],
-        home=[segment - home * count for segment in plan.home if plan.pipeline_of(segment) == home],
+        home=[segment - first for segment in plan.home if first <= segment < over],
     )
 
 
@@ -80,9 +138,26 @@ def _moved(edge: Edge, by: int) -> Edge:
     return msgspec.structs.replace(edge, source=source, target=edge.target + by)
 
 
-def _sums(placement: Placement, sizes: Mapping[int, int], sites: Mapping[str, str], count: int) -> list[Sum]:
-    """The sums of one segment's parameters, the largest dealt first, each to who carries least so far."""
-    groups = _groups(placement, sites, count)
+def _sums(plan: Plan, trained: Sequence[Sizes], sites: Mapping[str, str]) -> list[Sum]:
+    """The sums of all parameters; owners and heads take turns in those that the same segments hold."""
+    holders: dict[int, list[int]] = defaultdict(list)
+    sizes: dict[int, int] = {}
+    for segment, owned in enumerate(trained):
+        for value, size in owned.items():
+            holders[value].append(segment)
+            sizes[value] = size
+    pieces: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
+    for value, segments in holders.items():
+        pieces[tuple(segments)][value] = sizes[value]
+    return [
+        one
+        for segments, owned in sorted(pieces.items())
+        for one in _sums_of_piece(_groups(plan, segments, sites), owned)
+    ]
+
+
+def _sums_of_piece(groups: list[list[int]], sizes: Sizes) -> list[Sum]:
+    """The sums of one piece's parameters, the largest dealt first, each to who carries least so far."""
     headed = {segment: 0 for group in groups for segment in group}
     owned = [0] * len(groups)
     found: list[Sum] = []
@@ -96,9 +171,10 @@ def _sums(placement: Placement, sizes: Mapping[int, int], sites: Mapping[str, st
     return sorted(found, key=lambda one: one.value)
 
 
-def _groups(placement: Placement, sites: Mapping[str, str], count: int) -> list[list[int]]:
-    """The numbers of the segment in each pipeline, those at one site together."""
+def _groups(plan: Plan, segments: Sequence[int], sites: Mapping[str, str]) -> list[list[int]]:
+    """The segments, one of each pipeline, those at one site together."""
     by_site: dict[str, list[int]] = {}
-    for replica, worker in enumerate(placement.workers):
-        by_site.setdefault(sites.get(worker) or f"\0{worker}", []).append(replica * count + placement.segment)
+    for segment in segments:
+        worker = plan.worker_of(segment)
+        by_site.setdefault(sites.get(worker) or f"\0{worker}", []).append(segment)
     return list(by_site.values())

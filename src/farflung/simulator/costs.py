@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from farflung.codec import catalogue
 from farflung.codec.base import Declared
 from farflung.errors import PlanError
-from farflung.plans import FEEDER, FP32_BYTES, Edge, Placement, Plan, Topology
+from farflung.plans import FEEDER, FP32_BYTES, Edge, Placement, Plan, Topology, single_pipelines
 from farflung.plans.codec_pair import DENSE, CodecPair
 from farflung.schedule import TaskKind
 from farflung.simulator.conditions import Conditions
@@ -123,7 +124,7 @@ class LinkCosts:
         return giga / codec.encode_gbps, giga / codec.decode_gbps
 
     def sum_messages(self, workers: Sequence[int], gradient_bytes: float) -> list[list[SumPart]]:
-        """What each replica of a segment sends for sums of its gradients, in order; each has one worker.
+        """What each pipeline's worker of a piece sends for sums of its gradients, in order.
 
         Workers of one site are a group (`plans.unfolding`): each heads an equal part of the values, and each
         group owns an equal part. Gradients go to heads, what these find to the owners, and both come back.
@@ -216,10 +217,87 @@ def task_seconds(
     return TaskSeconds(forward, whole - accumulate, accumulate)
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineCosts:
+    """What one pipeline of a plan computes and sends.
+
+    Its segments have numbers from 0 on. `workers` holds the number of each one's worker in the topology,
+    `seconds` the times of its tasks. It runs `microbatches` of a step.
+    """
+
+    placements: Sequence[Placement]
+    workers: Sequence[int]
+    microbatches: int
+    transfers: Sequence[Transfer]
+    seconds: Sequence[TaskSeconds]
+
+    @property
+    def recomputing(self) -> set[int]:
+        """Numbers of the segments that recompute activations."""
+        return {placed.segment for placed in self.placements if placed.recompute}
+
+    @property
+    def owned_bytes(self) -> Counter[int]:
+        """Bytes of parameters on each worker."""
+        found = Counter[int]()
+        for placed, worker in zip(self.placements, self.workers, strict=True):
+            found[worker] += placed.parameter_bytes
+        return found
+
+
+class Piece(NamedTuple):
+    """Parameters that one segment of each pipeline holds, and the bytes of their gradients.
+
+    `holders` are the numbers of the segments, each in its pipeline.
+    Where all pipelines have the same cuts, each segment is a piece; else pieces lie between all cuts.
+    """
+
+    holders: tuple[int, ...]
+    gradient_bytes: float
+
+
+def pipelines_of(plan: Plan, topology: Topology, conditions: Conditions) -> list[PipelineCosts]:
+    """The pipelines of a plan, folded or not, without those that were dropped.
+
+    Raises
+    ------
+    PlanError
+        The topology lacks a worker of the plan, or a worker runs segments of two pipelines.
+    """
+    parts = single_pipelines(plan)
+    transfers = {id(part.edges): transfers_of(part.edges) for part in parts}  # folded ones share their edges
+    return [
+        PipelineCosts(
+            part.placements,
+            workers,
+            share,
+            transfers[id(part.edges)],
+            segment_seconds(part, topology, conditions, workers),
+        )
+        for part, workers, share in zip(parts, _numbers_of(parts, topology), plan.live_shares, strict=True)
+    ]
+
+
+def pieces_of(plan: Plan) -> list[Piece]:
+    """The pieces whose gradients the pipelines of a plan add up; none if there is one pipeline."""
+    if plan.pipeline_count == 1:
+        return []
+    if not plan.pipelines:
+        return [Piece((placed.segment,) * plan.replicas, placed.gradient_bytes) for placed in plan.placements]
+    firsts = [0, *accumulate(one.segments for one in plan.pipelines)]
+    sizes = Counter[tuple[int, ...]]()
+    for one in plan.sums:
+        sizes[tuple(sorted(one.holders()))] += one.bytes
+    return [
+        Piece(tuple(segment - firsts[plan.pipeline_of(segment)] for segment in holders), size)
+        for holders, size in sorted(sizes.items())
+    ]
+
+
 def segment_seconds(
     plan: Plan, topology: Topology, conditions: Conditions, workers: Sequence[int]
 ) -> list[TaskSeconds]:
-    """`task_seconds` of each segment of a replica on its worker."""
+    """`task_seconds` of each segment of a pipeline on its worker."""
     send_back = {edge.target for edge in plan.edges if edge.differentiable}
     return [
         task_seconds(placement, placement.segment in send_back, topology.workers[worker].tflops, conditions)
@@ -227,32 +305,25 @@ def segment_seconds(
     ]
 
 
-def numbers_of(plan: Plan, topology: Topology) -> list[list[int]]:
-    """For each replica, the number in the topology of each segment's worker.
-
-    Raises
-    ------
-    PlanError
-        The topology has no such worker, or one runs segments of two replicas.
-    """
+def _numbers_of(parts: Sequence[Plan], topology: Topology) -> list[list[int]]:
+    """For each pipeline, the number in the topology of each segment's worker."""
     numbers = {id: number for number, id in enumerate(topology.ids)}
-    replica_of: dict[str, int] = {}
-    for replica, (workers, _) in enumerate(plan.folded_pipelines()):
-        for id in workers:
+    at: dict[str, int] = {}
+    for number, part in enumerate(parts):
+        for id in (placed.worker for placed in part.placements):
             if id not in numbers:
                 raise PlanError(f"the plan uses worker {id!r}, which the topology does not have")
-            if replica_of.setdefault(id, replica) != replica:
+            if at.setdefault(id, number) != number:
                 raise PlanError(f"worker {id!r} runs segments of two replicas: each needs workers of its own")
-    return [[numbers[id] for id in workers] for workers, _ in plan.folded_pipelines()]
+    return [[numbers[placed.worker] for placed in part.placements] for part in parts]
 
 
-def throughput_seconds(
-    plan: Plan, replicas: Sequence[Sequence[int]], transfers: Sequence[Transfer], costs: LinkCosts
-) -> float:
+def throughput_seconds(pipelines: Sequence[PipelineCosts], costs: LinkCosts) -> float:
     """The least step time in which every access line can carry the messages and inputs of a step."""
     busy: dict[tuple[str, int], float] = defaultdict(float)
-    for workers, (_, share) in zip(replicas, plan.folded_pipelines(), strict=True):
-        for transfer in transfers:
+    for pipeline in pipelines:
+        workers, share = pipeline.workers, pipeline.microbatches
+        for transfer in pipeline.transfers:
             b = workers[transfer.target]
             a = FEEDER if transfer.source == FEEDER else workers[transfer.source]
             if costs.is_near(a, b):

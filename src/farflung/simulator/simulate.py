@@ -1,6 +1,6 @@
-"""Simulate a plan: its pipelines, and the sums of gradients over the replicas of a segment.
+"""Simulate a plan: its pipelines, and the sums of gradients over them, piece by piece (`costs.Piece`).
 
-If each replica is at a site of its own, or all are at one, every pair exchanges shards, twice, as in DT-FM
+If each pipeline is at a site of its own, or all are at one, every pair exchanges shards, twice, as in DT-FM
 (arXiv 2206.01288, section 3.3): worker i takes sum over j of 2 (latency_ij + gradients / (R bandwidth_ij)).
 Else gradients are added within sites first (`LinkCosts.sum_messages`).
 """
@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from farflung.plans import Plan, Topology
 from farflung.simulator.clock import Clock
 from farflung.simulator.conditions import Conditions
 from farflung.simulator.costs import (
     LinkCosts,
+    Piece,
     SumPart,
-    numbers_of,
-    segment_seconds,
+    pieces_of,
+    pipelines_of,
     throughput_seconds,
-    transfers_of,
 )
 from farflung.simulator.device import Cores
 from farflung.simulator.loads import Loads
@@ -30,7 +31,7 @@ from farflung.simulator.simulation import Load, Simulation
 
 
 class Sync:
-    """One segment's exchange in one step: begins once all replicas have called `ended`, ends with `done`.
+    """One piece's exchange in one step: begins once all pipelines have called `ended`, ends with `done`.
 
     Without `gradient_bytes` nothing is exchanged.
 
@@ -59,7 +60,7 @@ class Sync:
         self._sending = len(workers)
 
     def ended(self) -> None:
-        """Note that one replica of the segment has run its last microbatch."""
+        """Note that one pipeline's segment with the piece has run its last microbatch."""
         self._running -= 1
         if not self._running:
             for replica in range(len(self._workers)):
@@ -105,7 +106,7 @@ def simulate(
     PlanError
         The topology lacks a worker of the plan or a link, or a worker runs segments of two replicas.
     """
-    if plan.replicas == 1 or plan.inner_steps == 1:
+    if plan.pipeline_count == 1 or plan.inner_steps == 1:
         return _steady(plan, topology, conditions, timeline)
     apart = _steady(plan, topology, conditions, timeline, has_sums=False)
     return _mean_of(apart, _steady(plan, topology, conditions, timeline), plan.inner_steps)
@@ -139,40 +140,37 @@ class _Run:
     def __init__(
         self, plan: Plan, topology: Topology, conditions: Conditions, is_ahead: bool, has_sums: bool
     ) -> None:
-        self._plan = plan
         self._has_sums = has_sums
         self._conditions = conditions
         self._clock = Clock()
         self._costs = LinkCosts(plan, topology, conditions)
         self._wiring = Wiring(self._clock, self._costs)
-        self._replicas = numbers_of(plan, topology)
-        self._transfers = transfers_of(plan.edges)
         self._window = conditions.window or plan.window
-        cores = _shared_cores(topology)
+        self._pieces = pieces_of(plan)
+        found, cores = pipelines_of(plan, topology, conditions), _shared_cores(topology)
+        self._workers = [one.workers for one in found]
         self._pipelines = [
             Pipeline(
                 self._clock,
                 self._wiring,
-                self._transfers,
-                workers,
-                share,
+                one.transfers,
+                one.workers,
+                one.microbatches,
                 self._window,
-                segment_seconds(plan, topology, conditions, workers),
-                plan.recomputing(),
-                self._segment_ended,
+                one.seconds,
+                one.recomputing,
+                partial(self._segment_ended, number),
                 cores,
             )
-            for workers, (_, share) in zip(self._replicas, plan.folded_pipelines(), strict=True)
+            for number, one in enumerate(found)
         ]
         for pipeline in self._pipelines:
             pipeline.feeder.start(is_ahead)
-        self._owned: Counter[int] = Counter()
-        for workers in self._replicas:
-            for placement, worker in zip(plan.placements, workers, strict=True):
-                self._owned[worker] += placement.parameter_bytes
+        self._owned = sum((one.owned_bytes for one in found), Counter[int]())
         self._loads = Loads(topology, self._wiring, self._pipelines, conditions.payload_share)
-        self._least = throughput_seconds(plan, self._replicas, self._transfers, self._costs)
-        self._syncs: list[Sync] = []
+        self._least = throughput_seconds(found, self._costs)
+        self._syncs: dict[tuple[int, int], list[Sync]] = {}
+        self._summing: Counter[tuple[int, int]] = Counter()
         self._unfinished: dict[int, int] = {}
         self._unready = 0
 
@@ -205,17 +203,7 @@ class _Run:
     def _step(self, timeline: bool, continues: bool = False) -> float:
         began = self._clock.now
         self._loads.begin(began, timeline, continues)
-        self._syncs = [
-            Sync(
-                self._clock,
-                self._wiring,
-                self._costs,
-                [workers[placement.segment] for workers in self._replicas],
-                placement.gradient_bytes if self._has_sums else None,
-                lambda segment=placement.segment: self._segment_synced(segment),  # type: ignore[misc]
-            )
-            for placement in self._plan.placements
-        ]
+        self._begin_sums()
         self._unfinished = {
             worker: len(device.segments)
             for pipeline in self._pipelines
@@ -233,19 +221,41 @@ class _Run:
         rate = self._conditions.update_bytes_per_second
         return self._clock.now + away + (self._owned[worker] / rate if rate else 0.0)
 
-    def _segment_ended(self, segment: int) -> None:
-        if len(self._pipelines) == 1:
-            self._segment_synced(segment)
-        else:
-            self._syncs[segment].ended()
+    def _begin_sums(self) -> None:
+        """Prepare the exchange of each piece, which the segments that hold it wait for."""
+        self._syncs, self._summing = {}, Counter()
+        for piece in self._pieces:
+            sync = Sync(
+                self._clock,
+                self._wiring,
+                self._costs,
+                [workers[segment] for workers, segment in zip(self._workers, piece.holders, strict=True)],
+                piece.gradient_bytes if self._has_sums else None,
+                partial(self._piece_synced, piece),
+            )
+            for place in enumerate(piece.holders):
+                self._syncs.setdefault(place, []).append(sync)
+                self._summing[place] += 1
 
-    def _segment_synced(self, segment: int) -> None:
-        for workers in self._replicas:
-            worker = workers[segment]
-            self._unfinished[worker] -= 1
-            if not self._unfinished[worker]:
-                away = self._costs.seconds_away(worker, self._costs.home) if self._conditions.commit else 0.0
-                self._clock.at(self._clock.now + away, self._ready)
+    def _segment_ended(self, pipeline: int, segment: int) -> None:
+        syncs = self._syncs.get((pipeline, segment), [])
+        for sync in syncs:
+            sync.ended()
+        if not syncs:
+            self._segment_synced(pipeline, segment)
+
+    def _piece_synced(self, piece: Piece) -> None:
+        for place in enumerate(piece.holders):
+            self._summing[place] -= 1
+            if not self._summing[place]:
+                self._segment_synced(*place)
+
+    def _segment_synced(self, pipeline: int, segment: int) -> None:
+        worker = self._workers[pipeline][segment]
+        self._unfinished[worker] -= 1
+        if not self._unfinished[worker]:
+            away = self._costs.seconds_away(worker, self._costs.home) if self._conditions.commit else 0.0
+            self._clock.at(self._clock.now + away, self._ready)
 
     def _ready(self, _: object) -> None:
         self._unready -= 1

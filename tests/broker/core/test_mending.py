@@ -19,7 +19,7 @@ from farflung.broker.core.recovering.recovery import MOST_REPLAYED
 from farflung.broker.core.state import durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.planner.replicas import evenly_replicated
-from farflung.plans import Edge, Placement, Plan, unfolded
+from farflung.plans import Edge, Placement, Plan, side_by_side, unfolded
 from farflung.protocol.messages import Broken, Planned, Refused
 from farflung.protocol.registration import Standing
 from farflung.protocol.worker import SegmentProgram
@@ -39,14 +39,34 @@ def plan_of(members: str, replicas: int = 2) -> Plan:
 
 def place(members: str = "abcd", replicas: int = 2, idle: str = "", disk_bytes: int = 0) -> Scenario:
     """A job with replicas on these workers, of which each step runs on all; one unit is decided."""
+    plan = plan_of(members, replicas)
+    count = len(plan.placements) // replicas
+    owned = [[f"weight-{part.segment % count}"] for part in plan.placements]
+    return place_plan(plan, owned, members, idle, disk_bytes)
+
+
+def unlike_place(idle: str = "") -> Scenario:
+    """The same where worker a has all of the model, b and c a half each, and d and e the same halves."""
+    whole = Plan([Placement(0, ["a"], 20, 8, 2)], [], 2, 2)
+    edges = [Edge(1, 0, 1, 8, True)]
+    halves = [
+        Plan([Placement(n, [w], 10, 4, 1) for n, w in enumerate(two)], edges, 2, 2) for two in ("bc", "de")
+    ]
+    sizes = [[{0: 4, 1: 4}], *2 * [[{0: 4}, {1: 4}]]]
+    plan = side_by_side(whole, [whole, *halves], sizes, {})
+    owned = [["weight-0", "weight-1"], *2 * [["weight-0"], ["weight-1"]]]
+    return place_plan(plan, owned, "abcde", idle)
+
+
+def place_plan(
+    plan: Plan, owned: list[list[str]], members: str, idle: str = "", disk_bytes: int = 0
+) -> Scenario:
+    """A job with this plan, of which one unit is decided."""
     story = Scenario()
     for worker in members:
         story.join(worker, device=KERNELS, disk_bytes=disk_bytes)
     story.submit(len(members), steps=STEPS, microbatches=6)
-    plan = plan_of(members, replicas)
-    count = len(plan.placements) // replicas
-    owned = [[f"weight-{part.segment % count}"] for part in plan.placements]
-    programs = [SegmentProgram(n, b"program", {names[0]: 4}) for n, names in enumerate(owned)]
+    programs = [SegmentProgram(n, b"program", dict.fromkeys(names, 4)) for n, names in enumerate(owned)]
     result = PlanResult(plan, programs, owned, None)
     story.feed(events.PlanMade(story.now, "job-1", 1, result))
     load_all(story)
@@ -188,6 +208,25 @@ def test_a_newcomer_that_refuses_is_left_out() -> None:
     story.feed(events.WorkerMessage(story.now, "e", Refused("job-1", 2, "it has too little memory")))
     job = job_of(story)
     assert job.members == ("c", "d") and "e" in job.blamed and not rollbacks(story)
+    goes_on(story)
+
+
+def test_of_replicas_with_cuts_of_their_own_one_is_dropped_of_which_no_other_has_a_part() -> None:
+    story = unlike_place(idle="x")
+    story.leave("a")  # x could run it, but no other member holds just that state
+    job = job_of(story)
+    assert (job.attempt, job.members) == (2, ("b", "c", "d", "e")) and not rollbacks(story)
+    assert job.plan is not None and [one.microbatches for one in job.plan.pipelines] == [0, 3, 3]
+    assert [one.holders() for one in job.plan.sums] == [[1, 3], [2, 4]]
+    goes_on(story)
+    assert job_of(story).members == ("b", "c", "d", "e")  # and it stays dropped
+
+
+def test_of_such_replicas_a_place_is_taken_whose_state_another_has() -> None:
+    story = unlike_place(idle="x")
+    story.leave("c")
+    job = job_of(story)
+    assert job.members == ("a", "b", "x", "d", "e") and job.state_donors == {2: 4}
     goes_on(story)
 
 

@@ -28,7 +28,7 @@ from farflung.pages.report.happenings import happenings
 from farflung.pages.report.recorded import Event
 from farflung.plans import Placement, Plan
 from farflung.plans.seating import seated
-from farflung.plans.unfolding import unfolded
+from farflung.plans.unfolding import side_by_side, unfolded
 from farflung.protocol.messages import RolledBack, UnitDone
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
@@ -197,6 +197,22 @@ def test_replicas_that_add_up_gradients_are_named_together(apart: bool) -> None:
     (alarm,) = alarms.stepped(20, 1.0, {0: 1.0, 1: 1.0 if apart else 1e9, 2: 1.0, 3: 1e9})
     workers = "segment 3 on worker b1 (" if apart else "segment 1 on workers a1, b1 ("
     assert workers in alarm.words and len(alarm.segments) == 1
+
+
+def test_of_replicas_with_cuts_of_their_own_those_are_named_that_add_up_with_it() -> None:
+    parts = [
+        Plan([Placement(n, [name], 1, 0, 1) for n, name in enumerate(names)], [], 1, 1)
+        for names in ("abc", "d", "ef")
+    ]
+    sizes = [[{5: 8}, {6: 8}, {7: 8}], [{5: 8, 6: 8, 7: 8}], [{5: 8}, {6: 8, 7: 8}]]
+    plan = side_by_side(parts[0], parts, sizes, {})
+    alarms = Alarms()
+    alarms.planned(plan, [["x"], ["y"], ["z"], ["x", "y", "z"], ["x"], ["y", "z"]])
+    squares = {0: 1.0, 1: 1.0, 2: 1.0, 3: 3.0, 4: 1.0, 5: 2.0}
+    for step in range(20):
+        assert alarms.stepped(step, 1.0, squares) == []
+    (alarm,) = alarms.stepped(20, 1.0, squares | {1: 1e9, 3: 1e9 + 2, 5: 1e9 + 1})
+    assert "segment 1 on workers b, d, f (" in alarm.words and alarm.segments == (1,)
 
 
 def trained(change: Callable[[int], float], clip: float | None) -> list[Alarm]:

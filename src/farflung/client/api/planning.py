@@ -146,6 +146,7 @@ def plan(
         recompute=recompute != "never",
         most_replicas=copies or len(fleet.workers),
         inner_steps=job.training().inner_steps,
+        equal_cuts=job.clip_by == "segment",
         budget=budget,
         seconds=seconds,
         seed=seed,

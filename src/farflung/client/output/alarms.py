@@ -154,6 +154,7 @@ class Alarms:
         self._norms: dict[int, _History] = {}
         self._owned: list[list[str]] = []
         self._plan: Plan | None = None
+        self._is_equal = True
 
     def resumed(self, losses: Iterable[tuple[int, float]], alarmed: Collection[int]) -> None:
         """The run goes on after steps with these losses, of which there were alarms at some.
@@ -169,6 +170,7 @@ class Alarms:
         """The run goes on with this plan; if segments own other parameters, their histories begin anew."""
         if (names := [*map(list, owned)]) != self._owned:
             self._norms.clear()
+            self._is_equal = plan.has_equal_cuts  # later, its pipelines may have been dropped
         self._plan, self._owned = plan, names
 
     def rolled_back(self, step: int) -> None:
@@ -193,8 +195,10 @@ class Alarms:
         plan = self._plan
         if plan is None or not self._adds_up(plan):
             return {segment: segment for segment in squares}
-        count, home = plan.pipelines[0].segments, plan.home_pipeline
-        return {segment % count: segment for segment in squares if plan.pipeline_of(segment) == home}
+        home = [segment for segment in squares if plan.pipeline_of(segment) == plan.home_pipeline]
+        if not self._is_equal:  # no other pipeline has the same segments
+            return {segment: segment for segment in home}
+        return {segment % plan.pipelines[0].segments: segment for segment in home}
 
     def _adds_up(self, plan: Plan) -> bool:
         """Whether all pipelines have the same sums of gradients; of the last one that is left, its own."""
@@ -311,9 +315,9 @@ class Alarms:
         plan = self._plan
         if plan is None:
             return f"segment {segment}"
-        count = plan.pipelines[0].segments if self._adds_up(plan) else len(plan.placements)
+        sums = [one.holders() for one in plan.sums if self._adds_up(plan) and segment in one.holders()]
         seats = plan.seats()
-        workers = [seats[one] for one in sorted(seats) if one % count == segment % count]
+        workers = [seats[one] for one in sorted({segment, *(at for each in sums for at in each)})]
         return f"segment {segment} on worker{'s' * (len(workers) > 1)} {and_more(workers)}"
 
 

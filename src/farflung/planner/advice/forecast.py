@@ -116,7 +116,7 @@ def forecast(
     """
     workload, plan = schedule.workload, schedule.plan
     memory = {id: int(size) for id, size in memory_by_worker(workload, schedule.assignment).items()}
-    ranges = schedule.assignment.ranges(len(workload))
+    ranges = [one for part in schedule.assignment.parts() for one in part.ranges(len(workload))]
     held = [[name for names in holds[start:stop] for name in names] for start, stop in ranges]
     used = set(plan.workers())
     return Forecast(
@@ -130,7 +130,7 @@ def forecast(
         microbatches=workload.microbatches,
         microbatch_size=workload.microbatch_size,
         window=plan.window,
-        replicas=plan.replicas,
+        replicas=plan.pipeline_count,
         segments=_segments(plan, held),
         workers=_workers(plan, topology, simulation, memory),
         links=_links(topology, simulation),
@@ -152,7 +152,7 @@ def expected(plan: Plan, topology: Topology, simulation: Simulation) -> Expected
         bottleneck=simulation.line(),
         microbatches=plan.microbatches,
         window=plan.window,
-        replicas=plan.replicas,
+        replicas=plan.pipeline_count,
         segments=_segments(plan, [[] for _ in plan.placements]),
         workers=_workers(plan, topology, simulation, {}),
         links=_links(topology, simulation),
@@ -160,7 +160,8 @@ def expected(plan: Plan, topology: Topology, simulation: Simulation) -> Expected
 
 
 def _segments(plan: Plan, held: Sequence[Sequence[str]]) -> list[SegmentRow]:
-    total = sum(placement.flops for placement in plan.placements) or 1
+    models = len(plan.live_pipelines())  # each has all of the work
+    total = sum(placement.flops for placement in plan.placements) / models or 1
     return [
         SegmentRow(
             segment=placement.segment,

@@ -16,7 +16,7 @@ from farflung.planner.codecs.codec_context import (
 )
 from farflung.plans import FEEDER, Plan, Topology
 from farflung.simulator import Conditions
-from farflung.simulator.costs import LinkCosts, Transfer, numbers_of, segment_seconds, transfers_of
+from farflung.simulator.costs import LinkCosts, Transfer, pipelines_of
 
 _Numbers = dict[tuple[int, int], int]
 
@@ -30,15 +30,15 @@ def codec_context(plan: Plan, topology: Topology, conditions: Conditions) -> Cod
         See `simulator.simulate`.
     """
     costs, ids = LinkCosts(plan, topology, conditions), topology.ids
-    transfers = [transfer for transfer in transfers_of(plan.edges) if transfer.source != FEEDER]
     numbers: _Numbers = {}
     pipelines = []
-    for workers, (_, share) in zip(numbers_of(plan, topology), plan.folded_pipelines(), strict=True):
-        seconds = segment_seconds(plan, topology, conditions, workers)
-        stages = tuple(Stage(ids[worker], each) for worker, each in zip(workers, seconds, strict=True))
-        if share:
-            hops = tuple(_hop(transfer, workers, numbers) for transfer in transfers)
-            pipelines.append(Pipeline(stages, hops, share))
+    for one in pipelines_of(plan, topology, conditions):
+        stages = tuple(
+            Stage(ids[worker], each) for worker, each in zip(one.workers, one.seconds, strict=True)
+        )
+        if one.microbatches:
+            hops = tuple(_hop(each, one.workers, numbers) for each in one.transfers if each.source != FEEDER)
+            pipelines.append(Pipeline(stages, hops, one.microbatches))
     machines = tuple(
         Machine(tuple(ids[number] for number in members), topology.workers[members[0]].cores or 1)
         for members in topology.machines().values()

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from farflung.planner.objective.alone import Alone
 from farflung.plans import Plan, Topology
 from farflung.simulator import Conditions
-from farflung.simulator.costs import LinkCosts, numbers_of, segment_seconds, throughput_seconds, transfers_of
+from farflung.simulator.costs import LinkCosts, PipelineCosts, pieces_of, pipelines_of, throughput_seconds
 from farflung.workload import BACKWARD_FACTOR
 
 _WHOLE = 1 + BACKWARD_FACTOR
@@ -44,34 +44,28 @@ def step_seconds(plan: Plan, topology: Topology, conditions: Conditions = _DEFAU
     PlanError
         See `simulator.simulate`.
     """
-    replicas = numbers_of(plan, topology)
-    costs = LinkCosts(plan, topology, conditions)
-    transfers = transfers_of(plan.edges)
-    ends = _ends(plan, replicas, costs, conditions)
-    begins = _begins(plan, replicas, costs, conditions)
-    best = max(ends)
-    for workers, (_, share) in zip(replicas, plan.folded_pipelines(), strict=True):
-        if share:
-            seconds = segment_seconds(plan, topology, conditions, workers)
-            alone = Alone(workers, seconds, transfers, costs, begins, ends)
-            best = max(best, alone.bound(share, conditions.window or plan.window))
-    earliest_begin, earliest_end = min(begins.values(), default=0.0), min(ends)
-    best = max(best, earliest_begin + _machine_seconds(plan, topology, replicas, conditions) + earliest_end)
-    return max(best, throughput_seconds(plan, replicas, transfers, costs))
+    costs, pipelines = LinkCosts(plan, topology, conditions), pipelines_of(plan, topology, conditions)
+    all_ends = _ends(plan, pipelines, costs, conditions)
+    begins = _begins(pipelines, costs, conditions)
+    best = max(max(ends) for ends in all_ends)
+    for one, ends in zip(pipelines, all_ends, strict=True):
+        if one.microbatches:
+            alone = Alone(one.workers, one.seconds, one.transfers, costs, begins, ends)
+            best = max(best, alone.bound(one.microbatches, conditions.window or plan.window))
+    earliest_begin, earliest_end = min(begins.values(), default=0.0), min(min(ends) for ends in all_ends)
+    best = max(best, earliest_begin + _machine_seconds(topology, pipelines) + earliest_end)
+    return max(best, throughput_seconds(pipelines, costs))
 
 
-def _machine_seconds(
-    plan: Plan, topology: Topology, replicas: Sequence[Sequence[int]], conditions: Conditions
-) -> float:
+def _machine_seconds(topology: Topology, pipelines: Sequence[PipelineCosts]) -> float:
     """Seconds of a step that workers with shared cores need, if all cores are always busy."""
     machines = topology.machines()
     if not machines:
         return 0.0
     busy: dict[int, float] = defaultdict(float)
-    for workers, (_, share) in zip(replicas, plan.folded_pipelines(), strict=True):
-        all_seconds = segment_seconds(plan, topology, conditions, workers)
-        for seconds, worker in zip(all_seconds, workers, strict=True):
-            busy[worker] += share * (seconds.forward + seconds.backward + seconds.accumulate)
+    for one in pipelines:
+        for seconds, worker in zip(one.seconds, one.workers, strict=True):
+            busy[worker] += one.microbatches * (seconds.forward + seconds.backward + seconds.accumulate)
     return max(
         sum(busy[worker] for worker in numbers) / (topology.workers[numbers[0]].cores or 1)
         for numbers in machines.values()
@@ -79,7 +73,7 @@ def _machine_seconds(
 
 
 def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts) -> float:
-    """The time for the replicas of a segment to add up their gradients; see `simulator.simulate`."""
+    """The time for these workers to add up the gradients of a piece; see `simulator.simulate`."""
     return max(
         sum(
             part.coding_seconds
@@ -91,28 +85,29 @@ def sync_seconds(workers: Sequence[int], gradient_bytes: float, costs: LinkCosts
     )
 
 
-def _ends(plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: Conditions) -> list[float]:
-    """For each segment, the least time from its last accumulation to the end of the step."""
-    ends = []
-    for placement in plan.placements:
-        workers = [replica[placement.segment] for replica in replicas]
-        away = max(costs.seconds_away(worker, costs.home) for worker in workers) if conditions.commit else 0.0
-        sync = sync_seconds(workers, placement.gradient_bytes, costs) if len(workers) > 1 else 0.0
-        ends.append(sync / plan.inner_steps + away)
+def _ends(
+    plan: Plan, pipelines: Sequence[PipelineCosts], costs: LinkCosts, conditions: Conditions
+) -> list[list[float]]:
+    """For each pipeline's segments, the least time from the last accumulation to the end of the step."""
+
+    def away(workers: Sequence[int]) -> float:
+        return max(costs.seconds_away(worker, costs.home) for worker in workers) if conditions.commit else 0.0
+
+    ends = [[away([worker]) for worker in one.workers] for one in pipelines]
+    for piece in pieces_of(plan):
+        workers = [one.workers[segment] for one, segment in zip(pipelines, piece.holders, strict=True)]
+        least = sync_seconds(workers, piece.gradient_bytes, costs) / plan.inner_steps + away(workers)
+        for own, segment in zip(ends, piece.holders, strict=True):
+            own[segment] = max(own[segment], least)
     return ends
 
 
-def _begins(
-    plan: Plan, replicas: list[list[int]], costs: LinkCosts, conditions: Conditions
-) -> dict[int, float]:
+def _begins(pipelines: Sequence[PipelineCosts], costs: LinkCosts, conditions: Conditions) -> dict[int, float]:
     """For each worker, when it begins."""
-    owned: dict[int, int] = defaultdict(int)
-    for workers in replicas:
-        for placement, worker in zip(plan.placements, workers, strict=True):
-            owned[worker] += placement.parameter_bytes
     rate = conditions.update_bytes_per_second
     return {
         worker: (costs.seconds_away(costs.home, worker) if conditions.commit else 0.0)
         + (size / rate if rate else 0.0)
-        for worker, size in owned.items()
+        for one in pipelines
+        for worker, size in one.owned_bytes.items()
     }

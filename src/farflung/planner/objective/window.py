@@ -30,7 +30,7 @@ def choose_window(
     PlanError
         See `simulator.simulate`.
     """
-    widest = min(most or plan.microbatches, max(plan.shares, default=plan.microbatches))
+    widest = min(most or plan.microbatches, max(plan.live_shares))
 
     def at(window: int) -> Conditions:
         return replace(conditions, window=window)

@@ -137,6 +137,11 @@ def _require_runnable(plan: Plan, training: Training, unit: int) -> None:
         raise GraphError("a job with batches of several lengths has no codecs of links, and is not compiled")
     if plan.replicas > 1:
         raise GraphError("the plan is folded: a plan with replicas is unfolded before it runs")
+    if training.clip_by == "segment" and not plan.has_equal_cuts:
+        raise GraphError(
+            "gradients are clipped by segment, and replicas that are cut unlike would drift apart: the broker"
+            " should have planned equal cuts"
+        )
     if training.units().at(unit) is None:
         raise GraphError(f"the job would begin at unit {unit}, which it does not have")
     from farflung.codec.catalogue import recipe, sum_recipe

@@ -3,7 +3,9 @@
 After each decided unit all pipelines hold the same parameters and slots. So a worker that takes a lost one's
 place gets its state from a member of another pipeline, its *donor*, and no unit runs again but the one in
 flight. If none can take a place, the job goes on without that pipeline: the others run its microbatches, and
-its workers that are well are free. Once there are workers for it, it is there again.
+its workers that are well are free. Once there are workers for it, it is there again. Where pipelines have
+cuts of their own, no member of another one may hold just what a lost worker had: then its pipeline is dropped
+at once, and stays so.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obs
         for name in plan.workers()
         if name in without and (own := plan.segments_of(name))
     ]
-    dropped: set[int] = set()
+    dropped = set() if plan.has_equal_cuts else _without_donor(job, plan, places, kept)
     while (taken := _taken(state, job, plan, places, dropped)) is None:
         open_places = [place.pipeline for place in places if place.pipeline not in dropped]
         dropped.add(max(sorted(set(open_places)), key=open_places.count))
@@ -67,10 +69,13 @@ def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obs
 def growing(state: State, job: Job) -> Mending | None:
     """How the job goes on with a pipeline again that was dropped; None if too few workers for it are idle.
 
-    A job with codecs between its workers stays as it is: those of the links that are gone are not known.
+    A job with codecs between its workers stays as it is: those of the links that are gone are not known. So
+    does one whose pipelines have cuts of their own.
     """
     plan = job.plan
     if plan is None or job.whole is None or job.unit is None or job.codecs or plan.later:
+        return None
+    if not job.whole.has_equal_cuts:
         return None
     if plan.live_pipelines() == [*range(len(plan.pipelines))]:
         return None
@@ -86,6 +91,20 @@ def growing(state: State, job: Job) -> Mending | None:
         if isinstance(found, Mending):
             return found
     return None
+
+
+def _without_donor(job: Job, plan: Plan, places: Collection[_Place], kept: Mapping[int, str]) -> set[int]:
+    """The pipelines of which a place holds what no segment that is left has, as where cuts are unlike."""
+    left = {at: job.owned[at] for at in kept}
+    return {
+        place.pipeline
+        for place in places
+        for segment in place.segments
+        if not any(
+            owned == job.owned[segment] and plan.pipeline_of(at) != place.pipeline
+            for at, owned in left.items()
+        )
+    }
 
 
 def _present(state: State, job: Job, name: str) -> str:

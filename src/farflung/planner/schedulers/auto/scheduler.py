@@ -222,10 +222,9 @@ def _rivals(fleet: Fleet, workload: Workload, all_of_them: tuple[Scheduler, ...]
 
 def _is_valid(fleet: Fleet, workload: Workload, assignment: Assignment, judge: Judge) -> bool:
     """Whether a given assignment is valid for this workload and these workers, and fits."""
-    used = {name for names in assignment.workers for name in names}
     cuts = assignment.cuts
     return (
-        used <= set(fleet.topology.ids)
+        assignment.used() <= set(fleet.topology.ids)
         and len(cuts) == len(assignment.workers) - 1
         and all(0 < cut < len(workload) and workload.legal[cut] for cut in cuts)
         and list(cuts) == sorted(set(cuts))

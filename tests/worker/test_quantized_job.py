@@ -56,6 +56,6 @@ def test_large_tensors_have_pages_of_their_own_on_a_quantized_base(
     receiver = StateReceiver(load, [0], 10**9, tensors.allocate)
     unused: Any = SimpleNamespace(post=None)  # nothing is posted to the codec thread
     running_job.RunningJob(
-        "a", load, receiver, 10**9, TorchBackend(), unused, unused, limits(), unused, unused
+        "a", load, receiver, 10**9, TorchBackend(), unused, unused, limits(), unused, unused, bytes(32)
     )  # fmt: skip
     assert told == [is_quantized]

@@ -61,6 +61,16 @@ def length_notes(lengths: Sequence[int]) -> list[str]:
     return [f"planned for batches of length {lengths[-1]}, the longest; shorter ones take less time"]
 
 
+def home_noise_notes(plan: Plan, level: float) -> list[str]:
+    """A note on the noise on what leaves home, by the root mean square of each message, if there is any."""
+    if not (level and plan.home):
+        return []
+    home = and_more(sorted(plan.at_home()), NAMED)
+    return [
+        printable(f"noise of {level:g} times its root mean square on each value that leaves home ({home})")
+    ]
+
+
 def recomputing_notes(plan: Plan) -> list[str]:
     """A note on the segments that recompute."""
     numbers = sorted(plan.recomputing())

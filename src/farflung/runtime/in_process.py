@@ -19,6 +19,7 @@ from farflung.plans import FEEDER, LinkCodec, Plan
 from farflung.runtime.carrier import Carrier, HostMemory
 from farflung.runtime.coding import Coding
 from farflung.runtime.executor import Executor, SegmentShare
+from farflung.runtime.home_noise import HomeNoise
 from farflung.runtime.parcel import Coded, Parcel, Sent
 from farflung.runtime.torch_backend import tensors
 from farflung.runtime.torch_backend.codecs import TensorCarrier
@@ -48,7 +49,8 @@ class InProcessPipeline:
     `state` maps parameter and buffer names to tensors, which training updates in place; if the plan has
     several pipelines, the first one has them and the others have copies. They are on `device`, and so is what
     segments and codecs compute. Values between workers are encoded and decoded with the codecs of `plan` and
-    `training`. The first unit to run is number `first`.
+    `training`. The first unit to run is number `first`. If the plan binds segments to home workers, and the
+    training adds noise to what leaves them, each draws it from its name: nothing is secret in one process.
     """
 
     def __init__(
@@ -95,6 +97,10 @@ class InProcessPipeline:
             if training.codecs
             else {}
         )
+        self._noises = {
+            worker: HomeNoise(worker.encode()[:64], worker, plan, training, "in-process")
+            for worker in plan.workers()
+        }
         self._plain = False
         self._units = UnitWindow(training.units(), first)
 
@@ -189,10 +195,20 @@ class InProcessPipeline:
                     self._executors[target].receive(self._transfer(worker, target, parcel))
         return delivered
 
+    def _with_noise(self, source: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
+        """The parcel as it leaves its worker, with noise if it leaves home."""
+        noise, value = self._noises[source], parcel.payload
+        if value is None or not noise.covers(parcel):
+            return parcel
+        kind = self.segments[parcel.source].segment.values[parcel.value]
+        data = noise.added(parcel, tensors.memory(value.contiguous()), kind.dtype)
+        return parcel.carrying(tensors.like(data, value))
+
     def _transfer(self, source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:
         """The parcel as it arrives at the other end of the link."""
         if (parcel.target, parcel.value) in self._summed:  # each pipeline has its own
             parcel = parcel._replace(payload=None if parcel.payload is None else parcel.payload.clone())
+        parcel = self._with_noise(source, parcel)
         if self._plain or not self.codings:
             return parcel
         leaving = tensors.memory if self._is_host else torch.Tensor.detach

@@ -21,6 +21,9 @@ from farflung.seeds import mix
 ClipBy = Literal["global", "segment"]
 """Whose norm `clip` bounds: that of all gradients together, or of each segment's."""
 
+MOST_NOISE = 100.0
+"""The largest noise on what leaves home: a hundredth of such a message is signal."""
+
 Whole = Annotated[int, Meta(ge=1, le=10**9)]
 
 
@@ -41,7 +44,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     there; on CPUs all jobs have. A `compiled` one runs kernels on GPUs that torch's compiler makes, which
     changes numbers there. `monitors` say what evaluations decide. Other workers run the share `verify` of all
     past work again and compare it. Each microbatch has one of the `lengths`, ascending, if there are any: the
-    graph has the sizes of the longest, and a bucket for each other one.
+    graph has the sizes of the longest, and a bucket for each other one. `home_noise` is the deviation of the
+    noise on what leaves home workers, by each message's root mean square (`runtime.home_noise`): 0 adds none.
     """
 
     steps: Whole
@@ -67,12 +71,15 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     clip_by: ClipBy = "global"
     validate_plain: bool = False
     validate_first: bool = True
+    home_noise: Annotated[float, Meta(ge=0, le=MOST_NOISE)] = 0.0
 
     def __post_init__(self) -> None:
         if self.clip is not None and not (math.isfinite(self.clip) and self.clip > 0):
             raise ValueError(f"clip must be a positive number, found {self.clip}")
         if list(self.lengths) != sorted({*self.lengths}):
             raise ValueError(f"lengths must be ascending, found {self.lengths}")
+        if not math.isfinite(self.home_noise):
+            raise ValueError(f"home_noise must be a number, found {self.home_noise}")
 
     def with_codecs(self, codecs: Codebook, sample: bool = False) -> Training:
         """A copy whose links may use these codecs, in this version's format."""

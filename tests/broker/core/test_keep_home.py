@@ -23,7 +23,15 @@ from farflung.broker.core.state import durable, replay
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Prediction, Wishes
 from farflung.plans.wishes import KeepHome
-from farflung.protocol.messages import Accepted, CheckSaid, Considered, Denied, StandBy, Standbys
+from farflung.protocol.messages import (
+    Accepted,
+    CheckSaid,
+    Considered,
+    Denied,
+    RolledBack,
+    StandBy,
+    Standbys,
+)
 from farflung.protocol.registration import Device
 from farflung.protocol.worker import SegmentProgram
 
@@ -105,6 +113,7 @@ def test_a_job_of_which_all_is_checked_needs_a_second_home_worker() -> None:
     join(story, "c")
     cure = "only a home worker may check a part that reads data kept at home; name another one (--home)"
     assert cure in denial(story, at("a"), verify=1.0)
+    assert "home_noise cannot be checked" in denial(story, at("a", "b"), verify=0.1, home_noise=0.1)
     story.submit(1, wishes=at("a", "b"), verify=1.0)
     story.submit(1, wishes=at("a"), verify=0.5)
     assert len(story.state.jobs) == 2
@@ -242,6 +251,26 @@ def test_no_stranger_takes_the_place_of_a_lost_home_worker(device: Device) -> No
     story.tick(1)
     check(story.state)
     assert job_of(story).state == LOADING and "e" in job_of(story).members
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_no_other_home_worker_runs_units_again_whose_noise_it_cannot_draw(noise: float) -> None:
+    story = Scenario()
+    join(story, "a", "b", "e", of=["ana"], device=KERNELS)
+    story.leave("e")
+    join(story, "c", device=KERNELS)
+    story.logged_from = 0
+    story.running(3, steps=2000, wishes=at("a", "b", "e"), home_noise=noise)
+    story.all_ready(0)
+    spread(story, 0)
+    for unit in (1, 2):
+        story.all_ready(unit)
+    join(story, "e", of=["ana"], device=KERNELS)
+    story.leave("a")
+    job, found = job_of(story), [one for one in told(story.commands) if isinstance(one, RolledBack)]
+    assert job.replayers == (() if noise else ("e",)) and len(found) == bool(noise)
+    assert not noise or "no other worker draws the noise on what left home again" in found[0].reason
+    check(story.state)
 
 
 @pytest.mark.parametrize("device", [DEVICE, KERNELS])

@@ -260,6 +260,21 @@ def test_a_loss_gap_or_a_share_of_checks_that_is_none_is_refused(gap: object) ->
         make(verify=gap)
 
 
+@pytest.mark.parametrize("noise", [-0.1, 101, math.nan, math.inf, "1", True])
+def test_noise_on_what_leaves_home_is_a_number_that_leaves_something_to_learn(noise: object) -> None:
+    with pytest.raises(JobError, match="home_noise must be between 0"):
+        make(keep_home=["inputs"], home_noise=noise)
+
+
+def test_noise_needs_data_at_home_and_nobody_who_computes_it_again() -> None:
+    assert make(keep_home=["inputs"], home_noise=0.1).training().home_noise == 0.1
+    assert make(keep_home=["inputs"], verify=0.5).training().home_noise == 0
+    with pytest.raises(JobError, match=r"^home_noise is added to what leaves home, .* set Job\(keep_home="):
+        make(home_noise=0.1)
+    with pytest.raises(JobError, match=r"^a job with home_noise cannot be checked, .*leave out verify or"):
+        make(keep_home=["inputs"], home_noise=0.1, verify=0.5)
+
+
 class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         return iter(items(20))

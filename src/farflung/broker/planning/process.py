@@ -45,7 +45,14 @@ from farflung.planner.codecs.wishes import (
 from farflung.planner.compatibility import Needs, unable
 from farflung.planner.evaluating import affordable_microbatches, fewer_note
 from farflung.planner.home import HomeRule, kept_at_home, require_scheduler
-from farflung.planner.notes import check_notes, draws, length_notes, mode_notes, recomputing_notes
+from farflung.planner.notes import (
+    check_notes,
+    draws,
+    home_noise_notes,
+    length_notes,
+    mode_notes,
+    recomputing_notes,
+)
 from farflung.planner.replicas import (
     alike_workers,
     evenly_replicated,
@@ -193,7 +200,8 @@ def _notes(question: Question, graph: Graph, plan: Plan, evaluated: Sequence[str
             f"{count_of(found, 'replica')}: nothing is measured of these workers yet to compare more by"
         )
     modes = mode_notes(plan.workers(), kinds, training.deterministic, training.compiled)
-    return [*notes, *evaluated, *length_notes(training.lengths), *modes]
+    noise = home_noise_notes(plan, training.home_noise)
+    return [*notes, *noise, *evaluated, *length_notes(training.lengths), *modes]
 
 
 def _require_lengths(graph: Graph, question: Question) -> None:

@@ -180,6 +180,12 @@ class Job:
         loss and metrics read), or both. Only workers that `train --home`, or `Fleet.train(home=)`, names run
         the segments that read it, or hold copies of these; others see activations and gradients alone, which
         can still tell of the data (docs/explanation/security.md). Local fleets keep all at home anyway.
+    home_noise
+        With `keep_home`, home workers add Gaussian noise to each value and gradient that they send to others,
+        in training and evaluations: its deviation is so many times the message's root mean square. It blurs
+        what others can reconstruct of the data, and costs loss (docs/how-to/keep-data-at-home.md); it is no
+        differential privacy. Each home worker draws from a secret of its process, so two runs differ, and so
+        does a run after a home worker was lost. 0, the default, adds none.
     verify
         The share of all work, from 0 to 1, that an idle worker with the same kernels does again to check it.
         At 1 no result is handed out that was not checked (docs/how-to/check-results.md).
@@ -223,6 +229,7 @@ class Job:
     sample: Callable[[Any], str] | None = None
     name: str | None = None
     keep_home: Sequence[DataKind] = ()
+    home_noise: float = 0.0
     verify: float = 0.0
 
     def __post_init__(self) -> None:
@@ -405,5 +412,6 @@ class Job:
             deterministic=self.deterministic,
             compiled=self.compiled,
             verify=float(self.verify),
+            home_noise=float(self.home_noise),
             lengths=self.lengths,
         )

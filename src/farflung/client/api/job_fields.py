@@ -22,7 +22,7 @@ from farflung.quantization import FORMATS
 from farflung.runtime.optimizers.declared import Optimizer, is_optimizer, unmatched_pattern
 from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.runtime.optimizers.of_torch import declared_instead
-from farflung.runtime.training import ClipBy
+from farflung.runtime.training import MOST_NOISE, ClipBy
 from farflung.text import and_more, raised
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def require_fields(job: Job) -> None:
     _require_names(job.names)
     _require_kinds(job.keep_home)
     _require_verify(job.verify)
+    _require_home_noise(job)
     _require_metrics(job.metrics, job.validation is not None)
     require_monitors(job)
 
@@ -260,6 +261,22 @@ def _require_kinds(kinds: object) -> None:
 def _require_verify(share: object) -> None:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise JobError(f"verify must be between 0 (check nothing) and 1 (check all), found {share!r}")
+
+
+def _require_home_noise(job: Job) -> None:
+    noise = job.home_noise
+    if isinstance(noise, bool) or not isinstance(noise, int | float) or not 0 <= noise <= MOST_NOISE:
+        raise JobError(f"home_noise must be between 0 (none) and {MOST_NOISE:g}, found {noise!r}")
+    if noise and not job.keep_home:
+        raise JobError(
+            "home_noise is added to what leaves home, and this job keeps nothing there: set"
+            ' Job(keep_home=["inputs", "targets"]), or leave home_noise out'
+        )
+    if noise and job.verify:
+        raise JobError(
+            "a job with home_noise cannot be checked, as no other worker can draw the noise again: leave out"
+            " verify or home_noise"
+        )
 
 
 def _require_metrics(metrics: object, is_evaluated: bool) -> None:

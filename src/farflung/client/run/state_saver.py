@@ -141,12 +141,13 @@ class StateSaver:
             await self._recorder.evaluated_at_home(step, losses)
 
     def _computes_alike(self, unit: Unit) -> bool:
-        """Whether one process computes what the fleet did: on links without codecs, without replicas.
+        """Whether one process computes what the fleet did: no codecs or noise on links, no replicas.
 
         Replicas have buffers of their own, such as the statistics of batch norms, and share an evaluation.
         """
-        codecs, plan = self._checkpoints.start.training.codecs, self._attempt.planned.plan
-        return (unit.plain or not codecs) and len(plan.pipelines) <= 1
+        training, plan = self._checkpoints.start.training, self._attempt.planned.plan
+        is_exact = (unit.plain or not training.codecs) and not (training.home_noise and plan.home)
+        return is_exact and len(plan.pipelines) <= 1
 
     async def _save_last(self, state: ReceivedState, step: int) -> None:
         """Save the last weights, unless the best ones of an earlier step are to stay."""

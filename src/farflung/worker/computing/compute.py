@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -56,6 +57,7 @@ class ComputeThread(threading.Thread):
         self.stopwatch = Stopwatch()
         self.failure: DeviceFailed | None = None
         self._codecs = CodecThread()
+        self._noise_secret = secrets.token_bytes(32)  # no other process ever has it
         self._job: RunningJob[Any] | None = None
         self._attempt: Attempt = ("", -1)
         self._began = False
@@ -283,7 +285,7 @@ class ComputeThread(threading.Thread):
         try:
             self._job = RunningJob(
                 self._worker, load, receiver, self._memory_bytes, self._backend, self._emit, self._send,
-                limits, self._codecs, self._post,
+                limits, self._codecs, self._post, self._noise_secret,
             )  # fmt: skip
         except FarflungError as error:
             self._emit(Verified(self._attempt, str(error)))

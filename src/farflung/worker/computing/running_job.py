@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from farflung.errors import PayloadError
 from farflung.heap import give_large_tensors_their_own_pages
@@ -47,6 +47,9 @@ from farflung.worker.computing.task_deadlines import Limits, Passes, Stopwatch
 from farflung.worker.events import Attempt, Filled, UnitFinished, UnitReplayed, Verified
 from farflung.worker.storing.copy_format import Piece
 
+if TYPE_CHECKING:
+    from farflung.runtime.home_noise import HomeNoise
+
 _Pieces = dict[Piece, memoryview]
 
 
@@ -65,7 +68,9 @@ class RunningJob(Generic[Array]):
         limits: Limits,
         codecs: CodecThread,
         post: Callable[[Attempt, str, Callable[[], None]], None],
+        secret: bytes,
     ) -> None:
+        self._secret = secret
         self._worker, self._load, self._memory_bytes = worker, load, memory_bytes
         self._peers = self._peers_of(load)
         self.live_from = load.unit + len(load.history)
@@ -88,6 +93,7 @@ class RunningJob(Generic[Array]):
             for bucket, sized in enumerate(in_buckets(segment))
             for value, kind in sized.values.items()
         }
+        self._noise = self._noise_of(load)
         self._summed = load.plan.summed()
         self._post_codec = codecs.post
         self._digests = self._fresh_digests()
@@ -181,9 +187,25 @@ class RunningJob(Generic[Array]):
     def send(self, parcel: Parcel[Array]) -> None:
         backend = self._backend
         leave: Callable[[Array], Any] = backend.leave if self.uses_codec_thread else backend.memory
+        if self._noise is not None and self._noise.covers(parcel):
+            parcel = parcel.carrying(self._noised(parcel, self._noise))
         tensor = None if parcel.payload is None else leave(parcel.payload)
         with self._timer.aside():
             self._links.write(parcel.carrying(tensor))
+
+    def _noise_of(self, load: Load) -> HomeNoise | None:
+        if not load.training.home_noise:
+            return None
+        from farflung.runtime.home_noise import HomeNoise  # with numpy, which an idle worker does without
+
+        return HomeNoise(self._secret, self._worker, load.plan, load.training, load.job)
+
+    def _noised(self, parcel: Parcel[Array], noise: HomeNoise) -> Array:
+        """A value that leaves home with its noise, which is made on the host."""
+        assert parcel.payload is not None
+        form = self._forms[parcel.bucket, parcel.source, parcel.value]
+        data = noise.added(parcel, self._backend.memory(parcel.payload), form.dtype)
+        return self._backend.array(data, form)
 
     def _decoded(self, parcel: Parcel[Any]) -> None:
         self._post(self._attempt, "taking a value in", lambda: self._receive(parcel))
@@ -303,6 +325,7 @@ class RunningJob(Generic[Array]):
         self._links.restart()
         self._links.rename(load.plan, load.state_donors.keys())
         self._summed = load.plan.summed()
+        self._noise = self._noise_of(load)
         self._load, self._attempt = load, load.key
         self._timer.reset()
         self._ran, self._watched = [], None

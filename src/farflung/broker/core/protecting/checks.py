@@ -132,11 +132,13 @@ class Checks:
 
 
 def denial(message: Submit) -> str:
-    """Why a job of which all is to be checked can't be, whichever workers are there, and what helps.
+    """Why a job that is to be checked can't be, whichever workers are there, and what helps.
 
     Empty if it may be checked, or need not be.
     """
     training, home, on = message.training, message.wishes.home, message.on
+    if training.verify and training.home_noise:
+        return "a job with home_noise cannot be checked, as no other worker can draw the noise again"
     if training.verify < 1:
         return ""
     if message.checkpoint_every or training.keeps_best:

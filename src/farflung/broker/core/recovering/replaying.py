@@ -50,6 +50,8 @@ def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | O
     again = lost_set(job, plan, {*lost, *job.without_state})
     if units.units and not all(_repeats(state, job, name) for name in again):
         return Obstacle("a GPU computes other bits when it repeats a step (unless the job is deterministic)")
+    if units.units and job.training.home_noise and again & plan.at_home():
+        return Obstacle("no other worker draws the noise on what left home again")
     staying = [name for name in plan.workers() if name not in again]
     if not staying:
         return Obstacle("no worker has kept what it sent")

@@ -1,0 +1,164 @@
+"""Noise on what leaves home: who adds it to what, how much, and that it repeats only where it should."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from benchmarks.zoo import case
+from benchmarks.zoo.side_by_side import captured, microbatches, workers
+
+from farflung.planner import plan_graph
+from farflung.plans import FEEDER, Edge, Placement, Plan
+from farflung.runtime.home_noise import HomeNoise, noised
+from farflung.runtime.in_process import InProcessPipeline
+from farflung.runtime.optimizers.declared import SGD
+from farflung.runtime.parcel import Parcel
+from farflung.runtime.parity.steps import named_state, received
+from farflung.runtime.training import Training
+
+torch.set_num_threads(1)
+KEY, OTHER = bytes(32), bytes(range(32))
+PLAN = Plan(
+    [Placement(at, [worker], 10, 16, 1) for at, worker in enumerate(("home", "a", "b", "home"))],
+    [Edge(0, FEEDER, 0, 8, False), *(Edge(at + 1, at, at + 1, 32, True) for at in range(3))],
+    2,
+    1,
+    home=[0, 3],
+)
+TRAINING = Training(2, 2, 4, SGD(0.1), home_noise=0.5)
+
+
+def noise(secret: bytes = KEY, worker: str = "home", training: Training = TRAINING) -> HomeNoise:
+    return HomeNoise(secret, worker, PLAN, training, "job-1")
+
+
+def memory(array: np.ndarray) -> memoryview:
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+
+
+def parcel(
+    unit: int = 3,
+    microbatch: int = 1,
+    source: int = 0,
+    target: int = 1,
+    value: int = 1,
+    gradient: bool = False,
+) -> Parcel[memoryview]:
+    return Parcel(unit, microbatch, source, target, value, gradient, VALUE)
+
+
+VALUE = memory(np.random.default_rng(0).normal(0, 3, 100_001).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("level", [0.1, 1.0])
+def test_the_noise_has_the_deviation_and_the_form_of_gaussian_noise(dtype: str, level: float) -> None:
+    clean = np.random.default_rng(1).normal(2, 3, 200_001).astype(dtype)
+    found = np.frombuffer(noised(memory(clean), dtype, level, KEY), dtype)  # type: ignore[arg-type]
+    draws = (found.astype(np.float64) - clean) / (level * np.sqrt(np.square(clean, dtype=np.float64).mean()))
+    assert abs(draws.mean()) < 0.01
+    assert abs(draws.std() - 1) < 0.01
+    assert abs((np.abs(draws) < 1).mean() - 0.6827) < 0.005
+    assert abs((np.abs(draws) < 2).mean() - 0.9545) < 0.003
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.01
+
+
+def test_bfloat16_gets_noise_too() -> None:
+    clean = torch.randn(50_000).bfloat16()
+    data = memory(clean.view(torch.int16).numpy())
+    found = torch.frombuffer(bytearray(noised(data, "bfloat16", 1.0, KEY)), dtype=torch.bfloat16)
+    assert abs(float((found.float() - clean.float()).std()) - 1) < 0.03
+
+
+def test_integers_masks_zeros_and_what_is_not_finite_stay_as_they_are() -> None:
+    for array, dtype in (
+        (np.arange(9), "int64"),
+        (np.ones(9, np.bool_), "bool"),
+        (np.zeros(9, np.float32), "float32"),
+        (np.array([1, np.nan, 2], np.float32), "float32"),
+        (np.array([1, np.inf], np.float16), "float16"),
+        (np.zeros(0, np.float32), "float32"),
+    ):
+        assert bytes(noised(memory(array), dtype, 1.0, KEY)) == array.tobytes()  # type: ignore[arg-type]
+
+
+def test_a_message_that_is_computed_again_has_the_same_noise_and_no_two_others_have() -> None:
+    sent = parcel()
+    first = bytes(noise().added(sent, VALUE, "float32"))
+    assert bytes(noise().added(sent, VALUE, "float32")) == first != bytes(VALUE)
+    for_another = sent._replace(target=2)  # that reads the same value: two noises could be averaged out
+    assert bytes(noise().added(for_another, VALUE, "float32")) == first
+    changed = memory(np.frombuffer(VALUE, np.float32) * np.float32(1.0001))
+    noises = [np.frombuffer(first, np.float32) - np.frombuffer(VALUE, np.float32)]
+    for value, place, secret in (
+        (VALUE, parcel(unit=4), KEY),
+        (VALUE, parcel(microbatch=0), KEY),
+        (VALUE, parcel(value=2), KEY),
+        (VALUE, parcel(gradient=True), KEY),
+        (VALUE, sent, OTHER),  # another worker
+        (changed, sent, KEY),  # the same place with other numbers: the difference would have no noise
+    ):
+        got = np.frombuffer(noise(secret).added(place, value, "float32"), np.float32)
+        noises.append(got - np.frombuffer(value, np.float32))
+    close = np.corrcoef(np.stack(noises)) - np.eye(len(noises))
+    assert np.abs(close).max() < 0.02
+
+
+def test_a_home_worker_adds_noise_to_what_goes_to_strangers_alone() -> None:
+    assert noise().covers(parcel())
+    assert noise().covers(parcel(source=3, target=2, value=3, gradient=True))
+    assert not noise().covers(parcel(target=3))  # home, too
+    assert not noise().covers(parcel(target=FEEDER))
+    assert not noise().covers(parcel()._replace(payload=None))
+    assert not noise(worker="a").covers(parcel(source=1, target=2))
+    without = msgspec.structs.replace(TRAINING, home_noise=0.0)
+    assert not noise(training=without).covers(parcel())
+
+
+def run(level: float, home: bool = True) -> tuple[dict[str, list[torch.Tensor]], list[float], torch.Tensor]:
+    """What each worker receives in two steps, the losses, and a parameter after them."""
+    module, graph = captured(case("gpt"), 2)
+    job = plan_graph(graph, 2, 2, workers(3))
+    names = ("h", "stranger", "h")
+    placements = [
+        msgspec.structs.replace(p, workers=[name]) for p, name in zip(job.plan.placements, names, strict=True)
+    ]
+    plan = msgspec.structs.replace(job.plan, placements=placements, home=[0, 2] if home else [])
+    training = Training(2, 2, 2, SGD(0.1), seed=5, home_noise=level)
+    state = named_state(copy.deepcopy(module), graph)
+    pipeline = InProcessPipeline(graph, plan, received(job.programs, 2), state, training)
+    seen: dict[str, list[torch.Tensor]] = {"h": [], "stranger": []}
+    for worker, executor in pipeline._executors.items():
+        receive = executor.receive
+
+        def tapped(one: Parcel[torch.Tensor], worker: str = worker, receive: Any = receive) -> None:
+            if one.source != FEEDER and one.payload is not None:
+                seen[worker].append(one.payload.detach().clone())
+            receive(one)
+
+        executor.receive = tapped  # type: ignore[method-assign]
+    losses = []
+    for unit in range(2):
+        shares = pipeline.run(unit, microbatches(case("gpt"), 2, 2, unit))
+        losses.append(sum(share.loss for share in shares))
+        pipeline.decide(unit, 1.0)
+    return seen, losses, next(iter(state.values())).detach().clone()
+
+
+def test_strangers_receive_noise_and_home_receives_what_they_computed_of_it() -> None:
+    clean, losses, trained = run(0.0)
+    _, same_losses, same_trained = run(0.3, home=False)
+    assert losses == same_losses and torch.equal(trained, same_trained)
+    noisy, noisy_losses, _ = run(0.3)
+    again, again_losses, _ = run(0.3)
+    assert noisy_losses == again_losses != losses
+    first, blurred = clean["stranger"][0], noisy["stranger"][0]
+    assert torch.equal(blurred, again["stranger"][0])
+    found = (blurred - first).square().mean().sqrt() / first.square().mean().sqrt()
+    assert abs(float(found) - 0.3) < 0.03
+    assert len(noisy["h"]) == len(clean["h"]) > 0

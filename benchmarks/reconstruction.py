@@ -1,4 +1,4 @@
-"""What workers can reconstruct of the data from what they receive, with and without `Job(keep_home=)`.
+"""What workers can reconstruct of the data from what they receive, with `Job(keep_home=)`, noise, or neither.
 
 A network of six layers of width 64 trains on images of 64 independent pixels, with one of ten labels drawn at
 random, so nothing can be guessed: what is recovered came from the links. Each attacker knows some of 4,096
@@ -41,7 +41,10 @@ KNOWN = (20, 100, 500)
 JUDGED = BATCH * STEPS // 2
 """The first sample by which it is judged."""
 
-RIDGE = 1e-3
+RIDGES = (1e-3, 1.0, 30.0, 1000.0)
+"""An attacker is granted the best of these."""
+
+NOISES = (0.3, 1.0, 3.0)
 HOME = KeepHome(("inputs", "targets"), ("home",))
 
 
@@ -112,15 +115,15 @@ def first_read(graph: Graph, name: str) -> int:
     return next(at for at, node in enumerate(graph.nodes) if value in node.reads())
 
 
-def attacked(setting: str, kept_layers: int) -> list[Found]:
-    """What a and b recover while the network trains."""
+def attacked(setting: str, kept_layers: int, noise: float = 0.0) -> list[Found]:
+    """What a and b recover while the network trains, with this noise on what leaves home."""
     torch.manual_seed(0)
     model = Network()
     images = torch.randn(STEPS, BATCH, WIDTH)
     labels = torch.randint(0, LABELS, (STEPS, BATCH))
     graph = capture(model, {"x": images[0], "label": labels[0]}).graph
     made = planned(graph, kept_layers)
-    training = Training(STEPS, 1, BATCH, SGD(0.05), clip=None)
+    training = Training(STEPS, 1, BATCH, SGD(0.05), clip=None, home_noise=noise)
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     pipeline = Tapped(graph, made.plan, made.segments, state, training)
     for step in range(STEPS):
@@ -154,14 +157,29 @@ def best_images(seen: dict[tuple[int, bool], list[Tensor]], images: Tensor, know
 
 
 def explained(activations: Tensor, images: Tensor, known: int) -> float:
-    """Regress known images on their activations; how much of the variance of the others that explains."""
-    inverse = torch.atanh(activations.clamp(-1 + 1e-6, 1 - 1e-6)).double()  # the activation is public
-    features = torch.cat([inverse, torch.ones(len(inverse), 1)], 1)
-    given, target = features[:known], images[:known].double()
-    ridge = RIDGE * torch.eye(given.shape[1], dtype=torch.float64)
-    weights = torch.linalg.solve(given.T @ given + ridge, given.T @ target)
+    """Regress known images on their activations; how much of the variance of the others that explains.
+
+    The attacker inverts the activations, which are public, or where that would blow noise up, does not.
+    """
+    inverse = torch.atanh(activations.clamp(-1 + 1e-6, 1 - 1e-6))
+    return max(
+        0.0,
+        *(
+            regressed(form.double(), images.double(), known, ridge)
+            for form in (inverse, activations)
+            for ridge in RIDGES
+        ),
+    )
+
+
+def regressed(activations: Tensor, images: Tensor, known: int, ridge: float) -> float:
+    """The explained variance of a ridge regression."""
+    features = torch.cat([activations, torch.ones(len(activations), 1)], 1)
+    given, target = features[:known], images[:known]
+    penalty = ridge * torch.eye(given.shape[1], dtype=torch.float64)
+    weights = torch.linalg.solve(given.T @ given + penalty, given.T @ target)
     error = (features[JUDGED:] @ weights - images[JUDGED:]).square().mean()
-    return max(0.0, float(1 - error / images[JUDGED:].double().var()))
+    return float(1 - error / images[JUDGED:].var())
 
 
 def best_labels(seen: dict[tuple[int, bool], list[Tensor]], labels: Tensor, known: int) -> float:
@@ -179,11 +197,12 @@ def told(gradients: Tensor, labels: Tensor, known: int) -> float:
 
 
 def measure() -> list[Found]:
-    """All settings: nothing kept at home, and one or two layers at each end."""
+    """Nothing kept at home; one or two layers at each end; one layer, and noise on what leaves home."""
     return [
         *attacked("nothing at home", 0),
         *attacked("1 layer at each end at home", 1),
         *attacked("2 layers at each end at home", 2),
+        *(found for noise in NOISES for found in attacked(f"1 layer at each end, noise {noise:g}", 1, noise)),
     ]
 
 

@@ -105,10 +105,13 @@ def test_a_removed_submitter_loses_its_run_at_once(on: Machines) -> None:
     members = on.document("hub", "member", "list")["members"]
     (submitter,) = [one for one in members if one["role"] == "submitter"]
     assert submitter["connected"] and len(submitter["jobs"]) == 1
+    watching = on.start("desk", "attach", submitter["jobs"][0])
+    eventually("the job is watched", lambda: "step" in watching.out)
     on.document("hub", "member", "remove", submitter["member"], "--reason", "it mines coins")
     assert run.command.code() != 0
     assert "was removed by operator" in run.summary["reason"] and "it mines coins" in run.summary["reason"]
     eventually("the worker is free", lambda: "e" in on.document("hub", "status")["backup_pool"], 0.4)
     assert "was removed by operator" in on.fails("desk", "status")
+    assert watching.code() == 2 and "was removed by operator" in watching.errors[0]
     worker.signal(signal.SIGINT)
     worker.code()

@@ -214,7 +214,7 @@ def test_a_refused_job_leaves_what_was_there_before(
     *_, note, last = capsys.readouterr().err.splitlines()
     assert last == "error: the broker refused: ana has 100 jobs here"
     if before == "a folder":
-        assert note == f"nothing was trained: {folder / 'run'} has only the record of this"
+        assert note == f"nothing was trained: {folder / 'run'} has only the record of the refused job"
     else:
         assert contents(folder) == there and (before == "a run") == (folder / "run").exists()
 

@@ -222,7 +222,7 @@ class Execution:
         folder = self._begun.folder
         is_gone = folder.discard() or self._restore_older_run()
         if not is_gone and self._begun.start.earlier is None:
-            self._frontend.note(f"nothing was trained: {folder.path} has only the record of this")
+            self._frontend.note(f"nothing was trained: {folder.path} has only the record of the refused job")
 
     def _restore_older_run(self) -> bool:
         folder = self._begun.folder

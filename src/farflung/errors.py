@@ -74,7 +74,10 @@ class CopyError(FarflungError):
 
 
 class CopyUnfit(CopyError):
-    """A copy has another part of the state than the share: it is so on each worker that reads it."""
+    """A copy has another part of the state than the share, or its pieces are not what its header says.
+
+    If its file is intact, each worker that reads it finds that.
+    """
 
 
 class IdentityError(FarflungError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -229,6 +230,35 @@ def test_an_intact_copy_that_does_not_fit_is_kept_and_the_job_refused(tmp_path: 
     words = "share 0 of the job's state: it has 8 bytes of 'weight', which does not fit"
     found, begun, said = restored(store)
     assert isinstance(found, str) and found.startswith(words) and begun == held.sha256
+    assert not said and store.held() == [held]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b"[0,12]", b"[1,12]", "its header is damaged"),
+        (b"[0,12]", b"[9,12]", "its header is damaged"),
+        (b"xxxxxxxxxxxx", b"xxxxxxxx", "the file is too short"),
+        (b"xxxxxxxxxxxx", b"xxxxxxxxxxxxxxxx", "the file is too long"),
+    ],
+)
+def test_a_copy_whose_pieces_are_not_what_its_header_says_names_its_owner(
+    tmp_path: Path, old: bytes, new: bytes, words: str
+) -> None:
+    """Its digest is right: the owner made it so, lest a checker begin with it."""
+    store = CopyStore(tmp_path, 10**6)
+    path = store.path_of(whole := store.write("job-1", VERSION, 0, piece(7, "weight", 12)))
+    made = path.read_bytes().replace(old, new)
+    assert made != path.read_bytes()
+    path.unlink()
+    digest = hashlib.sha256(made).digest()
+    arriving = store.receive(msgspec.structs.replace(whole, sha256=digest, bytes=len(made)))
+    arriving.write(0, memoryview(made))
+    arriving.verify()
+    arriving.finish()
+    (held,) = store.held()
+    found, begun, said = restored(store)
+    assert found == f"share 0 of the job's state: {words}" and begun == held.sha256
     assert not said and store.held() == [held]
 
 

@@ -17,7 +17,7 @@ from typing import IO, Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from farflung.errors import CopyError
+from farflung.errors import CopyError, CopyUnfit
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.fields import MOST_COUNT
 from farflung.runtime.state import StateKey
@@ -158,11 +158,11 @@ def _header_of(text: memoryview) -> Header:
         found.pop("__metadata__", None)
         placed = sorted((entry.data_offsets or (-1, -1), _piece(name)) for name, entry in found.items())
     except _DAMAGES:
-        raise CopyError("its header is damaged") from None
+        raise CopyUnfit("its header is damaged") from None
     at = 0
     for (start, stop), _ in placed:
         if start != at or stop < at:
-            raise CopyError("its header is damaged")
+            raise CopyUnfit("its header is damaged")
         at = stop
     return Header([(piece, stop - start) for (start, stop), piece in placed], base)
 
@@ -172,15 +172,17 @@ def read_file(file: BufferedReader, place: Place) -> tuple[Header, bytes]:
 
     Raises
     ------
+    CopyUnfit
+        The file has other pieces than its header says, or `place` does not expect a piece.
     CopyError
-        The file is damaged, or `place` does not expect a piece.
+        Its header cannot be read, or `place` has no memory for a piece.
     """
     text = _read_header(file)
     header, digest = _header_of(text[8:]), hashlib.sha256(text)
     for piece, size in header.pieces:
         _read_piece(file, digest, place(piece, size), size)
     if file.read(1):
-        raise CopyError("the file is too long")
+        raise CopyUnfit("the file is too long")
     return header, digest.digest()
 
 
@@ -190,12 +192,12 @@ def _read_piece(file: BufferedReader, digest: hashlib._Hash, buffer: memoryview 
     while buffer is None and left:
         passed = file.read(min(left, _CHUNK_BYTES))
         if not passed:
-            raise CopyError("the file is too short")
+            raise CopyUnfit("the file is too short")
         digest.update(passed)
         left -= len(passed)
     if buffer is not None:
         if file.readinto(buffer) != size:
-            raise CopyError("the file is too short")
+            raise CopyUnfit("the file is too short")
         digest.update(buffer)
 
 

@@ -252,7 +252,8 @@ def test_a_run_goes_on_from_its_checkpoint(folder: Path, capsys: pytest.CaptureF
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
     assert [(one["event"], one["attempt"]) for one in events] == [("planned", 1), ("planned", 2)]
     assert sorted(path.name for path in (folder).iterdir()) == ["chain.py", "run"]
-    assert "going on from the checkpoint of step 4 in" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "comparing the job with that of the run in run\ngoing on from the checkpoint of step 4 in" in said
 
 
 def test_given_options_replace_those_of_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

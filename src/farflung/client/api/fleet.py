@@ -34,6 +34,8 @@ from farflung.text import count_of, format_bytes, kind_of
 if TYPE_CHECKING:
     from farflung.client.api.job import Job
     from farflung.client.capture.prepared import Prepared
+    from farflung.client.output.run_folder import RunFolder
+    from farflung.client.run.checkpointing import Checkpointing
     from farflung.protocol.messages import Status
     from farflung.protocol.timeline import StepTimeline
     from farflung.protocol.viewer import WorkerStatus
@@ -232,7 +234,7 @@ class Fleet(ABC):
         require_kept(prepared.graph, kept_by(job, asked.target.wishes.home, bool(asked.target.local)))
         folder = start.open()
         try:
-            checkpointing = start.begin(folder, prepared, asked.target.wishes.codecs)
+            checkpointing = _begin(start, folder, prepared, asked, frontend)
             warn_if_disk_is_short(prepared, folder.path, frontend)
             shown = frontend.observer(prepared, folder)
             everyone = shown if observer is None else Observers(shown, observer)
@@ -359,6 +361,18 @@ class Fleet(ABC):
 
     async def _ended(self) -> None:  # noqa: B027 - most fleets have nothing open
         """Close what is open on the event loop."""
+
+
+def _begin(
+    start: RunStart, folder: RunFolder, prepared: Prepared, asked: Asked, frontend: Frontend
+) -> Checkpointing:
+    """As `RunStart.begin`; to read a checkpoint and items to compare takes a while, so it is shown."""
+    codecs = asked.target.wishes.codecs
+    if start.earlier is None:
+        return start.begin(folder, prepared, codecs)
+    with frontend.reading() as tell:
+        tell(f"comparing the job with that of the run in {start.path}")
+        return start.begin(folder, prepared, codecs)
 
 
 def _default_folder(job: Job) -> Path:

@@ -256,3 +256,22 @@ def test_the_weights_are_saved_before_this_machine_evaluates_more(
     asyncio.run(ends())
     ((is_saved, first_seconds),) = asked
     assert is_saved and first_seconds > 0  # as measured when the weights' loss was compared
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_a_loss_with_noise_in_it_is_not_held_against_the_weights(tmp_path: Path, noise: float) -> None:
+    async def ends() -> None:
+        *_, last = run.prepared.training.units()
+        run.recorder.metrics.claim = Claim(last._replace(microbatches=1), 119.0**2 * 1.1, 1.0)
+        if noise:
+            assert await run.ended(40, best=None) == (40, 40.0)
+        else:
+            with pytest.raises(RunFailed, match="the weights that came home have a loss of"):
+                await run.ended(40, best=None)
+
+    run = Submitting(tmp_path / "run", keep_best=False, keep_home=["inputs"], home_noise=noise)
+    planned = run.attempt.planned
+    run.attempt.planned = msgspec.structs.replace(
+        planned, plan=msgspec.structs.replace(planned.plan, home=[0])
+    )
+    asyncio.run(ends())

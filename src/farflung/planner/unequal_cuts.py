@@ -100,11 +100,12 @@ def _search(
     )
     conditions = Conditions(efficiency=options.efficiency)
     judge = Judge(fleet.topology, conditions, budget, options.home, options.coding)
+    limit = float("inf") if known is None else known.step_seconds
     workloads = [workload] if known is None or known.workload is workload else [known.workload, workload]
     rated = [
         (seconds, number, assignment)
         for number, one in enumerate(workloads)
-        for seconds, assignment in _Groups(fleet, one, options, judge, single, replicas).rated()
+        for seconds, assignment in _Groups(fleet, one, options, judge, single, replicas, limit).rated()
     ]
     if not rated:
         return None
@@ -114,7 +115,7 @@ def _search(
 
 @dataclass
 class _Groups:
-    """Plans of one workload by groups of workers."""
+    """Plans of one workload by groups of workers, whose steps may be shorter than `limit` seconds."""
 
     fleet: Fleet
     workload: Workload
@@ -122,6 +123,7 @@ class _Groups:
     judge: Judge
     single: Scheduler
     replicas: int
+    limit: float
     _alone: dict[Group, Assignment | None] = field(default_factory=dict)
 
     def rated(self) -> Iterator[tuple[float, Assignment]]:
@@ -142,6 +144,9 @@ class _Groups:
             speeds = self.fleet.devices.speeds
             part = float(speeds[[*group]].sum() / speeds[[at for one in groups for at in one]].sum())
             share = max(1, round(self.workload.microbatches * part))
+            if (alone := self._on_one(group, share)) is not None:
+                self._alone[group] = alone
+                return alone
             kept = self.workload.kept_bytes + self.workload.trainable_bytes  # what arrives for sums
             seconds = self.options.seconds
             options = replace(
@@ -166,16 +171,30 @@ class _Groups:
                 self._alone[group] = None
         return self._alone[group]
 
+    def _on_one(self, group: Group, share: int) -> Assignment | None:
+        """The whole model on a group of one worker, if that fits: there is nothing to search for."""
+        if len(group) > 1:
+            return None
+        window = self.options.window or min(2, share)
+        whole = Assignment((), ((self.fleet.devices.ids[group[0]],),), share, window)
+        return whole if self.judge.fits(self.workload, whole) else None
+
     def _best(self, parts: Sequence[Assignment]) -> Iterator[tuple[float, Assignment]]:
         """The plan of these pipelines with the best window and shares, if it fits."""
         rates = [self._rate(one) for one in parts]
         shares = ended_together(self.workload.microbatches, rates)
-        tried = [self._rated(parts, shares, window) for window in self._windows(parts, shares)]
+        windows = self._windows(parts, shares)
+        widest = _joined(parts, shares, windows[-1], self.options)
+        if self.judge.lower_bound(self.workload, widest) >= self.limit:
+            return  # as where sums alone take longer than a step of the plan that is known
+        tried = [self._rated(parts, shares, window) for window in windows]
         found = [one for one in tried if one is not None]
         if not found:
             return
         best = min(found, key=lambda one: one[0])
         for _ in range(MOVES):
+            if self.judge.budget.is_spent:
+                break
             moved = [
                 one
                 for other in _moved(best[1].shares, rates)
@@ -225,15 +244,14 @@ def ended_together(microbatches: int, rates: Sequence[tuple[float, float]]) -> t
 
 
 def _moved(shares: Sequence[int], rates: Sequence[tuple[float, float]]) -> Iterator[tuple[int, ...]]:
-    """The shares with one microbatch of the pipeline that ends last on another one, and the reverse."""
+    """The shares with one microbatch of the pipeline that ends last on another one."""
     ends = [fill + share * each for share, (fill, each) in zip(shares, rates, strict=True)]
     last = ends.index(max(ends))
     for other in range(len(shares)):
-        for source, target in ((last, other), (other, last)):
-            if source != target and shares[source] > 1:
-                found = list(shares)
-                found[source], found[target] = found[source] - 1, found[target] + 1
-                yield tuple(found)
+        if other != last and shares[last] > 1:
+            found = list(shares)
+            found[last], found[other] = found[last] - 1, found[other] + 1
+            yield tuple(found)
 
 
 def _joined(parts: Sequence[Assignment], shares: Sequence[int], window: int, options: Options) -> Assignment:

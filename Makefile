@@ -47,7 +47,7 @@ test: $(TOOLS)
 test-fast: $(TOOLS)
 	$(PYTEST) --numprocesses 2 -m "not (processes or lab or fuzz or slow or full)"
 
-# Also the largest models and the longest runs.
+# Also the largest models, the longest runs, the other cases of long tests, and all examples of laws.
 test-all: $(TOOLS)
 	$(PYTEST) --numprocesses 3
 

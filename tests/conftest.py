@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # hypothesis's profile for it stays in force as well, and draws the same examples each time.
 settings.register_profile("farflung", settings(), deadline=None)
 settings.load_profile("farflung")
+settings.register_profile("few", settings.get_profile("farflung"), max_examples=30)
 
 # Who says `make test &` has all processes that tests start ignore Ctrl-C, which some of them send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,6 +37,13 @@ LABS = (
     "tests/cli/commands/test_lab_run.py",
 )
 """Where tests make labs: one lab at a time, so that they neither slow each other down nor see one another."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Laws get fewer examples where tests marked `full` are left out: `make test-all` draws them all."""
+    chosen = config.option.markexpr
+    if chosen.startswith("not") and "full" in chosen:
+        settings.load_profile("few")
 
 
 @pytest.hookimpl(optionalhook=True)

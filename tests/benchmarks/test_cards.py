@@ -185,6 +185,7 @@ def test_bad_input_is_one_line_before_anything_is_captured(
 
 @pytest.mark.lab
 @pytest.mark.slow
+@pytest.mark.full  # test_wan.py races on loopback and goes on, tests/lab runs jobs in the lab
 @pytest.mark.processes
 def test_a_small_race_runs_in_the_lab_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

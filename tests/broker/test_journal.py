@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.broker.core.test_state import Chaos
 from tests.broker.scenario import DEVICE, Scenario
+from tests.support.examples import examples
 
 from farflung.broker import journal
 from farflung.broker.core import facts
@@ -72,7 +73,7 @@ def rows(folder: Path, query: str) -> list[tuple]:
         return connection.execute(query).fetchall()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_any_history_comes_back_through_any_number_of_starts(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

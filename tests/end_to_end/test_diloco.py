@@ -47,7 +47,7 @@ def test_worker_processes_have_the_bits_of_one_process(fleet: Fleet, codec: str)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("steps", [6, 7])
+@pytest.mark.parametrize("steps", [pytest.param(6, marks=pytest.mark.full), 7])
 def test_a_run_goes_on_from_a_checkpoint(fleet: Fleet, tmp_path: Path, steps: int) -> None:
     """After a merge and between two: all replicas begin with the optimizer state of the first."""
     job = replace(job_of("gpt", 12, farflung.AdamW(lr=3e-3)), sync=farflung.DiLoCo(inner_steps=3))

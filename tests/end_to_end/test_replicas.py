@@ -57,8 +57,15 @@ def one_process(job: farflung.Job, shares: Sequence[int]) -> tuple[list[float], 
     return losses, module.state_dict()
 
 
-@pytest.mark.parametrize("name", ["gpt-dropout", "resnet"])
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [
+        ("gpt-dropout", 2),
+        ("resnet", 4),
+        pytest.param("gpt-dropout", 4, marks=pytest.mark.full),
+        pytest.param("resnet", 2, marks=pytest.mark.full),
+    ],
+)
 def test_losses_and_parameters_equal_one_process_bit_for_bit(fleet: Fleet, name: str, replicas: int) -> None:
     job = job_of(name, 12, farflung.AdamW(lr=3e-3), clip=0.5)
     summary, rows, folder = fleet.run(job, 4, Wishes(replicas=replicas))

@@ -63,7 +63,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "workers", [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full)]
+)
 def test_a_run_goes_on_with_the_losses_of_an_undisturbed_one(
     desk: Machines, whole: Run, stopped: Run, workers: int
 ) -> None:

@@ -94,12 +94,12 @@ def by_name(state: dict[tuple[int, str], bytes]) -> dict[str, bytes]:
 
 CASES = [
     ("gpt-tied", AdamW(0.01), "", 3, 2),
-    ("gpt-tied", AdamW(0.01), "", 2, 3),
-    ("batch-norm", SGD(0.1, momentum=0.9), "", 3, 2),
+    pytest.param("gpt-tied", AdamW(0.01), "", 2, 3, marks=pytest.mark.full),
+    pytest.param("batch-norm", SGD(0.1, momentum=0.9), "", 3, 2, marks=pytest.mark.full),
     ("batch-norm", SGD(0.1, momentum=0.9), "", 2, 3),
     ("gpt-dropout", AdamW(0.01), "", 3, 1),
     ("shared-buffer", AdamW(0.01), "", 3, 2),
-    ("shared-buffer", AdamW(0.01), "", 2, 3),
+    pytest.param("shared-buffer", AdamW(0.01), "", 2, 3, marks=pytest.mark.full),
 ]
 
 

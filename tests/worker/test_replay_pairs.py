@@ -19,10 +19,10 @@ CASES = [
     ("batch-norm", SGD(0.1, momentum=0.9), "", ADJACENT),
     ("gpt", AdamW(0.01), "axes3/axes10-dithered", ADJACENT),
     ("gpt", AdamW(0.01), "int8", APART),
-    pytest.param("gpt", AdamW(0.01), "int8", ADJACENT, marks=pytest.mark.slow),
-    pytest.param("gpt-dropout", AdamW(0.01), "", APART, marks=pytest.mark.slow),
-    pytest.param("gpt", SGD(0.1), "row-topk30-int4/masked30-int4", ADJACENT, marks=pytest.mark.slow),
-    pytest.param("batch-norm", SGD(0.1, momentum=0.9), "", APART, marks=pytest.mark.slow),
+    pytest.param("gpt", AdamW(0.01), "int8", ADJACENT, marks=pytest.mark.full),
+    pytest.param("gpt-dropout", AdamW(0.01), "", APART, marks=pytest.mark.full),
+    pytest.param("gpt", SGD(0.1), "row-topk30-int4/masked30-int4", ADJACENT, marks=pytest.mark.full),
+    pytest.param("batch-norm", SGD(0.1, momentum=0.9), "", APART, marks=pytest.mark.full),
 ]
 
 

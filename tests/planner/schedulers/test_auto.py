@@ -10,6 +10,7 @@ from benchmarks.simulated_plans import on_cores
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.planner.workloads import UNIT, chain_workload, random_topology, random_workload
+from tests.support.examples import examples
 
 from farflung.errors import PlanError
 from farflung.planner.assignment import Assignment, Options, Schedule, memory_of, plan_of
@@ -65,7 +66,7 @@ def case(seed: int) -> tuple[Topology, Workload]:
     return random_topology(seed, 1 + seed % 7), random_workload(seed, 4 + seed % 11, ties=seed % 3 == 0)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(seed=st.integers(0, 10**6))
 def test_plans_are_valid_and_what_the_simulator_says(seed: int) -> None:
     topology, workload = case(seed)
@@ -75,7 +76,7 @@ def test_plans_are_valid_and_what_the_simulator_says(seed: int) -> None:
         assert simulate(schedule.plan, topology).step_seconds == pytest.approx(schedule.step_seconds)
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(seed=st.integers(0, 10**6))
 def test_equal_inputs_seed_and_budget_give_an_equal_plan(seed: int) -> None:
     topology, workload = case(seed)
@@ -83,7 +84,7 @@ def test_equal_inputs_seed_and_budget_give_an_equal_plan(seed: int) -> None:
     assert (first and first.assignment) == (second and second.assignment)
 
 
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(
     seed=st.integers(0, 10**6),
     faster=st.sampled_from(["device", "link"]),
@@ -117,7 +118,7 @@ def improved(topology: Topology, seed: int, what: str) -> Topology:
     return msgspec.structs.replace(topology, workers=tuple(workers), bandwidth_mbps=rows)
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 @given(seed=st.integers(0, 10**6))
 @example(5167)  # two workers whose best cut no greedy one is near
 def test_no_rival_is_better(seed: int) -> None:
@@ -170,7 +171,7 @@ def test_where_time_is_over_a_plan_has_as_many_microbatches_in_flight_as_its_lin
     assert widened(rated, tight) is rated
 
 
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(seed=st.integers(0, 10**6))
 @example(seed=702)  # where a rival that may copy the model finds no plan, and without copies a good start
 def test_plans_with_replicas_are_valid_and_never_worse(seed: int) -> None:
@@ -199,7 +200,7 @@ def fast_links(count: int) -> Topology:
     return Topology(workers=workers, latency_ms=near, bandwidth_mbps=rows)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10**6), window=st.sampled_from([None, 1]), workers=st.sampled_from([None, 1, 2]))
 def test_what_is_asked_for_is_kept(seed: int, window: int | None, workers: int | None) -> None:
     topology, workload = case(seed)
@@ -210,7 +211,7 @@ def test_what_is_asked_for_is_kept(seed: int, window: int | None, workers: int |
         assert workers in (None, len(schedule.plan.workers()))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10**6))
 def test_no_worker_alone_is_faster(seed: int) -> None:
     topology, workload = random_topology(seed, 5, memory=1e6), random_workload(seed, 6)
@@ -222,7 +223,7 @@ def test_no_worker_alone_is_faster(seed: int) -> None:
         assert schedule.step_seconds <= step * (1 + 1e-9)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(seed=st.integers(0, 10**6), ratio=st.sampled_from([None, 30.0, 300.0]))
 def test_more_budget_never_makes_it_worse(seed: int, ratio: float | None) -> None:
     """With codecs, too: a larger budget once chose a plan whose coded step took three times as long."""

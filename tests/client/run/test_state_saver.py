@@ -16,6 +16,7 @@ from torch.nn import functional
 import farflung
 from farflung.client.capture.check import capture_job
 from farflung.client.capture.prepared import Prepared
+from farflung.client.output.checkpoints.store import CheckpointStore
 from farflung.client.output.progress import Observer
 from farflung.client.output.recorder import Recorder
 from farflung.client.output.records import Claim
@@ -25,6 +26,7 @@ from farflung.client.output.tensor_file import read_tensors
 from farflung.client.output.weights import save_weights
 from farflung.client.run import state_saver
 from farflung.client.run.attempt import Attempt
+from farflung.client.run.checkpointing import Checkpointing, CheckpointPolicy
 from farflung.client.run.checkpoints import RunCheckpoints
 from farflung.client.run.state_collector import ReceivedState
 from farflung.client.run.state_saver import StateSaver
@@ -91,16 +93,16 @@ class _Warnings(Observer):
 
 
 class Submitting:
-    """A submitter's part of a run in `folder` that saves no checkpoints; `best` is what its monitor found."""
+    """A submitter's part of a run in `folder` that saves what its monitor finds best, and `checkpointing`."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
+    def __init__(self, folder: Path, checkpointing: Checkpointing | None = None, **changes: Any) -> None:
         made = job(**changes)
         self.prepared = Prepared(made, capture_job(made).graph, b"", made.model.state_dict(), ())
         self.observer = _Warnings()
         self.recorder = Recorder(made, RunFolder.create(folder), self.observer)
         self.sent: list[Message] = []
         training = self.prepared.training
-        self.checkpoints = RunCheckpoints(None, self.prepared, training, self.sent.append)
+        self.checkpoints = RunCheckpoints(checkpointing, self.prepared, training, self.sent.append)
         self.attempt = _Sends(self.prepared, self.recorder)
 
     def saver(self, step: int, best: int | None) -> StateSaver:
@@ -275,3 +277,20 @@ def test_a_loss_with_noise_in_it_is_not_held_against_the_weights(tmp_path: Path,
         planned, plan=msgspec.structs.replace(planned.plan, home=[0])
     )
     asyncio.run(ends())
+
+
+def test_what_is_compared_with_the_end_is_a_checkpoint_from_before_it(tmp_path: Path) -> None:
+    """A copy that was made at the end is as false as the weights that came home."""
+    store = CheckpointStore.open(tmp_path / "checkpoints")
+
+    async def found() -> list[tuple[str, float]]:
+        run = Submitting(tmp_path / "run", Checkpointing(CheckpointPolicy(steps=20), store, "r"))
+        for step in (20, 40):
+            await run.copied(step)
+        read = [await asyncio.to_thread(run.checkpoints.earlier, step) for step in (20, 40, 41)]
+        await run.checkpoints.close()
+        return [(one.words, one.state[StateKey("layer.bias")][0].item()) for one in read]
+
+    (first, start), *later = asyncio.run(found())
+    assert first == "at step 0" and start < 1
+    assert later == [("in the checkpoint of step 20", 20.0), ("in the checkpoint of step 40", 40.0)]

@@ -80,6 +80,7 @@ class RunCheckpoints:
         self.start = self._first_start()
         self.saved = None if resumed is None else resumed.record.step
         """The step of the newest checkpoint, None if there is none."""
+        self._saved_before: int | None = None
 
     async def start_at(self, ended: int, unit: int, step: int) -> Start:
         """The state at `unit`, after `step` steps, for the attempt after `ended`.
@@ -101,19 +102,22 @@ class RunCheckpoints:
         checkpoint = await loop.run_in_executor(self._thread, self._checkpointing.store.load, step)
         return Start.of(self._prepared, self._training, checkpoint, unit)
 
-    def earlier(self) -> Earlier:
-        """The state of the newest checkpoint, or the one with which the run began.
+    def earlier(self, step: int) -> Earlier:
+        """The state of the newest checkpoint before `step`, or the one with which the run began.
 
         Raises
         ------
         CheckpointError
             The checkpoint cannot be read.
         """
-        if self._checkpointing is None or self.saved in (None, self.start.step):
+        saved = next(
+            (one for one in (self.saved, self._saved_before) if one is not None and one < step), None
+        )
+        if self._checkpointing is None or saved in (None, self.start.step):
             return Earlier(f"at step {self.start.step}", self.start.state)
-        checkpoint = self._thread.submit(self._checkpointing.store.load, self.saved).result()
+        checkpoint = self._thread.submit(self._checkpointing.store.load, saved).result()
         start = Start.of(self._prepared, self._training, checkpoint, unit=0)
-        return Earlier(f"in the checkpoint of step {self.saved}", start.state)
+        return Earlier(f"in the checkpoint of step {saved}", start.state)
 
     @property
     def wants_slots_at_end(self) -> bool:
@@ -235,7 +239,8 @@ class RunCheckpoints:
             merged=version.merged,
         )
         self._checkpointing.store.save(record, self._contents(state))
-        self.saved = version.step
+        if version.step != self.saved:
+            self._saved_before, self.saved = self.saved, version.step
 
     def _contents(self, state: ReceivedState) -> Contents:
         weights: dict[str, Tensor] = {}

@@ -101,7 +101,7 @@ class StateSaver:
             return 0.0
         began = time.monotonic()
         run_seconds, timeouts = recorder.metrics.elapsed(began), self._timeouts
-        earlier = self._checkpoints.earlier
+        earlier = partial(self._checkpoints.earlier, step)  # a copy at the end may be saved already
         recorder.observer.evaluating("comparing the weights' loss with the reported one")
         found = await asyncio.to_thread(
             compared_loss, prepared, training, planned, state, claim, run_seconds, timeouts, earlier

@@ -77,7 +77,7 @@ def test_replicas_run_on_workers_that_compute_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("replicas", "workers", "microbatches", "words"),
     [
-        (8, 4, 8, "4 workers cannot be shared out among 8 replicas"),
+        (8, 4, 8, "4 workers cannot be shared out among 8 replicas: ask for at most 4"),
         (2, 3, 8, "3 workers cannot be shared out among 2 replicas"),
         (2, 4, 1, r"the job has 1 microbatch: set Job\(microbatches=2\) or more"),
     ],

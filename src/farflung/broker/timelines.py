@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from farflung.broker.core.records import RUNNING, Job, State
+from farflung.broker.core.records import LOADING, PLANNING, QUEUED, RUNNING, Job, State
 from farflung.broker.sessions import HolderSession
 from farflung.broker.step_rows import makes_sense, timeline_of
 from farflung.errors import FarflungError
@@ -96,7 +96,8 @@ class Timelines:
         if found is None:
             raise NoTimeline(f"there is no job {job}: `farflung status` lists them")
         if found.state != RUNNING:
-            raise NoTimeline(f"{job} runs no steps now, it is {found.state}")
+            later = ": try again once it runs" if found.state in (QUEUED, PLANNING, LOADING) else ""
+            raise NoTimeline(f"{job} runs no steps now, it is {found.state}{later}")
         return found
 
     def _goes_on(self, job: Job) -> bool:

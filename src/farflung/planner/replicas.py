@@ -135,7 +135,8 @@ def require_possible(replicas: int, workers: int, microbatches: int) -> None:
         There are fewer workers or microbatches, or the workers cannot be shared out evenly.
     """
     if replicas > workers or (replicas and workers % replicas):
-        raise PlanError(f"{count_of(workers, 'worker')} cannot be shared out among {replicas} replicas")
+        cure = f": ask for at most {workers}" if replicas > workers else ""
+        raise PlanError(f"{count_of(workers, 'worker')} cannot be shared out among {replicas} replicas{cure}")
     if replicas > microbatches:
         who = count_of(microbatches, "microbatch", "microbatches")
         raise PlanError(

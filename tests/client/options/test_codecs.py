@@ -51,6 +51,11 @@ def test_a_codec_that_sums_cannot_use_is_refused(codec: str, words: str) -> None
     ("given", "words"),
     [
         (["int9"], "there is no codec 'int9'"),
+        (
+            ["autoo"],
+            "'autoo': did you mean auto\\? the policies are auto, auto:ROUGHEST, adatopk:R and uniform:R",
+        ),
+        (["adatopk30"], "did you mean adatopk"),
         (["int8/"], "there is no codec ''"),
         (["a->b=int9"], "'a->b=int9': there is no codec 'int9'"),
         (["int8", "bf16"], "twice for every link: int8 and bf16"),

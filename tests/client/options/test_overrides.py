@@ -40,9 +40,11 @@ def test_fields_of_job_optimizer_and_schedule_are_replaced() -> None:
         (["deterministic=maybe"], "--set deterministic takes true or false, found 'maybe'"),
         (["precision=half"], "--set precision takes float32 or bfloat16, found 'half'"),
         (["lr=1", "optimizer.lr=2"], "--set gives optimizer.lr twice: 1 and 2"),
+        (["model=x"], "--set: model cannot be set here: write it in the job file"),
+        (['keep_home=["inputs"]'], "--set: keep_home cannot be set here: write it in the job file"),
         (
-            ["model=x"],
-            "--set: the job has no field 'model'; it has batch, microbatches, steps, counted, seed, clip, ",
+            ["models=x"],
+            "--set: the job has no field 'models'; it has batch, microbatches, steps, counted, seed, clip, ",
         ),
         (["btach=64"], "no field 'btach'; did you mean batch\\? It has batch, "),
         (["betas=1"], "it has .*optimizer.momentum"),

@@ -31,9 +31,17 @@ def test_ports_may_be_left_out(text: str, expected: tuple[str, int]) -> None:
     assert parse_address(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", ":80", "a:b", "a:70000", "a:-1", "::1:80", "[::1", "[a]:80", "a:٣"])
+@pytest.mark.parametrize("text", ["", ":80", "a:b", "a:-1", "::1:80", "[::1", "[a]:80", "a:٣"])
 def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(ConnectionFailed, match="expected HOST:PORT"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["[::]:79999", "a:65536", "a:" + "9" * 5000])
+def test_a_port_that_cannot_be_is_not_called_a_wrong_form(text: str) -> None:
+    with pytest.raises(
+        ConnectionFailed, match=r"must be 1 to 65535 \(to listen also 0, which picks a free one"
+    ):
         parse_address(text)
 
 

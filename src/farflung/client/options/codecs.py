@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from farflung.errors import CodecError, PlanError
@@ -72,7 +73,7 @@ def _sum_codec(name: str) -> str:
 def _rung(name: str, text: str) -> str:
     """The codec pair of that name, or the sequence of pairs, in the spelling of plans."""
     from farflung.codec.catalogue import recipe
-    from farflung.plans.codec_policy import policy_of
+    from farflung.plans.codec_policy import POLICIES, policy_of
     from farflung.plans.phases import codecs_in, shortest_form
 
     try:
@@ -83,5 +84,9 @@ def _rung(name: str, text: str) -> str:
         for codec in codecs_in(name):
             recipe(codec)
     except CodecError as error:
+        kind = name.partition(":")[0]
+        if kind not in POLICIES and (close := get_close_matches(kind, POLICIES, 1, 0.75)):
+            known = "the policies are auto, auto:ROUGHEST, adatopk:R and uniform:R"
+            raise PlanError(f"--codec {text!r}: did you mean {close[0]}? {known}") from None
         raise PlanError(f"--codec {text!r}: {error}") from None
     return shortest_form(name)

@@ -34,8 +34,8 @@ def override(job: Job, given: Iterable[str]) -> Job:
     Raises
     ------
     JobError
-        There is no such field (the message lists those that exist), it is given twice, or the value has the
-        wrong type or is out of range.
+        There is no such field (the message lists those that exist), no text can give its value, it is given
+        twice, or the value has the wrong type or is out of range.
     """
     values: dict[str, str] = {}
     for text in given:
@@ -90,6 +90,8 @@ def _full_name(job: Job, name: str) -> str:
     for candidate in (name, f"{OPTIMIZER}.{name}", f"{OPTIMIZER}.{SCHEDULE}.{name}"):
         if candidate in known:
             return candidate
+    if name in {field.name for field in dataclasses.fields(job)}:
+        raise JobError(f"--set: {name} cannot be set here: write it in the job file")
     close = get_close_matches(name, [*known, *(one.rpartition(".")[2] for one in known)], 1, 0.75)
     hint = f"did you mean {close[0]}? It" if close else "it"
     raise JobError(f"--set: the job has no field {printable(name[:60])!r}; {hint} has {', '.join(known)}")

@@ -10,6 +10,7 @@ import ipaddress
 from farflung.errors import ConnectionFailed
 
 DEFAULT_PORT = 7700
+MOST_PORT = 65535
 MOST_BROKER_ADDRESSES = 8
 EVERY_INTERFACE = ("0.0.0.0", "::")
 
@@ -20,18 +21,22 @@ def parse_address(text: str) -> tuple[str, int]:
     Raises
     ------
     ConnectionFailed
-        The text is not such an address.
+        The text is not such an address, or there is no such port.
     """
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]"):
         host, port = text, str(DEFAULT_PORT)
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
-    is_number = port.isascii() and port.isdigit() and int(port) <= 65535
+    is_number = port.isascii() and port.isdigit()
     labels = host.split(".") if not bracketed else []
     if not host or not is_number or bracketed != (":" in host) or any(not 0 < len(x) < 64 for x in labels):
         raise ConnectionFailed(
             f"expected HOST:PORT or [IPV6]:PORT, found {text[:100]!r}: write it like broker.example:7700"
+        )
+    if len(port) > 5 or int(port) > MOST_PORT:
+        raise ConnectionFailed(
+            f"the port in {text[:100]!r} must be 1 to {MOST_PORT} (to listen also 0, which picks a free one)"
         )
     return host, int(port)
 

@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any
 
 from farflung.errors import ConnectionFailed
-from farflung.transport.net.addresses import DEFAULT_PORT, format_address
+from farflung.transport.net.addresses import MOST_PORT, format_address
 from farflung.transport.net.happy_eyeballs import AllFailed, race
 from farflung.transport.timeouts import Timeouts
 
 _BACKLOG = 256
+_MOST_TRIED = 20
+"""Ports tried for one to suggest when a port is in use."""
 
 _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", None)
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", None)
@@ -245,7 +247,7 @@ async def listening_socket(host: str, port: int) -> socket.socket:
         bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
-        raise _cannot_listen(host, port, error) from None
+        raise await _cannot_listen(host, port, error) from None
     return bound
 
 
@@ -275,12 +277,16 @@ def peer_host(connection: socket.socket) -> str:
 
 async def _bound(host: str, port: int) -> socket.socket:
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        return _bound_to(*found[0])
+        return await _resolved_and_bound(host, port)
     except OSError as error:
-        raise _cannot_listen(host, port, error) from None
+        raise await _cannot_listen(host, port, error) from None
+
+
+async def _resolved_and_bound(host: str, port: int) -> socket.socket:
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    return _bound_to(*found[0])
 
 
 def _bound_to(family: int, kind: int, protocol: int, _: str, address: tuple[str, int]) -> socket.socket:
@@ -297,12 +303,21 @@ def _bound_to(family: int, kind: int, protocol: int, _: str, address: tuple[str,
     return bound
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> ConnectionFailed:
+async def _cannot_listen(host: str, port: int, error: OSError) -> ConnectionFailed:
     where = format_address(host, port)
     if error.errno != errno.EADDRINUSE:
         return ConnectionFailed(f"cannot listen on {where}: {error.strerror or error}")
-    other = format_address(host, port + 1 if port < 65535 else DEFAULT_PORT)
+    other = format_address(host, await _free_port(host, port + 1))
     return ConnectionFailed(
         f"port {port} is in use on {where}: stop the other process or choose another port, such as"
         f" --listen '{other}'"
     )
+
+
+async def _free_port(host: str, first: int) -> int:
+    """The next port from `first` on that is free on this host; 0, which picks any, if few more are tried."""
+    for port in range(first, min(first + _MOST_TRIED, MOST_PORT + 1)):
+        with contextlib.suppress(OSError):
+            (await _resolved_and_bound(host, port)).close()
+            return port
+    return 0

@@ -69,7 +69,7 @@ class PostgresServer:
         settings = {"port": self.port, "listen_addresses": HOST, "unix_socket_directories": ""}
         settings |= {"fsync": "off", "shared_buffers": "16MB", "max_wal_size": "64MB", "autovacuum": "off"}
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
-        self._run("pg_ctl", "--wait", "start", "-o", options, "-l", str(self._log))
+        self._run("pg_ctl", "--wait", "--timeout=180", "start", "-o", options, "-l", str(self._log))
 
     def stop(self) -> None:
         """Stop the server at once, as a crash would."""

@@ -21,6 +21,7 @@ from farflung.planner.replicas import (
     alike_workers,
     possible,
     require_possible,
+    scheduler_for_replicas,
     shared_out,
     with_replicas,
 )
@@ -97,6 +98,31 @@ def test_any_number_that_shares_workers_out_may_be_tried() -> None:
         and shared_out(1, given) == [1]
     )
     require_possible(0, 3, 1)
+
+
+def test_a_search_of_several_parts_says_which_one_it_is_at() -> None:
+    said: list[str] = []
+    search = scheduler_for(
+        CodecWishes(every="auto", sums="auto"), scheduler_for_replicas("auto", 0), Conditions()
+    )
+    fleet = far_apart(["north", "south"], 10.0)
+    search(
+        fleet, chain_workload([1.0] * 4, [UNIT] * 3), Options(budget=8, most_replicas=2, stage=said.append)
+    )
+    pipelines = ["", ", one pipeline and copies of it", ", replicas with cuts of their own"]
+    lines = [
+        f", {lines}{more}" for lines in ("lines as they are", "lines as if compressed") for more in pipelines
+    ]
+    assert said == [
+        f"{sums}{more}"
+        for sums in ("sums dense", "sums by int8")
+        for more in ("", *lines, ", codecs for the best plans")
+    ]
+    said.clear()
+    scheduler_for_replicas("auto", 2)(
+        fleet, chain_workload([1.0] * 4, [UNIT] * 3), Options(budget=8, most_replicas=2, stage=said.append)
+    )
+    assert said == ["2 replicas", "replicas with cuts of their own"]
 
 
 def far_apart(sites: list[str], mbps: float) -> Topology:

@@ -92,6 +92,10 @@ def ignore_progress(plans: float, step_seconds: float) -> None:
     """Ignore progress."""
 
 
+def ignore_stage(words: str) -> None:
+    """Ignore what a search looks at."""
+
+
 @dataclass(frozen=True)
 class Coding:
     """How a search rates plans whose links get codecs, if it is given other lines than there are.
@@ -145,6 +149,8 @@ class Options:
         A known lower bound on the step time over all of these workloads; None: the scheduler computes one.
     watch
         The progress callback of a long search.
+    stage
+        Called with a few words on what a search of several parts looks at next, such as "codecs".
     home
         Which workers may run segments that read data that stays at home; None: any. Only `auto` obeys it.
     coding
@@ -168,9 +174,15 @@ class Options:
     alternatives: tuple[Workload, ...] = ()
     proven: float | None = None
     watch: Watch = field(default=ignore_progress, compare=False)
+    stage: Callable[[str], None] = field(default=ignore_stage, compare=False)
     home: HomeRule | None = None
     coding: Coding | None = None
     equal_cuts: bool = False
+
+    def begin(self, words: str) -> Options:
+        """Report a stage, and return the options of its search, whose own stages follow its words."""
+        self.stage(words)
+        return replace(self, stage=lambda within: self.stage(f"{words}, {within}"))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from farflung.plans import Topology, subtopology
 from farflung.plans.codec_pair import DENSE
 from farflung.plans.wishes import AUTO
 from farflung.simulator import Conditions
+from farflung.text import count_of
 from farflung.workload import Workload
 
 EACH = 16
@@ -42,12 +43,14 @@ def with_unequal_cuts(
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
         known: Schedule | None = None
         refusal: PlanError | None = None
+        options.stage(count_of(replicas, "replica") if replicas else "one pipeline and copies of it")
         try:
             known = scheduler(topology, workload, options)
         except PlanError as error:
             refusal = error
         found = None
         if not options.equal_cuts and options.most_replicas > 1:
+            options.stage("replicas with cuts of their own")
             found = _search(topology, workload, options, single, replicas, known)
         if found is None and known is None:
             assert refusal is not None

@@ -335,6 +335,25 @@ def test_a_search_says_how_it_gets_on(folder: Path) -> None:
     assert any(line.startswith("what if, change 1: ") for line in said)
 
 
+def test_a_plan_with_codecs_and_replicas_says_its_stages_and_what_came_of_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = fleet("home-1", "home-2", "lab", mbps=0.2)  # where gradients would take long
+    (folder / "fleet.json").write_text(json.dumps(slow))
+    options = ("--no-what-if", "--budget", "20", "--workers", "2")
+    assert plan("--codec", "auto", "--replicas", "auto", *options) == 0
+    told = capsys.readouterr()
+    assert "  lower bound  none: bounds hold for dense links, with codecs none is computed" in told.out
+    assert "replicas: one pipeline is fastest of what was tried" in " ".join(told.out.split())
+    searched = "looking for a plan on 3 workers (auto), lines as they are"
+    for words in (searched, f"{searched}, one pipeline and copies of it"):
+        assert told.err.splitlines().count(words) == 1
+    assert plan("--replicas", "2", *options) == 0
+    told = capsys.readouterr()
+    assert "  lower bound  none: with a given number of replicas none is computed" in told.out
+    assert "replicas: one pipeline" not in told.out
+
+
 def test_the_plan_is_printed_and_saved_before_it_is_known_what_would_help(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def forecast_lines(found: Forecast, asked: int = 0) -> Iterator[str]:
     speed = f"{format_number(found.samples_per_second)} samples/s"
     yield f"  step         {format_seconds(found.step_seconds)}, {speed}, simulated"
     yield from wrapped("bottleneck", found.bottleneck)
-    yield f"  lower bound  {_bound(found)}"
+    yield from wrapped("lower bound", _bound(found))
     for worker, lacking in found.unable.items():
         yield from wrapped("left out", f"{worker}: {lacking}")
     brief, others = _brief_tasks(found), {*found.unreachable, *found.unable}
@@ -129,7 +129,7 @@ def what_if_lines(found: Forecast) -> Iterator[str]:
 
 def _bound(found: Forecast) -> str:
     if found.lower_bound_seconds is None or found.gap is None:
-        return f"none: {found.scheduler} does not compute one"
+        return f"none: {found.no_bound}"
     if found.gap < 1.005:
         return f"{format_seconds(found.lower_bound_seconds)}: no plan is faster"
     return f"{format_seconds(found.lower_bound_seconds)}: no plan is more than {1 - 1 / found.gap:.0%} faster"

@@ -140,6 +140,7 @@ def plan(
     tell("capturing the model")
     model = model_of(job, microbatches, profile)
     fleet, out = _able(fleet, model, workers or 0)
+    watch = Search(tell, f"looking for a plan on {count_of(len(fleet.workers), 'worker')} ({scheduler})")
     options = Options(
         workers=workers,
         efficiency=efficiency,
@@ -151,7 +152,8 @@ def plan(
         seconds=seconds,
         seed=seed,
         alternatives=model.alternatives,
-        watch=Search(tell, f"looking for a plan on {count_of(len(fleet.workers), 'worker')} ({scheduler})"),
+        watch=watch,
+        stage=watch.stage,
     )
     schedule = find_schedule(search, fleet, model.workload, options, recompute)
     predicted = predict(schedule.plan, fleet, codecs, job.steps, conditions)
@@ -161,8 +163,10 @@ def plan(
     beside = plan_notes(schedule.plan, codecs, job.steps, model.draws, frameworks)
     beside += check_notes(schedule.plan, simulation, job.verify)
     home = [*length_notes(job.lengths), *([ANYWHERE] if job.keep_home else [])]
+    if copies == 0 and found.replicas == 1 and _tries_replicas(scheduler, model, options):
+        home.append("replicas: one pipeline is fastest of what was tried")
     notes = [*found.notes, *predicted.notes, *beside, *gentler, *home]
-    found = msgspec.structs.replace(found, notes=notes)
+    found = msgspec.structs.replace(found, notes=notes, no_bound=_no_bound(found, codecs, copies))
     if show is not None:
         show(found)
     if not what_if:
@@ -175,6 +179,24 @@ def plan(
 def for_job(job: Job, topology: Topology) -> Topology:
     """The topology with the rates of the job's precision and mode."""
     return topology.computing(arithmetic_of(job.precision, job.deterministic))
+
+
+def _tries_replicas(scheduler: str, model: Model, options: Options) -> bool:
+    """Whether a search that may choose the number of replicas looks at more than one."""
+    most = min(options.most_replicas, model.workload.microbatches, options.workers or options.most_replicas)
+    copies = scheduler == AUTO and options.workers is None
+    return most > 1 and (copies or not options.equal_cuts)
+
+
+def _no_bound(found: Forecast, codecs: CodecWishes, replicas: int) -> str:
+    """Why a forecast has no lower bound; empty if it has one."""
+    if found.lower_bound_seconds is not None:
+        return ""
+    if codecs.codebook:
+        return "bounds hold for dense links, with codecs none is computed"
+    if replicas > 1:
+        return "with a given number of replicas none is computed"
+    return f"{found.scheduler} does not compute one"
 
 
 def _able(fleet: Topology, model: Model, asked: int) -> tuple[Topology, dict[str, str]]:

@@ -27,7 +27,7 @@ class Search:
     """Describes the progress of a search; implements `planner.assignment.Watch`."""
 
     def __init__(self, tell: ProgressCallback, words: str) -> None:
-        self._tell, self._words = tell, words
+        self._tell, self._search, self._words = tell, words, words
         self._plans, self._best = 0.0, float("inf")
         tell(words)
 
@@ -37,6 +37,11 @@ class Search:
         self._best = min(self._best, step_seconds)
         best = f", best {self._best:.3g} s a step" if self._best < float("inf") else ""
         self._tell(f"{self._words}: {self._plans:.0f} plans{best}")
+
+    def stage(self, words: str) -> None:
+        """Report what the search looks at now; its plans count with those of the stages before."""
+        self._words = f"{self._search}, {words}"
+        self._tell(self._words)
 
 
 class Observer:

@@ -60,9 +60,10 @@ class Forecast(msgspec.Struct, frozen=True):
     """The output of `farflung plan --json` and the result of `farflung.plan`. Keys are only ever added.
 
     Times are simulated. No plan takes less than `lower_bound_seconds`, and `gap` is the step time over it;
-    both are None without a bound. `evaluated` counts the plans evaluated; `capped` says that a limit on
-    seconds ended the search. `left_out` are workers without a segment; of these, `unreachable` lack a link,
-    and `unable` lack an op of the model, each with a message. `what_if` is None unless requested.
+    both are None without a bound, and `no_bound` says why. `evaluated` counts the plans evaluated; `capped`
+    says that a limit on seconds ended the search. `left_out` are workers without a segment; of these,
+    `unreachable` lack a link, and `unable` lack an op of the model, each with a message. `what_if` is None
+    unless requested.
     """
 
     model: str
@@ -87,6 +88,7 @@ class Forecast(msgspec.Struct, frozen=True):
     what_if: list[EffectRow] | None
     plan: Plan
     unable: dict[str, str] = {}
+    no_bound: str = ""
 
 
 class Expected(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from itertools import islice
 
 from farflung.errors import PlanError
 from farflung.planner.advice import changes
-from farflung.planner.assignment import Options, Schedule, Scheduler, ignore_progress, memory_of
+from farflung.planner.assignment import Options, Schedule, Scheduler, ignore_progress, ignore_stage, memory_of
 from farflung.planner.bounds import lower_bound_seconds
 from farflung.plans import Topology
 from farflung.plans.wishes import AUTO
@@ -61,6 +61,7 @@ def what_if(
         budget=max(1, options.budget // _EASIER),
         incumbent=schedule.assignment,
         watch=ignore_progress,
+        stage=ignore_stage,
     )
     leaves_out = options.workers is None and schedule.scheduler == AUTO
     enough = schedule.step_seconds * (1 - _WORTH_TELLING)

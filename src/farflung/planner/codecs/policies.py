@@ -222,12 +222,14 @@ def compressed(
     refusal: PlanError | None = None
     coding = Coding(sketch or policy, topology, conditions)
     for speedup in speedups:
+        part = options.begin("lines as they are" if speedup == 1 else "lines as if compressed")
         try:
-            found.append(scheduler(_faster(topology, speedup), workload, replace(options, coding=coding)))
+            found.append(scheduler(_faster(topology, speedup), workload, replace(part, coding=coding)))
         except PlanError as error:
             refusal = error
     if refusal and not found:
         raise refusal
+    options.stage("codecs for the best plans")
     judged = [
         _with_codecs(schedule, one, assignment, chosen, topology, conditions)
         for schedule, one, assignment in _assignments(found, options)

@@ -99,8 +99,9 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
         half = _part(options, 1 / 2)
         # With its whole budget, the first search finds nothing worse than one without replicas does.
         whole = replace(half, budget=options.budget, sum_codec=DENSE)
-        dense = search_with(topology, workload, whole)
-        last = search_with(topology, workload, replace(half, sum_codec=AUTO_SUM_CODEC))
+        dense = search_with(topology, workload, whole.begin("sums dense"))
+        coded = replace(half, sum_codec=AUTO_SUM_CODEC).begin(f"sums by {AUTO_SUM_CODEC}")
+        last = search_with(topology, workload, coded)
         if last.step_seconds > SUM_GAIN * dense.step_seconds:
             return dense
         note = (

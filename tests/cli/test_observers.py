@@ -45,7 +45,7 @@ def test_a_run_is_shown(
     assert printed.out == ""
     for words in (
         "waiting for 1 more worker (have 0, the job needs 1)",
-        "start a worker with `farflung join`, or press Ctrl-C to cancel",
+        "start a worker with `farflung join`, or stop with Ctrl-C",
         "lab-1",
         "planned by auto: 432 ms a step, limited by the link lab-1 -> lab-2, busy 93%",
         "left out: lab-4: its backend has no aten.relu.default",
@@ -273,13 +273,13 @@ def test_a_run_that_starts_its_own_workers_gives_no_advice(
     [
         (
             "6 more workers (have 3, the job needs 9)",
-            "more workers with `farflung join`, or press Ctrl-C to use --workers 3",
+            "more workers with `farflung join`, or stop with Ctrl-C and start again with --workers 3",
         ),
         (
             "9 more workers (have 0, the job needs 9; 3 workers are busy with job-1)",
-            "more workers with `farflung join`, or press Ctrl-C to cancel",
+            "more workers with `farflung join`, or stop with Ctrl-C",
         ),
-        ("1 more worker", "a worker with `farflung join`, or press Ctrl-C to cancel"),
+        ("1 more worker", "a worker with `farflung join`, or stop with Ctrl-C"),
     ],
 )
 def test_fewer_workers_are_advised_only_where_there_are_some(

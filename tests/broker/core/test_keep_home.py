@@ -20,9 +20,11 @@ from farflung.broker.core.protecting import home
 from farflung.broker.core.protecting.protection import shares_of
 from farflung.broker.core.records import FAILED, LOADING, PLANNING, QUEUED, RUNNING, State
 from farflung.broker.core.state import durable, replay
+from farflung.broker.core.trusting.events import RemovalAsked
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Prediction, Wishes
 from farflung.plans.wishes import KeepHome
+from farflung.protocol.members import MemberChanged
 from farflung.protocol.messages import (
     Accepted,
     CheckSaid,
@@ -158,6 +160,35 @@ def test_a_job_waits_for_a_home_worker_and_holds_no_other_up() -> None:
     assert story.state.jobs["job-2"].state == PLANNING
     join(story, "a", of=["ana", "bob"])
     assert job_of(story).state == PLANNING and job_of(story).members == ("a",)
+
+
+def test_a_job_says_that_its_home_worker_came_back_without_its_submitter() -> None:
+    story = Scenario()
+    join(story, "a", of=["ana"])
+    story.leave("a")
+    story.submit(1, wishes=at("a"))
+    join(story, "a")
+    assert "a is there, but was started without --home-of ana: start it again" in job_of(story).words
+    story.feed(RemovalAsked(story.now, "a", "worker", "olga", "a test"))
+    assert "a was removed: farflung member allow a" in job_of(story).words
+
+
+def removal(story: Scenario, worker: str) -> str:
+    """What an operator hears who removes a worker."""
+    outcome = story.feed(RemovalAsked(story.now, worker, "worker", "olga", "a test"))
+    (found,) = [one.message for one in outcome.commands if isinstance(one, Reply)]
+    assert isinstance(found, MemberChanged)
+    return found.words
+
+
+def test_an_operator_hears_who_may_take_the_share_of_a_removed_home_worker() -> None:
+    assert removal(place(), "a") == "only another home worker of job-1 may take its share of it"
+    assert removal(place(), "c") == "its share of job-1 goes to others"
+    story = Scenario()
+    join(story, "a", of=["ana"])
+    story.submit(1, wishes=at("a"))
+    assert job_of(story).state == PLANNING
+    assert removal(story, "a") == "job-1, which was being planned, has to do without it"
 
 
 def test_the_planner_hears_only_of_home_workers_whose_owners_agree() -> None:

@@ -85,9 +85,9 @@ def advice_on(words: str, is_local: bool) -> str:
     if is_local or not waits_for_more(words):
         return ""
     had, needed = had_and_needed(words)
-    fewer = f"use --workers {had}" if 0 < had < needed else "cancel"
+    fewer = f" and start again with --workers {had}" if 0 < had < needed else ""
     more = "more workers" if needed > 1 else "a worker"
-    return f"start {more} with `farflung join`, or press Ctrl-C to {fewer}"
+    return f"start {more} with `farflung join`, or stop with Ctrl-C{fewer}"
 
 
 def returned_words(job: str, step: int) -> str:

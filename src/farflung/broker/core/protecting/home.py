@@ -60,6 +60,20 @@ def waits_for(state: State, job: Job, usable: Collection[str]) -> list[str]:
     return list(home.workers) if home.data and not home_workers(state, job, usable) else []
 
 
+def waiting_words(state: State, job: Job, names: Collection[str]) -> str:
+    """What keeps home workers from a job, and what helps; empty if they just have to come."""
+    removed = [name for name in names if name in state.removed]
+    if removed:
+        return f"{removed[0]} was removed: farflung member allow {removed[0]}"
+    for name in names:
+        worker = state.workers.get(name)
+        if worker is not None and worker.connected and job.submitter not in worker.home_of:
+            return (
+                f"{name} is there, but was started without --home-of {job.submitter}: start it again with it"
+            )
+    return ""
+
+
 def denial(state: State, submitter: str, home: KeepHome, on: Collection[str]) -> str:
     """Why a submitter may not call these workers home, and what to do; empty if it may."""
     if not home.data:

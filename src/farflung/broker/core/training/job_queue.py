@@ -78,6 +78,8 @@ def _start(turn: Transition, job: Job, blocked: Job | None) -> Job | None:
         return _wait(turn, job, waiting_for("1 more worker"), missing=1)
     if names := home.waits_for(turn.state, job, usable):
         words = f"{waiting_for(and_more(_marked(turn.state, names), NAMED, joint=' or '))} at home"
+        if why := home.waiting_words(turn.state, job, names):
+            words = f"{words}: {why}"
         waits = _wait(turn, job, words, missing=1)
         return waits if within_reach(turn.state, job) & set(names) else None
     if len(usable) >= needs:

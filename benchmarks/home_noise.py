@@ -35,7 +35,7 @@ from farflung.plans.wishes import KeepHome
 from farflung.runtime.in_process import InProcessPipeline
 from farflung.runtime.optimizers.clipping import clip_scale, gradient_norm
 from farflung.runtime.parity.steps import named_state, received
-from farflung.runtime.training import Training
+from farflung.runtime.training import MOST_NOISE, Training
 
 LEVELS = (0.0, 0.1, 0.3, 1.0)
 HOME = KeepHome(("inputs", "targets"), ("home",))
@@ -109,13 +109,24 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+def deviation(text: str) -> float:
+    """A deviation that `Job(home_noise=)` may have."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= MOST_NOISE:
+        raise argparse.ArgumentTypeError(f"expected a number of 0 to {MOST_NOISE:g}, found {text!r}")
+    return found
+
+
 def main() -> None:
     """Run all levels with all seeds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--levels", nargs="+", type=float, default=list(LEVELS), help="the first one is compared with"
+        "--levels", nargs="+", type=deviation, default=list(LEVELS), help="the first one is compared with"
     )
     parser.add_argument("--seeds", type=whole, default=3, help="how many, from 0 on")
     parser.add_argument("--steps", type=whole, default=150)

@@ -6,7 +6,7 @@ home, before a codec writes it. Backward passes it over: the gradient that comes
 A stranger that knows some samples of a message knows the noise on these. So the draws are a stream cipher's
 (ChaCha20, RFC 8439, section 2.4), of which a part tells nothing of the rest, and each message has a key of
 its own: a keyed BLAKE2b of its place in the job and of its bytes without noise. A message that is computed
-anew with the same bits gets the same noise, and no two others share theirs, so nobody can subtract it.
+again with the same bits gets the same noise, and no two other messages share theirs: it cannot be subtracted.
 """
 
 from __future__ import annotations

@@ -27,6 +27,21 @@ class Chain(nn.Module):
         return ((x - y) ** 2).mean()
 
 
+class Normed(nn.Module):
+    """Two layers with BatchNorm between them, which keeps running statistics."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = (
+            nn.Linear(width, width),
+            nn.BatchNorm1d(width),
+            nn.Linear(width, width),
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((self.last(torch.tanh(self.norm(self.first(x)))) - y) ** 2).mean()
+
+
 class Vectors:
     """Random vectors and what is to be made of them; item `poisoned` is not a number, `broken` raises."""
 

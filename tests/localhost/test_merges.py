@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.localhost.jobs import Vectors, job
+import torch
+from safetensors.torch import load_file
+from tests.end_to_end.zoo_jobs import MICROBATCHES
+from tests.localhost.jobs import Normed, Vectors, job
+from tests.runtime.test_diloco import plain_loop
 
 import farflung
 
@@ -24,6 +29,22 @@ class Merges(farflung.Observer):
 
     def validated(self, step: int, loss: float | None, metrics: object) -> None:
         self.order.append(("validated", step))
+
+
+def test_parameters_are_merged_and_the_first_replica_s_running_statistics_come_home(tmp_path: Path) -> None:
+    apart = replace(
+        job(steps=6, model=Normed(), microbatches=MICROBATCHES, seed=11),
+        optimizer=farflung.AdamW(lr=3e-3),
+        sync=farflung.DiLoCo(inner_steps=3),
+    )
+    _, (first, second) = plain_loop(apart, 2)
+    with farflung.local(2, device="cpu") as fleet:
+        fleet.train(apart, replicas=2, out=tmp_path / "run").wait()
+    home = load_file(tmp_path / "run/model.safetensors")
+    assert home.keys() == first.keys()
+    assert all(torch.equal(home[name], first[name]) for name in home)
+    unlike = {name for name in home if not torch.equal(first[name], second[name])}
+    assert unlike == {"norm.running_mean", "norm.running_var"}
 
 
 def test_a_program_hears_each_merge(tmp_path: Path) -> None:

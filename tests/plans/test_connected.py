@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +49,15 @@ def test_messages_name_the_missing_link() -> None:
     assert message == "there is no link from w1 to w0 (and 1 more of its links are missing): w0 is left out"
     alone = {(a, b) for a in range(3) for b in range(3) if 2 in (a, b)}
     assert why_left_out(fleet([5, 5, 1], alone)) == ("there is no link between the others and w2: left out",)
+
+
+def test_workers_of_one_declared_site_without_a_link_are_named_with_it() -> None:
+    topology = fleet([5, 1, 1], {(0, 1), (1, 0), (1, 2), (2, 1)})
+    sites = [msgspec.structs.replace(worker, site="lab") for worker in topology.workers]
+    sites[2] = msgspec.structs.replace(sites[2], site="attic")
+    left_out, why = why_left_out(msgspec.structs.replace(topology, workers=tuple(sites)))
+    assert left_out == "there is no link between the others and w1: left out"
+    assert why.startswith("w0 and w1 are declared at one site, lab, and cannot reach each other: give them")
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(

@@ -41,7 +41,7 @@ def parts_of(batches: Sequence[Batch], replicas: int, alone: bool) -> list[list[
 
 
 def plain_loop(job: farflung.Job, replicas: int) -> tuple[list[float], list[dict[str, Tensor]]]:
-    """Losses, and each replica's parameters, of DiLoCo as one would write it with `torch.optim`."""
+    """Losses, and each replica's state, of DiLoCo as one would write it with `torch.optim`."""
     sync, optimizer = job.sync, job.optimizer
     assert sync is not None and isinstance(optimizer, farflung.AdamW)
     models: list[nn.Module] = [copy.deepcopy(job.model) for _ in range(replicas)]
@@ -78,7 +78,7 @@ def plain_loop(job: farflung.Job, replicas: int) -> tuple[list[float], list[dict
         for model in models:
             for anchor, own_parameter in zip(anchors, model.parameters(), strict=True):
                 own_parameter.data.copy_(anchor.data)
-    return losses, [{name: t.detach() for name, t in model.named_parameters()} for model in models]
+    return losses, [{name: t.detach() for name, t in model.state_dict().items()} for model in models]
 
 
 def clip(model: nn.Module, bound: float | None, values: Mapping[str, int]) -> None:

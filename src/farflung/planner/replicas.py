@@ -147,9 +147,10 @@ def require_possible(replicas: int, workers: int, microbatches: int) -> None:
 
 def fewer_replicas(found: int, asked: int, workers: int) -> str:
     """Tell the user that there are fewer replicas than asked for, on so many workers that compute alike."""
+    group = count_of(workers, "worker")
     return (
-        f"{count_of(found, 'replica')}, not {asked}: {count_of(workers, 'worker')} that compute the same bits"
-        " can be used now"
+        f"{count_of(found, 'replica')}, not {asked}: replicas need workers that compute the same bits"
+        f" (kernels in farflung status --json), and the largest group of these has {group}"
     )
 
 

@@ -34,12 +34,20 @@ def connected_part(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
 
 
 def why_left_out(topology: Topology) -> tuple[str, ...]:
-    """Messages that name the missing links of the workers that `connected_part` leaves out."""
+    """Messages that name the missing links of the workers that `connected_part` leaves out.
+
+    The last one names two of them that are declared at one site all the same.
+    """
     connected, out = connected_part(topology)
+    sites = {worker.id: worker.site for worker in topology.workers}
+    apart: list[str] = []
     alone: list[str] = []
     messages: list[str] = []
     for id in out:
         missing = _missing(topology, id, connected.ids)
+        apart = apart or next(
+            ([*pair] for pair in missing if sites[id] and sites[pair[0]] == sites[pair[1]]), []
+        )
         if len(missing) == 2 * len(connected.ids):
             alone.append(id)
             continue
@@ -48,6 +56,12 @@ def why_left_out(topology: Topology) -> tuple[str, ...]:
         messages.append(f"there is no link from {source} to {target}{more}: {id} is left out")
     if alone:
         messages.insert(0, f"there is no link between the others and {', '.join(alone)}: left out")
+    if apart:
+        one, other = sorted(apart)
+        messages.append(
+            f"{one} and {other} are declared at one site, {sites[one]}, and cannot reach each other: give"
+            " them sites of their own (`farflung join --site`), or let them reach each other"
+        )
     return tuple(messages)
 
 

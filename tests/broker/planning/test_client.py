@@ -358,3 +358,21 @@ def test_without_measured_links_no_better_plan_is_looked_for() -> None:
     assert isinstance(current, PlanMade)
     found = considered(current, None, "a", "b")
     assert found.result is None and found.reason == "the links between its workers were not measured"
+
+
+def test_workers_of_unlike_backends_are_no_replicas_of_each_other() -> None:
+    """Their sums of gradients would be applied with unlike bits, so there are fewer replicas, and a note."""
+    abilities = {"a": Ability(10_000, (), "torch", "cpu", "x"), "b": Ability(10_000, (), "jax", "cpu", "y")}
+    answer = answered(
+        tower(),
+        training(microbatch_size=4),
+        "a",
+        "b",
+        wishes=Wishes(replicas=2),
+        abilities=abilities,
+    )
+    assert isinstance(answer, PlanMade)
+    assert answer.result.plan.workers() == ["a"] and answer.result.plan.sums == []
+    (note,) = [note for note in answer.result.notes if "replica" in note]
+    assert note.startswith("1 replica, not 2: replicas need workers that compute the same bits")
+    assert note.endswith("the largest group of these has 1 worker")

@@ -304,6 +304,31 @@ def test_workers_whom_nobody_reaches_are_left_out_and_named(
     assert "there is no link between the others and lab" in told and "of 3 workers" in told
 
 
+def test_replicas_on_machines_of_one_site_that_cannot_reach_each_other_are_refused_with_the_site(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [[0, 0, 50], [0, 0, 50], [50, 50, 0]]
+    workers = [worker("home-1", site="lab"), worker("home-2", site="lab"), worker("attic")]
+    topology = fleet("home-1", "home-2", "attic", bandwidth_mbps=rates, workers=workers)
+    (folder / "fleet.json").write_text(json.dumps(topology))
+    assert plan("--replicas", "3", "--workers", "3") == 2
+    assert_one_line(
+        capsys.readouterr(), "home-1 and home-2 are declared at one site, lab, and cannot reach each other"
+    )
+
+
+def test_shares_of_replicas_that_do_not_add_up_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan("--no-what-if", "--replicas", "2", "--workers", "2", "--save", "plan.json") == 0
+    document = json.loads((folder / "plan.json").read_text())
+    document["shares"] = [share + 1 for share in document["shares"]]
+    (folder / "plan.json").write_text(json.dumps(document))
+    capsys.readouterr()
+    assert run(["simulate", "plan.json", "--topology", "fleet.json"]) == 2
+    assert_one_line(capsys.readouterr(), "must add up to its microbatches")
+
+
 def test_there_is_one_reason_for_each_who_is_left_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.localhost.jobs import Vectors, job
+from tests.localhost.jobs import Normed, Vectors, job
 
 import farflung
 from farflung.client.capture.prepared import prepare
@@ -48,6 +48,21 @@ def test_replicas_that_merge_only_at_the_end_are_remarked(inner_steps: int, is_s
     asked = job(sync=farflung.DiLoCo(inner_steps=inner_steps))
     remarks = [remark for remark in prepare(asked).remarks if "merge only once, after the last of" in remark]
     assert bool(remarks) == is_said
+
+
+@pytest.mark.parametrize("sync", [None, farflung.DiLoCo(inner_steps=2)])
+def test_what_merges_do_not_do_with_running_statistics_is_said(sync: farflung.DiLoCo | None) -> None:
+    chain = job().model
+    said = []
+    for model in (chain, Normed()):
+        remarks = prepare(job(model=model, sync=sync)).remarks
+        said.append([remark for remark in remarks if "merges leave out" in remark])
+    assert said[0] == []
+    assert [remark.partition(", such as")[0] for remark in said[1]] == (
+        []
+        if sync is None
+        else ["merges leave out what a step changes besides parameters (norm.running_mean and 2 more)"]
+    )
 
 
 @pytest.mark.parametrize(

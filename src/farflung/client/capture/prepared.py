@@ -160,7 +160,7 @@ def prepare(job: Job, workers: int = 0, tell: ProgressCallback = no_progress) ->
     graph = captured.graph
     # A tied parameter has several names in the model and one of them in the graph.
     require_patterns(job.optimizer, [entry.name for entry in graph.inputs_of("parameter") if entry.trainable])
-    remarks = (*_remarks(captured), *_on_validation(job), *_on_merges(job), *gentler)
+    remarks = (*_remarks(captured), *_on_validation(job), *_on_merges(job, graph), *gentler)
     return _with_state(job, captured, wire.dump(graph), remarks)
 
 
@@ -237,9 +237,18 @@ def prepare_emulated(job: Job, program: bytes) -> Prepared:
     return Prepared(job, graph, program, {}, (), emulated=True)
 
 
-def _on_merges(job: Job) -> Iterator[str]:
-    """That replicas which train apart merge only when the run is over."""
-    if job.sync is not None and job.steps - job.sync.warmup <= job.sync.inner_steps:
+def _on_merges(job: Job, graph: Graph) -> Iterator[str]:
+    """What merges leave out, and that there is one only when the run is over."""
+    if job.sync is None:
+        return
+    if graph.mutations:
+        first, *others = graph.mutations
+        more = f" and {len(others)} more" if others else ""
+        yield (
+            f"merges leave out what a step changes besides parameters ({first}{more}), such as the running"
+            " statistics of BatchNorm: each replica has its own, and those of the first come home"
+        )
+    if job.steps - job.sync.warmup <= job.sync.inner_steps:
         yield (
             f"replicas merge only once, after the last of {count_of(job.steps, 'step')}"
             f" (inner_steps={job.sync.inner_steps}, warmup={job.sync.warmup})"

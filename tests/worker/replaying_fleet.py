@@ -140,7 +140,9 @@ class Fleet:
         validates: bool = False,
         size: int = 3,
         verify: float = 0.0,
+        home_noise: float = 0.0,
     ) -> None:
+        """With `home_noise` the first segment is bound to home workers."""
         self.lock = threading.RLock()
         module, self._graph = captured(case(name), SAMPLES)
         self._case = case(name)
@@ -153,6 +155,7 @@ class Fleet:
             optimizer,
             clip=0.5,
             verify=verify,
+            home_noise=home_noise,
             **validation,  # type: ignore[arg-type]
         )
         if codec:
@@ -176,7 +179,8 @@ class Fleet:
         cuts = [one * count // len(hosts) for one in range(1, len(hosts))]
         job = placed(self._graph, cuts, hosts, MICROBATCHES, SAMPLES)
         links = [LinkCodec(a, b, self._codec, 1.0) for a in names for b in names if a != b and self._codec]
-        plan = msgspec.structs.replace(job.plan, codecs=links)
+        home = [0] if training.home_noise else []
+        plan = msgspec.structs.replace(job.plan, codecs=links, home=home)
         programs = [
             SegmentProgram(s.number, program, {n: len(self.weights[n]) for n in s.owned}, trained_shapes(s))
             for s, program in zip(job.segments, job.programs, strict=True)

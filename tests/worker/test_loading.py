@@ -205,14 +205,22 @@ def test_a_plan_that_was_not_unfolded_is_refused() -> None:
         load_segments("b", job, StateReceiver(job, [0], 10**9, fresh), 10**9, TorchBackend())
 
 
-def test_replicas_with_cuts_of_their_own_do_not_clip_by_segment() -> None:
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"clip": 1.0, "clip_by": "segment"}, "clipped by segment, and replicas that are cut unlike"),
+        ({"home_noise": 0.1}, "home workers would add up gradients with strangers, without noise"),
+    ],
+)
+def test_what_needs_equal_cuts_does_not_run_on_replicas_with_cuts_of_their_own(
+    wish: dict[str, Any], words: str
+) -> None:
     graph = captured(case("chain"), 2)[1]
     one, two = plan_graph(graph, 1, 2, ["a"]).plan, plan_graph(graph, 1, 2, ["b", "c"]).plan
     sizes = [[{0: 4}], [{0: 4}, {}]]
     plan = side_by_side(one, [one, two], sizes, {})
-    training = Training(1, 2, 2, AdamW(lr=1e-3), clip=1.0, clip_by="segment")
-    job = Load("job-1", 1, plan, training, [], {}, "desk")
-    with pytest.raises(GraphError, match="clipped by segment, and replicas that are cut unlike would drift"):
+    job = Load("job-1", 1, plan, Training(1, 2, 2, AdamW(lr=1e-3), **wish), [], {}, "desk")
+    with pytest.raises(GraphError, match=words):
         load_segments("a", job, StateReceiver(job, [0], 10**9, fresh), 10**9, TorchBackend())
 
 

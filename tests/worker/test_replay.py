@@ -47,6 +47,28 @@ def test_a_share_that_runs_past_units_again_alone_has_the_bits_of_the_lost_one(
         assert disturbed.state() == undisturbed.state()
 
 
+def test_what_a_home_worker_runs_again_does_not_depend_on_the_noise_that_it_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home, drawn = "worker-0", bytes(32)
+    monkeypatch.setattr("farflung.worker.computing.compute.secrets.token_bytes", lambda size: drawn)
+    with (
+        fleet("gpt-dropout", AdamW(0.01), home_noise=0.5) as undisturbed,
+        fleet("gpt-dropout", AdamW(0.01), home_noise=0.5) as disturbed,
+    ):
+        for unit in range(5):
+            undisturbed.run(unit)
+            disturbed.run(unit)
+            if unit == 1:
+                copied = disturbed.copy(unit, home)
+        lost, drawn = disturbed.members[home], bytes(range(32))
+        disturbed.lose(copied, 5, {home: SPARE})
+        before, again = (member.sent.of(3, [1]) for member in (lost, disturbed.members[SPARE]))
+        assert [one.microbatch for one in before] == [one.microbatch for one in again]
+        assert all(one.payload != other.payload for one, other in zip(before, again, strict=True))
+        assert disturbed.state() == undisturbed.state()
+
+
 def test_evaluations_are_passed_over() -> None:
     arguments: Sequence[object] = ("gpt-dropout", AdamW(0.01), "int8", True)
     with fleet(*arguments) as undisturbed, fleet(*arguments) as disturbed:

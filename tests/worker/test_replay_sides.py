@@ -83,7 +83,7 @@ def test_a_checker_gets_each_unit_once_over_a_link() -> None:
     mine = load()
     pull = Pull(mine.job, mine.attempt, 0)
     sides = ReplaySides()
-    sides.begin(mine, keeps=False)
+    sides.begin("a", mine, keeps=False)
     sides.log_sent(1000)
     sides.sends(parcel(0), "b")
     for checker in ("y", "z"):
@@ -95,3 +95,23 @@ def test_a_checker_gets_each_unit_once_over_a_link() -> None:
     assert sides.served("z", pull) == [parcel(0)]
     with pytest.raises(ProtocolError, match="y asks for unit 0 twice"):
         sides.served("y", pull)
+
+
+@pytest.mark.parametrize(("noise", "home", "since"), [(0.5, [0], 3), (0.5, [1], 1), (0.0, [0], 1)])
+def test_a_home_worker_does_not_give_what_it_sends_in_a_replay_with_another_noise_than_before(
+    noise: float, home: list[int], since: int
+) -> None:
+    mine = load()
+    mine = msgspec.structs.replace(
+        mine,
+        unit=1,
+        history=[PastUnit(1.0)] * 2,
+        plan=msgspec.structs.replace(mine.plan, home=home),
+        training=msgspec.structs.replace(mine.training, steps=9, home_noise=noise),
+    )
+    sides = ReplaySides()
+    sides.begin("a", mine, keeps=False)
+    sides.log_sent(1000)
+    for unit in range(1, 5):
+        sides.sends(parcel(unit), "b")
+    assert sides.logged_from == since and sides.serve(since) and not sides.serve(since - 1)

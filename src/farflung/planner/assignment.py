@@ -156,8 +156,7 @@ class Options:
     coding
         Rate plans by their steps with these codecs; None: by dense ones. Only `auto` does so.
     equal_cuts
-        Whether all replicas must have the same cuts, as where each segment's gradients are clipped by
-        themselves.
+        Whether all replicas must have the same cuts (`Training.needs_equal_cuts`).
     """
 
     workers: int | None = None

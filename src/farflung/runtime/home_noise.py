@@ -40,8 +40,8 @@ class HomeNoise:
     Parameters
     ----------
     secret
-        32 bytes that no other member knows. Other workers, and a restarted process, have another one: if they
-        run a unit again, they draw other noise, and the numbers of the run are others from there on.
+        32 bytes that no other member knows. Other workers, and a restarted process, have another one:
+        what they send again has other noise.
     worker
         The worker that sends. It adds nothing unless the plan binds segments of it to home workers.
     """

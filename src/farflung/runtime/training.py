@@ -106,6 +106,16 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.clip if self.clip_by == "segment" else None
 
     @property
+    def needs_equal_cuts(self) -> bool:
+        """Whether all replicas must have the same cuts.
+
+        They must where each segment's gradients are clipped by themselves, or where noise is on what leaves
+        home: else a stranger may have a home worker's part in another replica, and sums of gradients get no
+        noise.
+        """
+        return self.clip_by == "segment" or bool(self.home_noise)
+
+    @property
     def buckets(self) -> int:
         """How many lengths microbatches can have, at least 1."""
         return max(1, len(self.lengths))

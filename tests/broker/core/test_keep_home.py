@@ -23,6 +23,7 @@ from farflung.broker.core.state import durable, replay
 from farflung.broker.core.trusting.events import RemovalAsked
 from farflung.broker.planning.messages import PlanResult
 from farflung.plans import Prediction, Wishes
+from farflung.plans.codec_pair import codebook_of
 from farflung.plans.wishes import KeepHome
 from farflung.protocol.members import MemberChanged
 from farflung.protocol.messages import (
@@ -284,24 +285,54 @@ def test_no_stranger_takes_the_place_of_a_lost_home_worker(device: Device) -> No
     assert job_of(story).state == LOADING and "e" in job_of(story).members
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_no_other_home_worker_runs_units_again_whose_noise_it_cannot_draw(noise: float) -> None:
+def noisy(codec: str = "") -> Scenario:
+    """As in `place`, with noise on what leaves home; e and d have joined since."""
     story = Scenario()
     join(story, "a", "b", "e", of=["ana"], device=KERNELS)
     story.leave("e")
     join(story, "c", device=KERNELS)
     story.logged_from = 0
-    story.running(3, steps=2000, wishes=at("a", "b", "e"), home_noise=noise)
+    codecs = {"codecs": codebook_of([codec])} if codec else {}
+    story.running(3, steps=2000, wishes=at("a", "b", "e"), home_noise=0.5, **codecs)
     story.all_ready(0)
     spread(story, 0)
     for unit in (1, 2):
         story.all_ready(unit)
     join(story, "e", of=["ana"], device=KERNELS)
-    story.leave("a")
-    job, found = job_of(story), [one for one in told(story.commands) if isinstance(one, RolledBack)]
-    assert job.replayers == (() if noise else ("e",)) and len(found) == bool(noise)
-    assert not noise or "no other worker draws the noise on what left home again" in found[0].reason
+    join(story, "d", device=KERNELS)
+    return story
+
+
+def rollback_of(story: Scenario) -> str:
+    """Why a job has rolled back; empty if it has not."""
     check(story.state)
+    return next((one.reason for one in told(story.commands) if isinstance(one, RolledBack)), "")
+
+
+def test_another_home_worker_runs_units_again_though_it_draws_other_noise() -> None:
+    story = noisy()
+    story.leave("a")
+    assert not rollback_of(story) and job_of(story).replayers == ("e",)
+
+
+@pytest.mark.parametrize(("codec", "also_lost"), [("int8/int8", ""), ("", "c")])
+def test_no_units_run_again_whose_noise_others_or_codecs_depend_on(codec: str, also_lost: str) -> None:
+    story = noisy(codec)
+    for name in filter(None, ("a", also_lost)):
+        story.leave(name)
+    assert "no other worker draws the noise on what left home again" in rollback_of(story)
+    assert not job_of(story).replayers
+
+
+def test_a_stranger_does_not_run_units_again_for_which_a_home_worker_has_other_noise_than_before() -> None:
+    """A home worker that has taken over gives nothing from before, so it would have to run again, too."""
+    story = noisy()
+    story.leave("a")
+    load_all(story)
+    story.logged_from = 3
+    story.ready("e", 3)
+    story.leave("c")
+    assert "no other worker draws the noise on what left home again" in rollback_of(story)
 
 
 @pytest.mark.parametrize("device", [DEVICE, KERNELS])

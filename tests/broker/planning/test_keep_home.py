@@ -40,10 +40,12 @@ def graph() -> bytes:
     return wire.dump(capture(Classifier(), batch).graph)
 
 
-def planned(home: KeepHome, measured: MeasuredTopology | None, replicas: int = 1) -> Plan:
-    job, wishes = training(microbatch_size=4, microbatches=4), Wishes(home=home, replicas=replicas)
-    count = 0 if replicas > 1 else 3
-    answer = answered(graph(), job, "a", "b", "c", "d", count=count, wishes=wishes, measured=measured)
+def planned(
+    home: KeepHome, measured: MeasuredTopology | None, replicas: int = 1, noise: float = 0.0, on: str = "abcd"
+) -> Plan:
+    job = training(microbatch_size=4, microbatches=4, home_noise=noise)
+    wishes, count = Wishes(home=home, replicas=replicas), 0 if replicas > 1 else 3
+    answer = answered(graph(), job, *on, count=count, wishes=wishes, measured=measured)
     assert isinstance(answer, PlanMade), answer
     return answer.result.plan
 
@@ -73,6 +75,18 @@ def test_either_kind_alone_binds_one_end(data: str, at: int) -> None:
 def test_each_copy_of_the_model_has_a_home_worker() -> None:
     plan = planned(KeepHome(BOTH.data, ("b", "d")), MeasuredTopology(fleet(*"abcd", tflops=1e-7), ()), 2)
     assert len(plan.pipelines) == 2 and plan.at_home() == {"b", "d"} == fed(plan)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_no_gradient_is_added_up_over_home_and_strangers_where_noise_is_on_what_leaves_home(
+    noise: float,
+) -> None:
+    fast = MeasuredTopology(fleet("b", "c", "d", tflops=1e-7), ())
+    plan = planned(KeepHome(BOTH.data, ("b", "d")), fast, 2, noise, on="bcd")
+    assert len(plan.pipelines) == 2 and plan.at_home() == {"b", "d"}
+    holders = [{plan.worker_of(segment) for segment in one.holders()} for one in plan.sums]
+    assert any("c" in one for one in holders) == (not noise)
+    assert not noise or all(one == {"b", "d"} for one in holders)
 
 
 @pytest.mark.parametrize(

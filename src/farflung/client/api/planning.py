@@ -147,7 +147,7 @@ def plan(
         recompute=recompute != "never",
         most_replicas=copies or len(fleet.workers),
         inner_steps=job.training().inner_steps,
-        equal_cuts=job.clip_by == "segment",
+        equal_cuts=job.training().needs_equal_cuts,
         budget=budget,
         seconds=seconds,
         seed=seed,

@@ -27,8 +27,8 @@ class ReplaySides:
         self._checks: dict[str, ServeCheck] = {}
         self._served: set[tuple[str, int]] = set()  # checkers and units
 
-    def begin(self, load: Load, keeps: bool) -> None:
-        """Begin an attempt, in which this worker goes on with the state that it has if it `keeps` it."""
+    def begin(self, worker: str, load: Load, keeps: bool) -> None:
+        """Begin an attempt, in which `worker`, this one, goes on with its state if it `keeps` it."""
         self._load = load
         self._replay = Replay(load) if load.history else None
         self._may_pull = False
@@ -38,6 +38,8 @@ class ReplaySides:
             self._log.drop_from(load.unit)
         else:
             self._log = BoundaryLog(load.unit, 0)
+            if load.training.home_noise and worker in load.plan.at_home():
+                self._log.forget(load.unit + len(load.history))  # others got these units with other noise
 
     def end(self) -> None:
         """End the attempt; what was sent stays logged."""

@@ -98,7 +98,7 @@ class Peers:
         self._loop, self._worker = asyncio.get_running_loop(), worker
         self._load, self._admitted = load, peers
         self._intake.begin(worker, load, receiver)
-        self.replays.begin(load, keeps=receiver is None)
+        self.replays.begin(worker, load, keeps=receiver is None)
         self._welcome_due()
 
     def admit_also(self, peers: frozenset[str]) -> None:

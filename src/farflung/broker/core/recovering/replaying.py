@@ -50,7 +50,7 @@ def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | O
     again = lost_set(job, plan, {*lost, *job.without_state})
     if units.units and not all(_repeats(state, job, name) for name in again):
         return Obstacle("a GPU computes other bits when it repeats a step (unless the job is deterministic)")
-    if units.units and job.training.home_noise and again & plan.at_home():
+    if units.units and _noise_matters(job, plan, again):
         return Obstacle("no other worker draws the noise on what left home again")
     staying = [name for name in plan.workers() if name not in again]
     if not staying:
@@ -69,6 +69,19 @@ def takeover(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | O
 def _repeats(state: State, job: Job, member: str) -> bool:
     """Whether a device like a member's computes the same bits again."""
     return job.training.deterministic or state.workers[member].device.kind in REPEATABLE
+
+
+def _noise_matters(job: Job, plan: Plan, again: Collection[str]) -> bool:
+    """Whether members would compute other bits if past units ran again with other noise on what leaves home.
+
+    Home workers draw it anew. What they compute does not depend on it, but what their codecs remember does,
+    and so does what strangers compute that run the same units again.
+    """
+    home = plan.at_home().intersection(again)
+    if not home or not job.training.home_noise:
+        return False
+    near = set().union(*(plan.neighbours(name) for name in home))
+    return bool(job.training.codecs) or not near.isdisjoint(set(again) - home)
 
 
 def taker_of(job: Job, found: Takeover) -> str:

@@ -75,16 +75,35 @@ def test_bfloat16_gets_noise_too() -> None:
     assert abs(float((found.float() - clean.float()).std()) - 1) < 0.03
 
 
-def test_integers_masks_zeros_and_what_is_not_finite_stay_as_they_are() -> None:
+def test_integers_masks_and_zeros_stay_as_they_are() -> None:
     for array, dtype in (
         (np.arange(9), "int64"),
         (np.ones(9, np.bool_), "bool"),
         (np.zeros(9, np.float32), "float32"),
-        (np.array([1, np.nan, 2], np.float32), "float32"),
-        (np.array([1, np.inf], np.float16), "float16"),
+        (np.full(3, np.nan, np.float32), "float32"),
         (np.zeros(0, np.float32), "float32"),
     ):
         assert bytes(noised(memory(array), dtype, 1.0, KEY)) == array.tobytes()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_element_that_is_not_finite_leaves_no_other_without_noise(dtype: str, bad: float) -> None:
+    """A stranger can have one sample's gradient become NaN by the activation that it sends."""
+    clean = np.random.default_rng(1).normal(2, 3, 5000).astype(dtype)
+    clean[17] = bad
+    found = np.frombuffer(noised(memory(clean), dtype, 0.5, KEY), dtype)  # type: ignore[arg-type]
+    sent = np.delete(clean, 17).astype(np.float64)
+    noise = np.delete(found, 17) - sent
+    assert np.isfinite(noise).all() and (noise != 0).mean() > 0.99
+    assert abs(noise.std() / (0.5 * np.sqrt(np.square(sent).mean())) - 1) < 0.06
+    assert found[17] == bad or np.isnan([found[17], bad]).all()
+
+
+def test_squares_beyond_the_largest_number_leave_nothing_without_noise() -> None:
+    clean = np.array([1e200, -2e200, 3.0, 1e-3] * 500)
+    found = np.frombuffer(noised(memory(clean), "float64", 0.5, KEY))
+    assert (found != clean).all()
 
 
 def test_a_message_that_is_computed_again_has_the_same_noise_and_no_two_others_have() -> None:

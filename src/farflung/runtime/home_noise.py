@@ -63,7 +63,7 @@ class HomeNoise:
     def added(self, parcel: Parcel[Any], data: memoryview, dtype: DTypeName) -> memoryview:
         """The bytes of a parcel's value with noise, in memory of their own.
 
-        Integers, masks, zeros and what is not finite stay as they are.
+        Integers, masks and zeros stay as they are, as do elements that are not finite.
         """
         return noised(data, dtype, self._level, self._key(parcel, data))
 
@@ -76,32 +76,46 @@ class HomeNoise:
 
 
 def noised(data: memoryview, dtype: DTypeName, level: float, key: bytes) -> memoryview:
-    """The elements in `data` plus Gaussian noise of `level` times their root mean square.
+    """The elements in `data` plus Gaussian noise of `level` times the root mean square of the finite ones.
 
-    Equal keys of 32 bytes give equal draws; use each for one message only.
+    Equal keys of 32 bytes give equal draws; use each for one message only. A stranger that has one element
+    become infinite or NaN by what it sends does not have the others without noise by that.
     """
     if dtype not in _DTYPES or not len(data):
         return data
     given = np.frombuffer(data, _DTYPES[dtype])
     deviation = level * _root_mean_square(given)
-    if not deviation or not math.isfinite(deviation):
+    if not deviation:
         return data
     found = np.empty_like(given)
     for start, draws in _gaussian(key, len(given)):
         piece = slice(start, start + len(draws))
-        if dtype == "float64":
-            np.add(given[piece], deviation * draws.astype(np.float64), out=found[piece])
-        else:
-            narrow(as_float32(given[piece]) + np.float32(deviation) * draws, found[piece])
+        with np.errstate(over="ignore", invalid="ignore"):
+            if dtype == "float64":
+                np.add(given[piece], deviation * draws.astype(np.float64), out=found[piece])
+            else:
+                narrow(as_float32(given[piece]) + np.float32(deviation) * draws, found[piece])
     return memoryview(found.view(np.uint8))  # type: ignore[arg-type]
 
 
 def _root_mean_square(given: np.ndarray) -> float:
-    pieces = (given[start : start + PIECE] for start in range(0, len(given), PIECE))
-    wide = (piece if piece.dtype == np.float64 else as_float32(piece) for piece in pieces)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = sum(float(np.square(piece, dtype=np.float64).sum()) for piece in wide)
-    return math.sqrt(total / len(given))
+    """That of the finite elements; the largest is taken out first, or squares of float64 would overflow."""
+    pieces = [given[start : start + PIECE] for start in range(0, len(given), PIECE)]
+    sizes = [
+        float(np.max(np.abs(piece), where=np.isfinite(piece), initial=0)) for piece in map(_wide, pieces)
+    ]
+    if not (largest := max(sizes)):
+        return 0.0
+    total, count = 0.0, 0
+    for piece in map(_wide, pieces):
+        finite = piece[np.isfinite(piece)]
+        total += float(np.square(finite / largest, dtype=np.float64).sum())
+        count += len(finite)
+    return largest * math.sqrt(total / count)
+
+
+def _wide(piece: np.ndarray) -> np.ndarray:
+    return piece if piece.dtype == np.float64 else as_float32(piece)
 
 
 def _gaussian(key: bytes, count: int) -> Iterator[tuple[int, Float32]]:

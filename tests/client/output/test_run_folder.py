@@ -273,3 +273,37 @@ def test_a_folder_knows_whether_a_checkpoint_was_saved(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").write_text("{")
     assert not run.has_checkpoint()
     run.close()
+
+
+def with_an_older_run(path: Path) -> RunFolder:
+    older = RunFolder.create(path)
+    older.add_step(row(1))
+    older.close()
+    return RunFolder.create(path)
+
+
+def test_a_refused_run_leaves_nothing_and_no_other_takes_its_name_before(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    refused = with_an_older_run(path)
+    refused.write_record(RunRecord(run="r1", farflung="0.1", job="/job.py", options=RunOptions(steps=3)))
+    with pytest.raises(JobError, match="another run is writing"):
+        RunFolder.create(path)
+    assert refused.discard()
+    refused.close()
+    assert [entry["step"] for entry in lines(path / "metrics.jsonl")] == [1]
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_refused_runs_folder_that_cannot_be_removed_gives_an_older_run_its_name_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = with_an_older_run(tmp_path / "run")
+
+    def busy(_: Path) -> None:
+        raise OSError("busy")
+
+    monkeypatch.setattr(Path, "rmdir", busy)
+    assert not refused.discard()
+    assert refused.restore_previous()
+    refused.close()
+    assert [entry["step"] for entry in lines(tmp_path / "run" / "metrics.jsonl")] == [1]

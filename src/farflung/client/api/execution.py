@@ -213,9 +213,9 @@ class Execution:
             is_restored = self._restore_older_run()
             if outcome.reason == STOPPED_AT_ONCE and not is_restored and begun.folder.has_checkpoint():
                 self._frontend.note(resume_note(begun.start.command))
-        begun.folder.close()
         if is_refused:
             self._leave_nothing()
+        begun.folder.close()
 
     def _leave_nothing(self) -> None:
         """Remove the folder that was made for a run whose job was refused, or say why it stays."""

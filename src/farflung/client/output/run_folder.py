@@ -250,9 +250,10 @@ class RunFolder:
         return True
 
     def discard(self) -> bool:
-        """Remove the closed folder of a run that never began, and give an older run its name back.
+        """Remove the folder of a run that never began, and give an older run its name back.
 
-        It stays, and the answer is false, if it was there before, has steps, or has files of others.
+        It stays, and the answer is false, if it was there before, has steps, or has files of others. Close it
+        after that: a run that took the name in between would lose its files.
         """
         with suppress(OSError):
             names = {one.name for one in self.path.iterdir()}
@@ -263,7 +264,8 @@ class RunFolder:
             self.path.rmdir()
             if self.previous is not None:
                 self.previous.rename(self.path)
-        return not self.path.exists() or self.previous is not None
+            return True
+        return False
 
     def close(self) -> None:
         """Close the files; the next run may take the folder's name."""

@@ -120,14 +120,15 @@ class Course:
 
     def _row(self, windows: list[Window], calm_cores: float, grown_bytes: int) -> Attacked:
         kept = statistics.median(window.kept for window in windows)
+        mean_kept = statistics.median(window.mean_kept for window in windows)
         broker_mb = _peak_mb(self._fleet.process(BROKER))
         failed, slowest = self._has_failed(), max(self._joins)
         return Attacked(
             name=self._name,
             role=self._role,
-            held=holds(kept, broker_mb, failed, slowest),
+            held=holds(min(kept, mean_kept), broker_mb, failed, slowest),
             speed_kept=kept,
-            mean_speed_kept=statistics.median(window.mean_kept for window in windows),
+            mean_speed_kept=mean_kept,
             broker_mb=broker_mb,
             honest_failed=failed,
             join_seconds=slowest,

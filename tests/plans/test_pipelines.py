@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.plans import FEEDER, Edge, Pipeline, Placement, Plan, Sum, dealt, unfolded
+from farflung.plans import FEEDER, Edge, Pipeline, Placement, Plan, Sum, dealt, side_by_side, unfolded
 from farflung.plans import folded as refolded
 
 SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
@@ -135,3 +135,19 @@ def test_a_folded_plan_unfolds_to_the_same() -> None:
     assert refolded(plan()) == folded()
     assert unfolded(refolded(plan()), [{10: 100, 11: 40, 12: 60}, {13: 8}], sites) == plan()
     assert refolded(folded()) == folded()
+
+
+def test_cuts_that_differ_in_frozen_layers_alone_are_unlike() -> None:
+    def pipeline(workers: str, flops: tuple[int, int]) -> Plan:
+        placements = [
+            Placement(n, [worker], flop, 4, 1)
+            for n, (worker, flop) in enumerate(zip(workers, flops, strict=True))
+        ]
+        return Plan(placements, [Edge(1, 0, 1, 8, True)], 2, 2)
+
+    adapters: list[dict[int, int]] = [{}, {5: 4}]
+    first, other = pipeline("ab", (10, 90)), pipeline("cd", (70, 30))
+    unlike = side_by_side(first, [first, other], [adapters, adapters], {})
+    assert not unlike.has_equal_cuts and refolded(unlike) == unlike
+    like = side_by_side(first, [first, pipeline("cd", (10, 90))], [adapters, adapters], {})
+    assert like.has_equal_cuts and refolded(like).replicas == 2

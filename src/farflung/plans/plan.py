@@ -183,7 +183,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if len({one.segments for one in self.pipelines}) > 1:
             return False
         count = self.pipelines[0].segments if self.pipelines else len(self.placements)
-        return all(len({segment % count for segment in one.holders()}) == 1 for one in self.sums)
+        cuts = {
+            tuple((p.nodes, p.parameter_bytes, p.flops) for p in self.placements[first : first + count])
+            for first in range(0, len(self.placements), count)
+        }
+        sums = (len({segment % count for segment in one.holders()}) == 1 for one in self.sums)
+        return len(cuts) == 1 and all(sums)  # frozen parameters are in no sum
 
     def _check_workers(self) -> None:
         live = {*self.live_segments()}

@@ -58,6 +58,21 @@ def unlike_place(idle: str = "") -> Scenario:
     return place_plan(plan, owned, "abcde", idle)
 
 
+def cascading_place(idle: str) -> Scenario:
+    """Pipelines of workers ab, cde and f, cut in two, three and one."""
+    pipelines = [
+        Plan(
+            [Placement(n, [w], 10, 4, 1) for n, w in enumerate(names)],
+            [Edge(n, n - 1, n, 8, True) for n in range(1, len(names))], 2, 2,
+        )
+        for names in ("ab", "cde", "f")
+    ]  # fmt: skip
+    cuts = [[[0], [1, 2]], [[0], [1], [2]], [[0, 1, 2]]]
+    sizes = [[dict.fromkeys(own, 4) for own in cut] for cut in cuts]
+    owned = [[f"weight-{value}" for value in own] for cut in cuts for own in cut]
+    return place_plan(side_by_side(pipelines[0], pipelines, sizes, {}), owned, "abcdef", idle)
+
+
 def place_plan(
     plan: Plan, owned: list[list[str]], members: str, idle: str = "", disk_bytes: int = 0
 ) -> Scenario:
@@ -227,6 +242,16 @@ def test_of_such_replicas_a_place_is_taken_whose_state_another_has() -> None:
     story.leave("c")
     job = job_of(story)
     assert job.members == ("a", "b", "x", "d", "e") and job.state_donors == {2: 4}
+    goes_on(story)
+
+
+def test_a_replica_whose_donor_is_dropped_is_dropped_too_and_the_rest_goes_on() -> None:
+    story = cascading_place(idle="x")
+    story.leave("a")
+    assert job_of(story).members == ("x", "b", "c", "d", "e", "f")  # c has what x needs
+    story.leave("d")  # no other has its state, so its pipeline is dropped, which x's donor is in
+    job = job_of(story)
+    assert (job.attempt, job.members) == (3, ("f",)) and not rollbacks(story)
     goes_on(story)
 
 

@@ -237,7 +237,11 @@ def test_a_job_of_which_some_is_checked_says_whose_last_units_were_drawn_in_vain
     story.all_ready(0)
     story.copied("b", 0, 1, trouble="no space")
     assert job_of(story).state == "collecting"
-    assert said(story)[-1].words == "the last units of a, b, c are not checked, because b: no space"
+    last = said(story)[-3:]
+    assert [one.words for one in last] == [
+        f"the newest units of {name} are not checked, because b: no space" for name in "abc"
+    ]
+    assert [(one.worker, one.first, one.over) for one in last] == [(name, 0, 1) for name in "abc"]
 
 
 def test_last_units_that_a_restart_leaves_unchecked_are_named() -> None:
@@ -248,7 +252,9 @@ def test_last_units_that_a_restart_leaves_unchecked_are_named() -> None:
         standing = Standing("job-1", 1, 1, "running") if worker in job_of(story).members else None
         story.join(worker, device=KERNELS, disk_bytes=10**9, standing=standing)
     assert job_of(story).state == "collecting"
-    assert "units of a, b, c are not checked, because the broker was restarted" in said(story)[-1].words
+    for name, one in zip("abc", said(story)[-3:], strict=True):
+        assert f"units of {name} are not checked, because the broker was restarted" in one.words
+        assert one.worker == name
 
 
 def test_a_member_that_makes_no_copies_is_replaced_if_all_is_to_be_checked() -> None:

@@ -56,10 +56,11 @@ def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obs
         for name in plan.workers()
         if name in without and (own := plan.segments_of(name))
     ]
-    dropped = set() if plan.has_equal_cuts else _without_donor(job, plan, places, kept)
+    dropped = _without_donor(job, plan, places, kept, set())
     while (taken := _taken(state, job, plan, places, dropped)) is None:
         open_places = [place.pipeline for place in places if place.pipeline not in dropped]
         dropped.add(max(sorted(set(open_places)), key=open_places.count))
+        dropped = _without_donor(job, plan, places, kept, dropped)
     seats = {**kept, **taken}
     return _found(
         state, job, {at: name for at, name in seats.items() if plan.pipeline_of(at) not in dropped}, taken
@@ -93,18 +94,30 @@ def growing(state: State, job: Job) -> Mending | None:
     return None
 
 
-def _without_donor(job: Job, plan: Plan, places: Collection[_Place], kept: Mapping[int, str]) -> set[int]:
-    """The pipelines of which a place holds what no segment that is left has, as where cuts are unlike."""
-    left = {at: job.owned[at] for at in kept}
-    return {
-        place.pipeline
-        for place in places
-        for segment in place.segments
-        if not any(
-            owned == job.owned[segment] and plan.pipeline_of(at) != place.pipeline
-            for at, owned in left.items()
-        )
-    }
+def _without_donor(
+    job: Job, plan: Plan, places: Collection[_Place], kept: Mapping[int, str], dropped: Collection[int]
+) -> set[int]:
+    """The pipelines that are `dropped`, and those that must be: a place in them holds what none that goes on
+    has, as where cuts are unlike. Each of these may have been the donor of another one.
+    """
+    found = {*dropped}
+    while not plan.has_equal_cuts:
+        more = {
+            place.pipeline
+            for place in places
+            if place.pipeline not in found
+            and not all(_has_donor(job, plan, segment, kept, found) for segment in place.segments)
+        }
+        if not more:
+            break
+        found |= more
+    return found
+
+
+def _has_donor(job: Job, plan: Plan, segment: int, kept: Mapping[int, str], dropped: Collection[int]) -> bool:
+    """Whether a segment that is left, of another pipeline than this one or a dropped one, has its state."""
+    others = (at for at in kept if plan.pipeline_of(at) not in {plan.pipeline_of(segment), *dropped})
+    return any(job.owned[at] == job.owned[segment] for at in others)
 
 
 def _present(state: State, job: Job, name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from farflung.broker.core import facts
 from farflung.broker.core.events import Reply, Send
 from farflung.broker.core.protecting import checks, home, protection
@@ -115,10 +117,15 @@ def worker_loaded(
     turn.tell(job.job, Running(job.job, job.attempt))
 
 
-def collect(turn: Transition, job: Job, state: str, reason: str) -> None:
-    """Make the workers send their state; the job then ends as `state`."""
+def collect(
+    turn: Transition, job: Job, state: str, reason: str, drawn: Collection[int] = (), trouble: str = ""
+) -> None:
+    """Make the workers send their state; the job then ends as `state`.
+
+    The last intervals of the shares `drawn` could not be checked, because of the `trouble`.
+    """
     reason = one_line(reason)
-    _say_unchecked(turn, job)
+    _say_unchecked(turn, job, drawn, trouble)
     found = job.checks.pieces or job.checked
     turn.emit(facts.JobCollecting(turn.now, job.job, state, reason, list(found) if state == DONE else []))
     turn.send_members(job, SendState(job.job, job.attempt, job.checkpoint_end))
@@ -223,14 +230,15 @@ def end(turn: Transition, job: Job, state: str, reason: str) -> None:
     turn.tell(job.job, Ended(job.job, state, reason))
 
 
-def _say_unchecked(turn: Transition, job: Job) -> None:
+def _say_unchecked(turn: Transition, job: Job, drawn: Collection[int] = (), trouble: str = "") -> None:
     """Tell the submitter, which counts them, whose intervals were drawn and are unchecked as the job ends."""
     found = job.checks
     if job.plan is None or job.state != RUNNING or found.attempt != job.attempt:
         return
     first, shares = checks.first_unit(job), protection.shares_of(job.plan)
-    for share in sorted(found.carried.union(found.pending) & shares.keys()):
-        words = f"the newest units of {shares[share]} are not checked, because the job ends before"
+    trouble = trouble or "the job ends before"
+    for share in sorted(found.carried.union(found.pending, drawn) & shares.keys()):
+        words = f"the newest units of {shares[share]} are not checked, because {trouble}"
         said = CheckSaid(job.job, job.attempt, words, shares[share], None, first, job.next_unit)
         turn.tell(job.job, said)
 

@@ -177,19 +177,19 @@ def _end(turn: Transition, job: Job) -> None:
         why = job.versions.trouble or "an attempt ended before its last units were checked"
         recovery.give_up(turn, job, f"the weights can't be handed out: {why}")
     elif version is None or job.checks.passes(version.name):
+        why, drawn_in_vain = "", list[int]()
         if version is None:
-            _say_unchecked(turn, job)
-        jobs.collect(turn, job, DONE, is_over(job.training, job.monitoring.states))
+            why = job.versions.trouble or "the broker was restarted while copies were made"
+            drawn_in_vain = _drawn_in_vain(turn, job)
+        jobs.collect(turn, job, DONE, is_over(job.training, job.monitoring.states), drawn_in_vain, why)
 
 
-def _say_unchecked(turn: Transition, job: Job) -> None:
-    """Say whose last units were drawn and not checked, because the copies after them were given up."""
-    name, shares = StateVersion(job.attempt, job.next_unit - 1), shares_of(_plan(job))
-    left = job.checks.carried & shares.keys() | {*drawn(job.draws, job.training.verify, name, shares)}
-    if left and not checkers.hindrance(turn.state, job):
-        names = and_more([shares[share] for share in sorted(left)])
-        why = job.versions.trouble or "the broker was restarted while copies were made"
-        _say(turn, job, f"the last units of {names} are not checked, because {why}")
+def _drawn_in_vain(turn: Transition, job: Job) -> list[int]:
+    """The shares whose last units would have been checked, had the copies after them not been given up."""
+    if checkers.hindrance(turn.state, job):
+        return []
+    name = StateVersion(job.attempt, job.next_unit - 1)
+    return [*drawn(job.draws, job.training.verify, name, shares_of(_plan(job)))]
 
 
 def _advance(turn: Transition, job: Job, version: Version) -> None:

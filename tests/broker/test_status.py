@@ -3,10 +3,14 @@ from __future__ import annotations
 import json
 
 import msgspec
+from tests.broker.core.test_protection import spread
+from tests.broker.core.test_replaying import KERNELS
+from tests.broker.core.trusting.test_checking import place
 from tests.broker.scenario import DEVICE, Scenario
 
 from farflung.broker.core import events, facts, log_lines
 from farflung.broker.status import Sighting, status_of
+from farflung.cli.render.status import job_lines
 from farflung.protocol.fields import shutting_down
 from farflung.protocol.messages import FromViewer, Status, ToViewer, decode, encode
 from farflung.protocol.reachability import LinkReport
@@ -73,6 +77,19 @@ def test_a_worker_that_was_told_to_stop_has_left_and_was_not_lost() -> None:
 def test_where_a_worker_has_moved_to_is_logged_in_one_line_even_if_it_only_claims_it() -> None:
     moved = facts.WorkerMoved(0.0, "a", [], ["lab.example:7", "evil\nworker b left:7"], "192.0.2.1")
     assert log_lines.log_line(moved) == "worker a moved to lab.example:7, evil worker b left:7"
+
+
+def test_a_job_that_stands_still_for_lack_of_a_checker_says_so_and_what_helps() -> None:
+    story = place(idle="", steps=20)
+    story.all_ready(0)
+    spread(story, 0)
+    (job,) = status(story).jobs
+    assert job.state == "running" and "start another worker with `farflung join`" in job.reason
+    (shown,) = [line for line in " ".join(job_lines([job])).split("  ") if "to check a's part" in line]
+    assert "job-1: waiting for an idle worker to check a's part of step 1" in shown
+    story.join("d", device=KERNELS, disk_bytes=10**9)
+    (job,) = status(story).jobs
+    assert job.reason == ""
 
 
 def test_a_running_job_shows_its_step_loss_and_speed() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.broker.core.test_protection import spread
+from tests.broker.core.trusting.test_checking import place
 from tests.broker.scenario import Scenario
 
 from farflung.broker import timelines
@@ -113,6 +115,18 @@ def test_a_watch_ends_with_its_attempt() -> None:
             await asyncio.wait_for(waiting, timelines.LOOK_SECONDS + 3)
 
     asyncio.run(work())
+
+
+def test_a_job_that_stands_still_for_lack_of_a_checker_says_so_at_once() -> None:
+    known = place(idle="", steps=20)
+    known.all_ready(0)
+    spread(known, 0)
+    found, sessions = made(known)
+    for unit in (1, 2):  # as far as it may run ahead
+        known.all_ready(unit)
+    with pytest.raises(NoTimeline, match="runs no steps now, it is waiting for an idle worker to check a's"):
+        asyncio.run(found.of("job-1"))
+    assert not sessions["a"].asked
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,30 @@ def test_a_clock_shows_on_a_terminal_that_the_broker_still_plans(
     assert "0:00:0" in waited and "0:00:0" in planned
 
 
+def test_a_run_with_bars_shows_in_one_of_them_that_it_waits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    observer, words = LiveObserver(3), "waiting for an idle worker to check a's part of step 1"
+
+    def shown() -> list[str]:
+        return [str(task.description) for task in observer._progress.tasks]
+
+    observer.stepped(StepRow(1, 4.25, 8, 0.5, 16.0, 1000, 1, 0.1, 2.0))
+    observer.waiting(words)
+    assert shown() == ["training", "waiting"] and observer._progress.tasks[1].fields["facts"] == [words]
+    observer.waiting("running")
+    assert shown() == ["training"]
+    for so_far in ("", ": 10 plans", ": 20 plans"):
+        observer.waiting(f"planning for 2 workers{so_far}")
+    assert shown() == ["training", "planning"]
+    assert observer._progress.tasks[1].fields["facts"] == ["planning for 2 workers: 20 plans"]
+    observer.loading(1, 2)
+    assert shown() == ["training", "loading"]
+    observer.close()
+    assert capsys.readouterr().err.count(f"{words}\n") == 1
+
+
 def test_a_search_shows_how_far_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

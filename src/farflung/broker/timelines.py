@@ -98,6 +98,8 @@ class Timelines:
         if found.state != RUNNING:
             later = ": try again once it runs" if found.state in (QUEUED, PLANNING, LOADING) else ""
             raise NoTimeline(f"{job} runs no steps now, it is {found.state}{later}")
+        if found.words and found.group is not None and found.group.complete:
+            raise NoTimeline(f"{job} runs no steps now, it is {found.words}")
         return found
 
     def _goes_on(self, job: Job) -> bool:

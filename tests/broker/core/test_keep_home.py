@@ -137,8 +137,8 @@ def checked(verify: float) -> Scenario:
 def test_a_stranger_does_not_check_a_home_worker_and_a_line_says_who_could() -> None:
     owner, *_ = checked_said(story := checked(1.0))
     assert "the kernels of a, and none is there yet; for a it must be a home worker" in owner.words
-    waits = checked_said(story)[-1].words
-    assert "waits for a check: no idle home worker of the same kernels is there: only a home" in waits
+    waits = job_of(story).words
+    assert "a's part of step 1: no idle home worker of the same kernels is there: only a home" in waits
     some = checked_said(checked(0.999999))
     assert "is not checked, because no idle home worker of the same kernels is there" in some[0].words
     assert job_of(story).checks.running is None

@@ -64,7 +64,7 @@ class LiveObserver(Observer):
             console=self._console,
         )
         self._clock = ExitStack()  # while the job waits or is planned
-        self._waiting = ""
+        self._waiting = self._wait = ""
         self._tell: ProgressCallback = no_progress
         self._bars: dict[str, TaskID] = {}
         self._remaining: dict[str, RemainingTime] = {}
@@ -78,8 +78,19 @@ class LiveObserver(Observer):
         self._console.print(printable(words))
         if advice := advice_on(words, self._is_local):
             self._console.print(advice)
+        if self._bars:  # a clock beside them would overwrite what they draw
+            self._tell = self._show_wait
+            self._tell(printable(words))
+            return
         self._tell = self._clock.enter_context(moving_line())
         self._tell(printable(words).partition(" ")[0])
+
+    def _show_wait(self, words: str) -> None:
+        """A bar for what a run waits for that has others; none for a state in one word, such as "running"."""
+        self._hide(self._wait)
+        if " " in words:
+            self._wait = words.partition(" ")[0]
+            self._show(self._wait, 0, None, [words])
 
     def planned(self, planned: Planned) -> None:
         self._clock.close()
@@ -157,6 +168,8 @@ class LiveObserver(Observer):
     def _show(self, phase: str, done: int, total: int | None, facts: list[str]) -> None:
         """Draw a phase's bar; without a `total` it only moves, as nothing is known of how far it is."""
         self._clock.close()
+        if phase != self._wait:
+            self._hide(self._wait)
         if phase not in self._bars:
             self._progress.start()
             remaining = self._remaining[phase] = RemainingTime()

@@ -17,6 +17,7 @@ from farflung.broker.core.state import durable, replay
 from farflung.protocol.checks import CheckedUnit, PieceDigest
 from farflung.protocol.copies import StateVersion
 from farflung.protocol.messages import (
+    Accepted,
     CheckBegun,
     Checked,
     CheckSaid,
@@ -25,6 +26,7 @@ from farflung.protocol.messages import (
     Ended,
     FeedCheck,
     Load,
+    Return,
     RolledBack,
     SendState,
     ServeCheck,
@@ -124,6 +126,11 @@ def say(story: Scenario, message: CheckBegun | Checked) -> None:
 
 def said(story: Scenario) -> list[CheckSaid]:
     return [one for one in told(story.commands) if isinstance(one, CheckSaid)]
+
+
+def waits(story: Scenario) -> Accepted:
+    """What the submitter last heard that its job waits for."""
+    return [one for one in told(story.commands) if isinstance(one, Accepted)][-1]
 
 
 def is_replayable(story: Scenario) -> bool:
@@ -308,17 +315,32 @@ def test_a_job_that_checks_all_says_at_once_that_it_needs_a_worker_and_waits_for
     assert "needs an idle worker with the kernels of a, b, c" in said(story)[0].words
     story.all_ready(0)
     spread(story, 0)
-    assert "waits for a check: no idle worker is there" in said(story)[-1].words
-    assert all(one.lacking for one in said(story))
+    what = "waiting for an idle worker to check a's part of step 1"
+    none = f"{what}: no idle worker is there; start another worker with `farflung join`"
+    assert waits(story) == Accepted("job-1", f"{none}, or start again with --workers 2", lacking=True)
+    assert said(story)[0].lacking
     story.all_ready(1)
     story.all_ready(2)
     assert job_of(story).step == 2
     story.join("x", device=msgspec.structs.replace(KERNELS, kernels="others"), disk_bytes=10**9)
-    assert "no idle worker has the same kernels as a" in said(story)[-1].words
+    like = "no idle worker has the same kernels as a; start another worker like it with `farflung join`"
+    assert job_of(story).words == f"{what}: {like}, or start again with --workers 2"
     story.join("d", device=KERNELS, disk_bytes=10**9)
+    assert waits(story) == Accepted("job-1", "running") and job_of(story).words == ""
     for _ in range(3):
         check(story)
     assert job_of(story).step == 3
+
+
+def test_a_submitter_that_returns_hears_that_its_job_waits_for_a_checker() -> None:
+    story = place(idle="", steps=20)
+    story.all_ready(0)
+    spread(story, 0)
+    before = job_of(story).words
+    story.feed(events.SubmitterLeaves(story.now, "job-1", "gone"))
+    assert "its submitter is away" in job_of(story).words
+    story.say(Return("job-1", 1, 1))
+    assert waits(story).state == job_of(story).words == before != ""
 
 
 def named(story: Scenario, verify: float, workers: int = 3) -> None:
@@ -381,7 +403,8 @@ def test_a_job_with_a_choice_of_named_workers_begins_with_as_many_as_it_asks_for
     begin(story)
     assert job_of(story).members == ("a", "b", "d")
     story.join("e", device=KERNELS, disk_bytes=10**9)
-    assert "waits for a check: none of the workers that --on names is idle" in said(story)[-1].words
+    none = "none of the workers that --on names is idle; start c, or start again with --workers 2"
+    assert job_of(story).words == f"waiting for an idle worker to check a's part of step 1: {none}"
 
 
 def test_a_job_that_checks_some_goes_on_unchecked_and_says_why() -> None:

@@ -8,7 +8,17 @@ import msgspec
 import pytest
 from tests.broker.core.test_protection import job_of, spread
 from tests.broker.core.test_replaying import KERNELS
-from tests.broker.core.trusting.test_checking import FALSE, check, found, load, number, place, said, say
+from tests.broker.core.trusting.test_checking import (
+    FALSE,
+    check,
+    found,
+    load,
+    number,
+    place,
+    said,
+    say,
+    waits,
+)
 from tests.broker.scenario import Scenario, digest_of, sent, told
 
 from farflung.broker.core import events
@@ -180,8 +190,8 @@ def test_a_job_waits_for_a_checker_that_failed_but_is_there_and_lacks_none() -> 
     running = job_of(story).checks.running
     assert running is not None
     say(story, Checked("job-1", 1, running.number, 0, trouble="its disk was slow"))
-    assert "waits for a check: the idle workers that could do so failed" in said(story)[-1].words
-    assert not any(one.lacking for one in said(story))
+    assert "a's part of step 1: the idle workers that could do so failed" in job_of(story).words
+    assert not waits(story).lacking
     story.tick(11.0)
     check(story)
     assert said(story)[-1].agrees

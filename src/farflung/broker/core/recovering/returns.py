@@ -13,6 +13,7 @@ from farflung.broker.core.records import COLLECTING, LOADING, PLANNING, QUEUED, 
 from farflung.broker.core.recovering import awaiting, recovery
 from farflung.broker.core.training import job_queue, jobs, loads
 from farflung.broker.core.transition import Transition
+from farflung.broker.core.trusting import checkers
 from farflung.protocol.fields import has_left, one_line
 from farflung.protocol.messages import Accepted, Begin, Decide, SendState, Stop
 from farflung.protocol.registration import Standing
@@ -175,7 +176,7 @@ def lose(turn: Transition, name: str, reason: str) -> None:
 
 
 def explain(turn: Transition) -> None:
-    """Say of each job that has workers whom it waits for: members that are away, or its submitter."""
+    """Say of each job that has workers whom it waits for: members, its submitter or a checker."""
     for job in list(turn.state.jobs.values()):
         if job.over or job.state == QUEUED:
             continue
@@ -183,19 +184,20 @@ def explain(turn: Transition) -> None:
         if words != job.words:
             turn.emit(facts.WaitExplained(job.job, words))
             away = [] if job.held else turn.state.away_for(job)
+            lacking = not (away or job.held) and checkers.lacks_one(turn.state, job)
             goes_on = bool(job.words) and job.state != PLANNING and not job.held
             if words or goes_on:
-                turn.tell(job.job, Accepted(job.job, words or job.state, away=away))
+                turn.tell(job.job, Accepted(job.job, words or job.state, lacking, away=away))
 
 
 def words_of(state: State, job: Job) -> str:
-    """Whom the job waits for, in words; empty if everybody is there."""
+    """Whom the job waits for, in words; empty if all it needs are there."""
     if words := awaiting.words_of(state, job):
         return words
     away = state.away_for(job)
     if away:
         return one_line(f"{waiting_for(and_more(away, job_queue.NAMED))} to return")
-    return job_queue.held_words(job) if job.held else ""
+    return job_queue.held_words(job) if job.held else checkers.waiting_words(state, job)
 
 
 def _keeps(job: Job, worker: str) -> bool:

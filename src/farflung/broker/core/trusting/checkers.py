@@ -9,14 +9,17 @@ from farflung.broker.core.protecting import protection
 from farflung.broker.core.protecting.checks import ANOTHER_HOME, MORE_THAN_COMPUTE, Check, first_unit
 from farflung.broker.core.protecting.protection import shares_of, who_has
 from farflung.broker.core.protecting.versions import Version
-from farflung.broker.core.records import Job, State
+from farflung.broker.core.records import RUNNING, Job, State
 from farflung.broker.core.recovering import restoring
 from farflung.broker.core.recovering.replaying import REPEATABLE
 from farflung.broker.core.transition import Transition
 from farflung.plans import Plan
 from farflung.protocol.copies import StateVersion
+from farflung.protocol.fields import one_line
 from farflung.protocol.messages import FeedCheck, Load, ServeCheck
+from farflung.protocol.submitter import waiting_for
 from farflung.protocol.worker import PastUnit
+from farflung.text import and_more
 
 
 def hindrance(state: State, job: Job) -> str:
@@ -103,6 +106,56 @@ def why_none(state: State, job: Job, owner: str) -> str:
     if not named:
         return "none of the workers that --on names is idle" if idle else "no idle worker is there"
     return f"no idle worker has the same kernels as {owner}"
+
+
+def waiting_words(state: State, job: Job) -> str:
+    """What a job at `verify=1` waits for, with what helps; empty while a check runs, or may begin."""
+    if not (owner := _waiting(state, job)):
+        return ""
+    assert job.versions.under_way is not None
+    what = f"an idle worker to check {work_of(job, job.versions.under_way, owner)}"
+    cure = _cure(state, job, owner) if lacks_one(state, job) else ""
+    return one_line(f"{waiting_for(what)}: {why_none(state, job, owner)}{cure}")
+
+
+def lacks_one(state: State, job: Job) -> bool:
+    """Whether a check can't begin before a worker is idle that is not idle, or not there, now."""
+    owner = _waiting(state, job)
+    return bool(owner) and not able(state, job, owner)
+
+
+def _waiting(state: State, job: Job) -> str:
+    """The member whose share is to be checked next, if no worker may do that now; else empty."""
+    version, checks = job.versions.under_way, job.checks
+    if job.state != RUNNING or job.training.verify < 1 or version is None or checks.version != version.name:
+        return ""
+    if not checks.pending or checks.running is not None or checks.dispute is not None:
+        return ""
+    owner = shares_of(_plan(job))[checks.pending[0]]
+    return "" if obstacle(state, job, owner) or candidates(state, job, owner) else owner
+
+
+def _cure(state: State, job: Job, owner: str) -> str:
+    """What lets an idle worker check the owner's share where none is there that can, in words."""
+    plan = _plan(job)
+    if owner in plan.at_home():
+        return ""  # `ANOTHER_HOME` says it
+    there = {name for name in job.on if name in state.workers and state.workers[name].connected}
+    absent, like = [name for name in job.on if name not in there], " like it" if state.idle_for(job) else ""
+    more = f"start another worker{like} with `farflung join`" if not job.on else ""
+    more = f"start {and_more(absent, joint=' or ')}" if absent else more
+    fewer = len(plan.workers()) - 1
+    again = f"start again with --workers {fewer}" if fewer > 1 else ""
+    cures = ", or ".join(filter(None, (more, again)))
+    return f"; {cures}" if cures else ""
+
+
+def work_of(job: Job, version: Version, owner: str) -> str:
+    """A member's work that a check is about, in words."""
+    unit = job.training.units().at(first_unit(job))
+    first = version.step if unit is None else min(unit.step + 1, version.step)
+    steps = f"step {first}" if first == version.step else f"steps {first} to {version.step}"
+    return f"{owner}'s part of {steps}"
 
 
 def load_of(state: State, job: Job, check: Check) -> SendLoad:
@@ -199,3 +252,8 @@ def _without_digests(past: PastUnit, job: Job, check: Check) -> PastUnit:
         names = {name: name for name in job.plan.workers()} | {check.owner: check.checker}
         codecs = tuple(restoring.renamed_codecs(codecs, names))
     return msgspec.structs.replace(past, codecs=codecs, digests={}, received={})
+
+
+def _plan(job: Job) -> Plan:
+    assert job.plan is not None
+    return job.plan

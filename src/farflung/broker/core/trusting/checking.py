@@ -239,11 +239,11 @@ def _begin_next(turn: Transition, job: Job, version: Version) -> bool:
         return True
     if job.training.verify < 1:
         why = why or checkers.why_none(turn.state, job, owner)
-        words = f"{_what(job, version, owner)} is not checked, because {why}"
+        words = f"{checkers.work_of(job, version, owner)} is not checked, because {why}"
         _checked(turn, job, version, owner, words)
         return True
     if why:
-        words = one_line(f"{_what(job, version, owner)} can't be checked (verify=1): {why}")
+        words = one_line(f"{checkers.work_of(job, version, owner)} can't be checked (verify=1): {why}")
         if forgot := checkers.forgetful(job, owner):  # others may have the memory
             blaming.on_failure(turn, job, forgot, why, words, excused=True)
         else:
@@ -252,9 +252,7 @@ def _begin_next(turn: Transition, job: Job, version: Version) -> bool:
     if job.checks.tried and turn.now > job.checks.tried_at + AGAIN_SECONDS:
         _change(turn, job, replace(job.checks, tried=()))
         return True
-    waits = f"{_what(job, version, owner)} waits for a check: {checkers.why_none(turn.state, job, owner)}"
-    _say(turn, job, waits, lacking=not checkers.able(turn.state, job, owner))
-    return False
+    return False  # see `checkers.waiting_words`
 
 
 def _compare(turn: Transition, job: Job, running: Check, found: Checked) -> None:
@@ -299,7 +297,7 @@ def _compare(turn: Transition, job: Job, running: Check, found: Checked) -> None
 def _agreed(
     turn: Transition, job: Job, version: Version, check: Check, pieces: tuple[PieceDigest, ...]
 ) -> None:
-    words = f"{_what(job, version, check.owner)} is checked: {check.checker} found the same"
+    words = f"{checkers.work_of(job, version, check.owner)} is checked: {check.checker} found the same"
     pieces, failed = (*job.checks.pieces, *pieces), job.checks.failed - {check.checker}
     _change(turn, job, replace(job.checks, pieces=pieces, failed=failed))
     _checked(turn, turn.state.jobs[job.job], version, check.owner, words, check.checker)
@@ -403,14 +401,6 @@ def _say(turn: Transition, job: Job, words: str, lacking: bool = False) -> None:
 
 def _change(turn: Transition, job: Job, checks: Checks) -> None:
     turn.emit(facts.ChecksChanged(job.job, checks))
-
-
-def _what(job: Job, version: Version, owner: str) -> str:
-    """A member's work that a check is about, in words."""
-    unit = job.training.units().at(first_unit(job))
-    first = version.step if unit is None else min(unit.step + 1, version.step)
-    steps = f"step {first}" if first == version.step else f"steps {first} to {version.step}"
-    return f"{owner}'s part of {steps}"
 
 
 def _plan(job: Job) -> Plan:

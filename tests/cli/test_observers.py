@@ -304,6 +304,10 @@ def test_a_run_that_starts_its_own_workers_gives_no_advice(
             "more workers with `farflung join`, or stop with Ctrl-C",
         ),
         ("1 more worker", "a worker with `farflung join`, or stop with Ctrl-C"),
+        (
+            "1 more worker (have 1, the job needs 2), at most until 2026-11-28 08:00 UTC",
+            "more workers with `farflung join`",
+        ),
     ],
 )
 def test_fewer_workers_are_advised_only_where_there_are_some(

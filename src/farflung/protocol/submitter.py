@@ -86,6 +86,9 @@ class Return(Message, frozen=True):
     unit: Count
 
 
+UNTIL = "at most until"
+"""What in the state text of a job that has run stands before the time at which its patience ends."""
+
 _WAITING = "waiting for"
 
 

@@ -17,7 +17,7 @@ from farflung.cli.render.plan import chosen_lines, plan_rows, planned_lines
 from farflung.client.output.progress import Observer, goes_on
 from farflung.client.output.records import StepRow
 from farflung.protocol.messages import CodecsChosen, Planned
-from farflung.protocol.submitter import had_and_needed, waits_for_more
+from farflung.protocol.submitter import UNTIL, had_and_needed, waits_for_more
 from farflung.schedule import Unit
 from farflung.text import count_of, format_bytes, format_clock, format_number
 
@@ -81,13 +81,17 @@ PAUSE_SECONDS = 5.0
 
 
 def advice_on(words: str, is_local: bool) -> str:
-    """Advice for a job that waits for workers; empty for other messages, and where the run starts them."""
+    """Advice for a job that waits for workers; empty for other messages, and where the run starts them.
+
+    One that has run is not to begin again: it says until when it waits.
+    """
     if is_local or not waits_for_more(words):
         return ""
     had, needed = had_and_needed(words)
     fewer = f" and start again with --workers {had}" if 0 < had < needed else ""
     more = "more workers" if needed > 1 else "a worker"
-    return f"start {more} with `farflung join`, or stop with Ctrl-C{fewer}"
+    stop = "" if UNTIL in words else f", or stop with Ctrl-C{fewer}"
+    return f"start {more} with `farflung join`{stop}"
 
 
 def returned_words(job: str, step: int) -> str:

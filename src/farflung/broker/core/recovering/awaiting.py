@@ -20,7 +20,7 @@ from farflung.broker.core.training import job_queue, jobs
 from farflung.broker.core.transition import Transition
 from farflung.protocol.fields import one_line
 from farflung.protocol.registration import Device
-from farflung.protocol.submitter import waiting_for
+from farflung.protocol.submitter import UNTIL, waiting_for
 from farflung.text import and_more, duration_words, format_utc
 
 
@@ -116,7 +116,7 @@ def words_of(state: State, job: Job) -> str:
     if job_queue.can_go_on(job_queue.freed(state, job, gone), job):
         without = f" (or to go on without, after {duration_words(state.replace_seconds)})"
     since = _away_since(state, gone)
-    until = "" if since == math.inf else f", at most until {format_utc(since + job.patience_seconds)}"
+    until = "" if since == math.inf else f", {UNTIL} {format_utc(since + job.patience_seconds)}"
     words = f"{waiting_for(names)} to return with {disks}, or {like}{without}{until}"
     return one_line(f"{words}: the others keep their state")
 

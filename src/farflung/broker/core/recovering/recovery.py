@@ -368,7 +368,7 @@ def cannot_be_planned(turn: Transition, job: Job, reason: str, scattered: bool =
     """
     in_reserve = job_queue.has_suspected_in_reserve(turn.state, job)
     if in_reserve or not job.recovery.never_ran or job.plan is not None:
-        why = f"the job cannot go on with the workers that are left: {reason}"
+        why = f"{job_queue.CANNOT_GO_ON}: {reason}"
         unfit = list(job.members)
         turn.emit(facts.JobRequeued(turn.now, job.job, one_line(why), unfit=unfit, scattered=scattered))
     else:

@@ -15,14 +15,13 @@ from farflung.broker.core.training import jobs
 from farflung.broker.core.training.loads import load_of, planned_of
 from farflung.broker.core.transition import Transition
 from farflung.broker.core.trusting.placing import least_suspected
-from farflung.protocol.fields import TEXT_LENGTH, one_line
+from farflung.protocol.fields import one_line
 from farflung.protocol.messages import Accepted, RolledBack
-from farflung.protocol.submitter import had_of_needed, waiting_for
+from farflung.protocol.submitter import UNTIL, had_of_needed, waiting_for
 from farflung.text import and_more, count_of, duration_words, format_utc
 
-_PLANNING_LENGTH = 120
-"""Characters that `planning_words` keeps for itself when the reason in front is long."""
-
+CANNOT_GO_ON = "the job cannot go on with the workers that are left"
+"""How the reason of a job begins that waits because it could not be planned on those that are there."""
 
 NAMED = 5
 """The largest number of missing workers that an explanation names."""
@@ -153,8 +152,7 @@ def planning_words(job: Job, workers: int, so_far: str = "") -> str:
     """
     pool = count_of(workers, "worker")
     count = f"{job.asked} of {pool}" if 0 < job.asked < workers else pool
-    why = f"{job.reason[: TEXT_LENGTH - _PLANNING_LENGTH]}; " if job.reason else ""
-    return one_line(f"{why}planning for {count}{': ' if so_far else ''}{so_far}")
+    return one_line(f"planning for {count}{': ' if so_far else ''}{so_far}")
 
 
 def _restore(turn: Transition, job: Job) -> bool:
@@ -243,6 +241,7 @@ def _wait_for_members(turn: Transition, job: Job) -> Job | None:
 
 def _plan(turn: Transition, job: Job, workers: list[str], count: int, restores: bool = False) -> None:
     attempt = job.attempt + 1
+    _say_why(turn, job)
     turn.emit(facts.JobPlanning(turn.now, job.job, attempt, workers, restores))
     turn.tell(job.job, Accepted(job.job, planning_words(job, len(workers))))
     abilities = {name: turn.state.workers[name].device.ability for name in workers}
@@ -321,7 +320,7 @@ def _wait(turn: Transition, job: Job, words: str, lacking: bool = False, missing
         _explain(turn, job, words, lacking, missing)
         return job
     if turn.now < until:
-        _explain(turn, job, f"{words}, at most until {format_utc(until)}", lacking, missing)
+        _explain(turn, job, f"{words}, {UNTIL} {format_utc(until)}", lacking, missing)
         return job
     waited = words.replace("waiting", f"waited {duration_words(job.patience_seconds)}", 1)
     why = f"{job.reason}; {waited}" if job.reason else waited
@@ -332,7 +331,23 @@ def _wait(turn: Transition, job: Job, words: str, lacking: bool = False, missing
 
 
 def _explain(turn: Transition, job: Job, words: str, lacking: bool = False, missing: int = 0) -> None:
-    words = one_line(f"{job.reason}; {words}") if job.reason else words
+    is_unfit = job.reason.startswith(CANNOT_GO_ON)
+    if is_unfit and {*usable_for(turn.state, job)} <= {*job.recovery.unfit}:
+        words = one_line(f"{job.reason}; {words}")
+    elif words != job.words:
+        _say_why(turn, job)
     if words != job.words:
         turn.emit(facts.WaitExplained(job.job, words))
         turn.tell(job.job, Accepted(job.job, words, lacking, missing))
+
+
+def _say_why(turn: Transition, job: Job) -> None:
+    """Tell the submitter why the job was just queued again, unless it has heard it.
+
+    That may not be why the job waits, or waits later.
+    """
+    of_job = [fact for fact in turn.facts if getattr(fact, "job", "") == job.job]
+    told = {fact.reason for fact in of_job if isinstance(fact, facts.JobRolledBack | facts.VersionGivenUp)}
+    is_new = any(isinstance(fact, facts.JobRequeued | facts.PlanGivenUp) for fact in of_job)
+    if is_new and job.reason and job.reason not in told and not job.words:
+        turn.tell(job.job, Accepted(job.job, job.reason))

@@ -9,7 +9,7 @@ from tests.broker.scenario import Scenario, plan_over, sent, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import ConsiderPlan
-from farflung.broker.core.fleet.replanning import LEAST_CONSIDER_SECONDS
+from farflung.broker.core.fleet.replanning import LEAST_CONSIDER_SECONDS, LEAST_STEPS
 from farflung.broker.core.records import LOADING, RUNNING
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.planning.messages import PlanResult
@@ -208,6 +208,54 @@ def test_a_slow_worker_is_reported() -> None:
     assert asks(story)[-1].slow == {"b": 3.0}
     (said,) = considered(answer(story, "a", "b", "c")).slow
     assert said.startswith("b computes 3") and "3.0 times the 1" in said
+
+
+def slowed(story: Scenario, first: int, **times: float) -> None:
+    """Workers compute so many times as long for five steps."""
+    for unit in range(first, first + LEAST_STEPS):
+        for worker in "abc":
+            story.ready(worker, unit, computing=times.get(worker, 1.0))
+        settle(story, unit)
+
+
+def computing() -> Scenario:
+    """As `asked`, with a second of computing in each step of each worker."""
+    story = place("d")
+    slowed(story, FIRST)
+    story.tick(1)
+    assert asks(story)[-1].slow == {}
+    return story
+
+
+def test_a_plan_that_was_sought_before_a_worker_became_slow_does_not_count() -> None:
+    """It gave a worker more work, "as b has become slow": the planner did not know that yet."""
+    story = computing()
+    slowed(story, MOVE, b=3.0)
+    said = considered(answer(story, "b", "d"))
+    assert not said.moves and said.words.endswith("which rests on their old speeds: it stays")
+    assert job_of(story).replanning.proposal is None
+    # The planner's own search may have been what made it slow, so it is measured anew.
+    slowed(story, MOVE + LEAST_STEPS)
+    story.tick(LEAST_CONSIDER_SECONDS)
+    assert len(asks(story)) == 1
+    slowed(story, MOVE + 2 * LEAST_STEPS, b=3.0)
+    story.tick(LEAST_CONSIDER_SECONDS)
+    assert asks(story)[-1].slow == {"b": 3.0}
+    assert considered(answer(story, "a", "c", "d")).moves
+
+
+@pytest.mark.parametrize(("then", "cause"), [("acd", "as b has become slow and d"), ("bd", "as d can take")])
+def test_a_slow_worker_is_the_cause_of_a_move_only_if_it_has_less_to_compute(then: str, cause: str) -> None:
+    story = computing()
+    answer(story, "a", "b", "c")
+    slowed(story, MOVE, b=3.0)
+    story.tick(LEAST_CONSIDER_SECONDS)
+    assert asks(story)[-1].slow == {"b": 3.0}
+    assert considered(answer(story, *then)).moves
+    story.all_ready(MOVE + LEAST_STEPS)
+    spread(story, MOVE + LEAST_STEPS)
+    (back,) = [one for one in told(story.commands) if isinstance(one, RolledBack)]
+    assert cause in back.reason
 
 
 def test_a_broker_that_is_restarted_forgets_a_move() -> None:

@@ -62,6 +62,14 @@ def on_considered(turn: Transition, job: Job, event: PlanConsidered) -> None:
     if result is None or predicted is None or not current or known.step_seconds is None:
         _say(turn, job, known.answered(f"no other plan was found: {event.reason or 'too little is known'}"))
         return
+    if known.is_outdated:
+        words = (
+            "workers became slower or faster while another plan was sought, which rests on their old speeds"
+        )
+        _say(turn, job, known.answered(f"{words}: it stays"))
+        anew = turn.state.jobs[job.job].replanning.measured_anew()
+        turn.emit(facts.ReplanningChanged(job.job, anew))
+        return
     measured = known.step_seconds
     found = _figures(turn, job, measured, measured * predicted.step_seconds / current)
     is_same = job.plan is not None and result.plan.placements == job.plan.placements
@@ -71,7 +79,9 @@ def on_considered(turn: Transition, job: Job, event: PlanConsidered) -> None:
             words = "tasks are too brief to predict what another plan would gain"
         _say(turn, job, known.answered(one_line(words)))
         return
-    why = replanning.cause(known.slow, job.members, result.plan.workers())
+    assert job.plan is not None
+    slow = replanning.relieved(known.slow, job.plan, result.plan)
+    why = replanning.cause(slow, job.members, result.plan.workers())
     proposal = Proposal(result, found, turn.now, why)
     if not _can_switch(turn.state, job, proposal):
         _say(turn, job, known.answered("a better plan would cost copies that the job needs"))

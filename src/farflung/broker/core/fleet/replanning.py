@@ -19,6 +19,7 @@ from farflung.text import and_more, format_seconds
 
 if TYPE_CHECKING:
     from farflung.broker.planning.messages import PlanResult
+    from farflung.plans import Plan
 
 LEAST_SPEEDUP = 0.9
 LEAST_GAIN = 3.0
@@ -115,7 +116,8 @@ class Replanning:
 
     `steps` are the seconds of its newest steps, `computing` those that each member computed in each of them,
     `usual` what a member took in the first ones. The planner was last asked at `asked_at`, of the workers
-    `asked_of` and those that were slow then; while it answers, `is_busy`. `words` is the newest decision.
+    `asked_of` and those that were slow then, in `asked_slow`; while it answers, `is_busy`. `words` is the
+    newest decision.
     """
 
     steps: tuple[float, ...] = ()
@@ -123,6 +125,7 @@ class Replanning:
     usual: Mapping[str, float] = field(default_factory=dict)
     asked_at: float = -math.inf
     asked_of: frozenset[str] = frozenset()
+    asked_slow: frozenset[str] = frozenset()
     is_busy: bool = False
     proposal: Proposal | None = None
     words: str = ""
@@ -200,7 +203,20 @@ class Replanning:
 
     def asked(self, workers: frozenset[str], now: float) -> Replanning:
         """The same once the planner is asked."""
-        return replace(self, asked_at=now, asked_of=self.subject(workers), is_busy=True)
+        slow = frozenset(self.slow)
+        return replace(self, asked_at=now, asked_of=self.subject(workers), asked_slow=slow, is_busy=True)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether other members are slow than when the planner was asked: its plan rests on old speeds."""
+        return self.asked_slow != self.slow.keys()
+
+    def measured_anew(self) -> Replanning:
+        """The same once an answer is outdated: it is measured anew what steps and members take.
+
+        A planner beside workers of its machine makes these slow for as long as it searches.
+        """
+        return replace(self, steps=(), computing={})
 
     def answered(self, words: str, proposal: Proposal | None = None) -> Replanning:
         """The same once it is decided, in these words, whether the job moves."""
@@ -212,8 +228,17 @@ def between_faults(seconds: float, faults: int) -> float:
     return seconds / faults if faults else math.inf
 
 
+def relieved(slow: Iterable[str], now: Plan, then: Plan) -> list[str]:
+    """Those of the slow members that have less to compute in the plan to come than in that of now."""
+
+    def flops(plan: Plan, name: str) -> int:
+        return sum(part.flops for part in plan.placements if name in part.workers)
+
+    return [name for name in slow if flops(then, name) < flops(now, name)]
+
+
 def cause(slow: Iterable[str], members: Sequence[str], workers: Sequence[str]) -> str:
-    """Why a plan on these workers is better than one on the job's members, some of which have become slow."""
+    """Why a plan on these workers is better than one on the job's members; it relieves the `slow` ones."""
     slow, added = sorted(slow), [name for name in workers if name not in members]
     causes = [f"{and_more(slow)} {_has(slow)} become slow"] if slow else []
     causes += [f"{and_more(added)} can take part"] if added else []

@@ -149,9 +149,13 @@ def test_what_limits_a_step_is_said_once_enough_steps_are_after_steps() -> None:
     assert device.bottleneck == "b computes 900 ms of the 1 s of a step: its device limits the run"
     assert device.usual_computing == {"a": 0.3, "b": 0.9}
     links = after_steps(1.0, {"a": 0.3, "b": 0.2}).bottleneck
-    assert links.startswith(
-        "a computes 300 ms of the 1 s of a step, no worker more: the rest goes by on links"
-    )
+    rest = "the rest goes by on links, in codecs, while the pipeline fills"
+    found = f"a computes 300 ms of the 1 s of a step, no worker more: {rest}"
+    assert links == f"{found}, and while workers wait for the broker's decision"
+    late = Replanning()
+    for seconds in (0.0, *[0.25] * LEAST_STEPS):
+        late = late.stepped(1.0, {"a": 0.3, "b": 0.2}, seconds)
+    assert late.bottleneck == f"{found}; for 250 ms the broker waits for copies or checks before it decides"
     assert "no worker more" not in after_steps(1.0, {"a": 0.3}).bottleneck
 
 

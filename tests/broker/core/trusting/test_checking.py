@@ -332,6 +332,18 @@ def test_a_job_that_checks_all_says_at_once_that_it_needs_a_worker_and_waits_for
     assert job_of(story).step == 3
 
 
+def test_how_long_steps_wait_for_their_checks_is_measured() -> None:
+    story = after_the_next_version()
+    assert job_of(story).replanning.undecided[-1] == 0.0
+    unit = job_of(story).next_unit
+    while story.all_ready(unit) is None and job_of(story).next_unit > unit:  # as far as it may run ahead
+        unit += 1
+    story.tick(5.0)
+    for _ in range(3):
+        check(story)
+    assert job_of(story).next_unit == unit + 1 and job_of(story).replanning.undecided[-1] > 5.0
+
+
 def test_a_submitter_that_returns_hears_that_its_job_waits_for_a_checker() -> None:
     story = place(idle="", steps=20)
     story.all_ready(0)

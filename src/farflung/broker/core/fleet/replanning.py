@@ -38,6 +38,9 @@ SLOW = 1.5
 BUSY = 0.8
 """A worker that computes for such a share of each step limits the run."""
 
+LATE = 0.1
+"""It is said from this share of a step on that the broker decides it late."""
+
 LEAST_CONSIDER_SECONDS = 10.0
 """The planner is not asked more often than that, however often workers come and go."""
 
@@ -114,13 +117,15 @@ class Proposal:
 class Replanning:
     """What is measured of an attempt, and what came of considering another plan.
 
-    `steps` are the seconds of its newest steps, `computing` those that each member computed in each of them,
+    `steps` are the seconds of its newest steps, `undecided` those of each for which all shares were there and
+    copies or checks had to be through first. `computing` is how long each member computed in each of them,
     `usual` what a member took in the first ones. The planner was last asked at `asked_at`, of the workers
     `asked_of` and those that were slow then, in `asked_slow`; while it answers, `is_busy`. `words` is the
     newest decision.
     """
 
     steps: tuple[float, ...] = ()
+    undecided: tuple[float, ...] = ()
     computing: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     usual: Mapping[str, float] = field(default_factory=dict)
     asked_at: float = -math.inf
@@ -130,16 +135,19 @@ class Replanning:
     proposal: Proposal | None = None
     words: str = ""
 
-    def stepped(self, seconds: float, computing: Mapping[str, float]) -> Replanning:
-        """The same once a step took so long, in which each member computed for so long."""
-        steps = (*self.steps, seconds)[-REMEMBERED:]
+    def stepped(self, seconds: float, computing: Mapping[str, float], undecided: float = 0.0) -> Replanning:
+        """The same once a step took so long, in which each member computed for so long.
+
+        For `undecided` seconds of it all shares were there.
+        """
+        steps, waits = (*self.steps, seconds)[-REMEMBERED:], (*self.undecided, undecided)[-REMEMBERED:]
         newest = {
             name: (*self.computing.get(name, ()), one)[-REMEMBERED:] for name, one in computing.items() if one
         }
         usual = self.usual
         if len(usual) < len(newest) and len(steps) >= LEAST_STEPS:
             usual = {name: statistics.median(found) for name, found in newest.items()}
-        return replace(self, steps=steps, computing=newest, usual=usual)
+        return replace(self, steps=steps, undecided=waits, computing=newest, usual=usual)
 
     @property
     def step_seconds(self) -> float | None:
@@ -164,7 +172,10 @@ class Replanning:
         if members[name] >= BUSY * step:
             return f"{found}: its device limits the run"
         others = ", no worker more" if len(members) > 1 else ""
-        return f"{found}{others}: the rest goes by on links, in codecs and while the pipeline fills"
+        waits = statistics.median(self.undecided)
+        late = f"; for {format_seconds(waits)} the broker waits for copies or checks before it decides"
+        decision = late if waits >= LATE * step else ", and while workers wait for the broker's decision"
+        return f"{found}{others}: the rest goes by on links, in codecs, while the pipeline fills{decision}"
 
     @property
     def slow(self) -> dict[str, float]:
@@ -216,7 +227,7 @@ class Replanning:
 
         A planner beside workers of its machine makes these slow for as long as it searches.
         """
-        return replace(self, steps=(), computing={})
+        return replace(self, steps=(), undecided=(), computing={})
 
     def answered(self, words: str, proposal: Proposal | None = None) -> Replanning:
         """The same once it is decided, in these words, whether the job moves."""

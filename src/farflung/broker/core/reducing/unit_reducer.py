@@ -75,7 +75,9 @@ def _measured(job: Job, fact: facts.UnitDecided) -> Replanning:
     if job.unit is None or not job.unit.train:
         return known
     ready = () if job.group is None else job.group.ready_messages
-    known = known.stepped(fact.at - job.pace.moved_at, {name: one.computing_seconds for name, one in ready})
+    undecided = 0.0 if job.group is None else max(0.0, fact.at - job.group.at)
+    computing = {name: one.computing_seconds for name, one in ready}
+    known = known.stepped(fact.at - job.pace.moved_at, computing, undecided)
     if fact.copy and known.proposal is not None:
         version = StateVersion(fact.attempt, fact.unit)
         known = replace(known, proposal=replace(known.proposal, version=version))

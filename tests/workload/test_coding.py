@@ -6,6 +6,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 
+import msgspec
 import pytest
 from benchmarks.zoo import case
 from benchmarks.zoo.side_by_side import captured
@@ -24,7 +25,7 @@ from farflung.planner.codecs.wishes import memory_of, scheduler_for
 from farflung.planner.registry import scheduler
 from farflung.planner.schedulers.opfence import opfence
 from farflung.plans import CodecWishes, Topology
-from farflung.plans.codec_pair import codebook_of
+from farflung.plans.codec_pair import DENSE, codebook_of
 from farflung.runtime.coding import coding_bytes
 from farflung.runtime.footprint import worker_bytes
 from farflung.runtime.optimizers.declared import AdamW
@@ -137,6 +138,30 @@ def test_of_two_neighbours_the_planner_plans_with_no_byte_too_much(rung: str) ->
         assert asked == pytest.approx(said, abs=1)
 
 
+@pytest.mark.parametrize("codecs", [(), ("int8",)])
+def test_home_workers_ask_for_noised_copies_of_what_they_send_and_the_planner_plans_with_them(
+    codecs: tuple[str, ...],
+) -> None:
+    _, graph = captured(case("gpt"), BATCH)
+    plain = Training(2, MICROBATCHES, BATCH, AdamW(lr=1e-3)).with_codecs(codecs)
+    noisy = msgspec.structs.replace(plain, home_noise=0.1)
+    bare = workload_of(graph, MICROBATCHES, BATCH, updates=memory_of_updates(plain.optimizer))
+    for assignment in filter(None, (on_workers(graph, seed, 3) for seed in range(6))):
+        made = place(graph, assignment, BATCH)
+        without, said = (
+            memory_by_worker(bare.coded(CodingMemory.of(codecs, False, noise), 3), assignment)
+            for noise in (False, True)
+        )
+        for name in made.plan.workers():
+            numbers = made.plan.segments_of(name)
+            mine = [made.segments[number] for number in numbers]
+            plan = msgspec.structs.replace(made.plan, home=numbers)
+            before, asked = (coding_bytes(name, plan, one, mine) for one in (plain, noisy))
+            sent = sum(one.bytes for one in plan.edges if one.source in numbers and one.target not in numbers)
+            assert WINDOW * sent <= asked - before <= said[name] - without[name] + 1
+            assert coding_bytes(name, made.plan, noisy, mine) == before  # a stranger
+
+
 @pytest.mark.parametrize("codec", ["int8", "topk10-bf16"])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_the_planner_plans_with_what_workers_ask_for_codecs_on_sums(codec: str, replicas: int) -> None:
@@ -188,8 +213,11 @@ def test_a_plan_leaves_room_for_codecs(name: str) -> None:
         assert max(memory_by_worker(tight.workload, tight.assignment).values()) <= needed["plain"] * 1e9
 
 
-def test_other_numbers_of_microbatches_are_planned_with_codecs_too() -> None:
-    wishes, job = CodecWishes("int8"), workload()
+@pytest.mark.parametrize(("codec", "noised"), [("int8", False), ("int8", True), (DENSE, True)])
+def test_other_numbers_of_microbatches_are_planned_with_codecs_and_noise_too(
+    codec: str, noised: bool
+) -> None:
+    wishes, job = CodecWishes(codec), workload()
     seen = []
 
     def noting(topology: Topology, given: object, options: Options) -> object:
@@ -197,8 +225,10 @@ def test_other_numbers_of_microbatches_are_planned_with_codecs_too() -> None:
         return opfence(topology, job, replace(options, alternatives=()))
 
     options = Options(alternatives=(replace(job, microbatches=2),))
-    scheduler_for(wishes, noting, CONDITIONS)(fleet(10), job, options)  # type: ignore[arg-type]
-    assert len(seen) >= 2 and {each.codecs for each in seen} == {memory_of(wishes)}  # type: ignore[attr-defined]
+    scheduler_for(wishes, noting, CONDITIONS, noised)(fleet(10), job, options)  # type: ignore[arg-type]
+    expected = memory_of(wishes, noised)
+    assert len(seen) >= 2 and expected is not None and expected.noised == noised
+    assert {each.codecs for each in seen} == {expected}  # type: ignore[attr-defined]
 
 
 def test_what_is_no_float_that_codecs_write_takes_nothing() -> None:

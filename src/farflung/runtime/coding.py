@@ -289,8 +289,9 @@ class Coding:
 
 
 def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable[Segment]) -> int:
-    """Memory that the codecs need in addition to the segments, in bytes."""
-    memory = CodingMemory.of(training.codecs, training.sample_codecs)
+    """Memory that codecs, and noise on what leaves home, need in addition to the segments, in bytes."""
+    noised = bool(training.home_noise) and worker in plan.at_home()
+    memory = CodingMemory.of(training.codecs, training.sample_codecs, noised)
     if memory is None:
         return 0
     book = LinkBook(worker, plan, training, segments)

@@ -1,4 +1,4 @@
-"""The memory that codecs need besides their worker's segments, for both planner and worker."""
+"""What memory codecs and noise on what leaves home need besides segments, for both planner and worker."""
 
 from __future__ import annotations
 
@@ -70,18 +70,21 @@ class CodingMemory:
         Whether one of them subtracts a reference.
     working_bytes
         Working memory for each element of the tensor that is encoded or decoded.
+    noised
+        Whether noise is added to what is sent, in a copy that waits for its link.
     """
 
     masks: bool
     learning: int
     subtracting: bool
     working_bytes: int
+    noised: bool = False
 
     @staticmethod
     @lru_cache(maxsize=64)
-    def of(codebook: tuple[str, ...], samples: bool) -> CodingMemory | None:
+    def of(codebook: tuple[str, ...], samples: bool, noised: bool = False) -> CodingMemory | None:
         """The memory of a job with this codebook, which tries all codecs if it `samples`; None without
-        codecs.
+        codecs and noise.
 
         Raises
         ------
@@ -89,7 +92,7 @@ class CodingMemory:
             There is no such codec.
         """
         if not codebook:
-            return None
+            return CodingMemory(False, 0, False, 0, noised) if noised else None
         gives, needs = any(map(gives_mask, codebook)), any(map(needs_mask, codebook))
         subtracting = any(isinstance(recipe(name).memory, Reference) for name in codebook)
         working = _SPARSE_BYTES if gives or needs else _WORKING_BYTES
@@ -98,6 +101,7 @@ class CodingMemory:
             learning=sum(recipe(name).learns for name in codebook),
             subtracting=subtracting,
             working_bytes=working + _SUBTRACTING_BYTES * subtracting + _SAMPLING_BYTES * samples,
+            noised=noised,
         )
 
     def value(self, form: Form) -> CodingBytes:
@@ -107,8 +111,9 @@ class CodingMemory:
         held = -(-form.elements // 8) * self.masks + form.rows * self.subtracting
         learned = self.learning * _LEARNED_BYTES * form.features**2 if form.features <= MOST_WIDTH else 0
         learned += _MEAN_BYTES * KEYS * form.width * self.subtracting
-        working = (2 + MOST_WAITING) * form.nbytes + self.working_bytes * form.elements
-        return CodingBytes(held, 2 * learned, working)
+        held += form.nbytes * self.noised
+        working = (2 + MOST_WAITING) * form.nbytes * (self.working_bytes > 0)
+        return CodingBytes(held, 2 * learned, working + self.working_bytes * form.elements)
 
     def values(self, forms: Iterable[Form]) -> CodingBytes:
         """Bytes for several values; one codec thread handles all of them."""

@@ -318,7 +318,8 @@ def scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJo
     )
     conditions = Conditions(efficiency=question.efficiency)
     planning = scheduler_for_replicas(question.scheduler, question.replicas)
-    search = scheduler_for(question.codecs, planning, conditions)
+    noised = bool(training.home_noise and question.home.data)
+    search = scheduler_for(question.codecs, planning, conditions, noised)
 
     def found(training: Training) -> Schedule:
         updates = memory_of_updates(training.optimizer, training.copies)

@@ -85,11 +85,16 @@ def alike(workers: Sequence[str]) -> Topology:
     return Topology(tuple(WorkerSpec(id, "", 1.0, 1.0) for id in workers), still, rows)
 
 
-def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditions) -> Scheduler:
-    """A scheduler that takes these codecs into account; `scheduler` itself if they are dense."""
+def scheduler_for(
+    wishes: CodecWishes, scheduler: Scheduler, conditions: Conditions, noised: bool = False
+) -> Scheduler:
+    """A scheduler that takes these codecs into account; `scheduler` itself if they are dense.
+
+    If `noised`, workers need memory for noise on what they send.
+    """
     if not wishes.codebook:
-        return scheduler
-    policy, memory = _policy(wishes, conditions), memory_of(wishes)
+        return _with_noise(scheduler) if noised else scheduler
+    policy, memory = _policy(wishes, conditions), memory_of(wishes, noised)
 
     def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
         is_auto = wishes.sums == AUTO and options.most_replicas > 1
@@ -138,16 +143,26 @@ def scheduler_for(wishes: CodecWishes, scheduler: Scheduler, conditions: Conditi
     return search
 
 
+def _with_noise(scheduler: Scheduler) -> Scheduler:
+    def search(topology: Topology, workload: Workload, options: Options) -> Schedule:
+        memory = CodingMemory.of((), samples=False, noised=True)
+        receivers = len(connected_part(topology)[0].workers) - 1
+        others = tuple(other.coded(memory, receivers) for other in options.alternatives)
+        return scheduler(topology, workload.coded(memory, receivers), replace(options, alternatives=others))
+
+    return search
+
+
 def _part(options: Options, share: float) -> Options:
     """The options of a search that may take this share of what they allow."""
     seconds = None if options.seconds is None else options.seconds * share
     return replace(options, budget=max(1, int(options.budget * share)), seconds=seconds)
 
 
-def memory_of(wishes: CodecWishes) -> CodingMemory | None:
+def memory_of(wishes: CodecWishes, noised: bool = False) -> CodingMemory | None:
     """The memory that these codecs need on workers; with `auto` all of its codecs are tried."""
     policy = wishes.policy
-    return CodingMemory.of(wishes.codebook, policy is not None and policy.kind == "auto")
+    return CodingMemory.of(wishes.codebook, policy is not None and policy.kind == "auto", noised)
 
 
 def limits_of(wishes: CodecWishes) -> Limits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +63,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     return Files(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` leaves out what is marked `full`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first, so that no long file runs alone at the end: labs, then files that
     start processes, then other files with slow tests.
     """
+    leave_further_cases_to_test_all(items)
     long = {item.path: 1 for item in items if item.get_closest_marker("slow")}
     long |= {item.path: 0 for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: (not item.nodeid.startswith(LABS), long.get(item.path, 2)))
+
+
+def leave_further_cases_to_test_all(items: list[pytest.Item]) -> None:
+    """Mark `full` what comes after the first `n` cases of a test that is marked `cases(n)`."""
+    count: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("cases")) and not item.get_closest_marker("full"):
+            test = item.nodeid.partition("[")[0]
+            count[test] += 1
+            if count[test] > mark.args[0]:
+                item.add_marker("full")
 
 
 @pytest.hookimpl(trylast=True)
@@ -80,6 +94,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(2000, 20, 50)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_earlier_files_left_is_not_gone_through_again() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

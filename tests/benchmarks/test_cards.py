@@ -99,6 +99,7 @@ def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "BUDGET", 10)
 
 
+@pytest.mark.full
 def test_a_race_is_simulated_without_a_lab(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def test_every_codec_is_measured_on_both_tensors_beside_the_yardsticks() -> None
     )
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_reference_is_measured_after_it_was_learned() -> None:
     model = made_up()

@@ -31,6 +31,7 @@ def difference(name: str) -> tuple[float, float]:
     return max(abs(a - b) / abs(a) for a, b in pairs), sizes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["2=int8/int4-stochastic", *(pytest.param(name, marks=pytest.mark.full) for name in SYSTEMS)]
 )

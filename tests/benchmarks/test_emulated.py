@@ -43,6 +43,7 @@ def test_a_sleeping_stage_takes_its_time_and_sends_what_a_real_one_would() -> No
 FULL = [name for name in (*SCHEDULES, "1f1b-bf16", "1f1b-int8", ALONE) if name != "gpipe"]
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("system", ["gpipe", *(pytest.param(name, marks=pytest.mark.full) for name in FULL)])
 def test_a_baseline_on_emulated_devices_takes_their_time(system: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from benchmarks.zoo import case
 from farflung.runtime.torch_backend.profiling import rates
 
 
+@pytest.mark.full
 def test_all_sections_run_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_all_train_adapters_with_the_losses_of_one_process(system: str, tmp_path
     assert known.losses != pytest.approx(train(TINY).losses, rel=1e-7)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_farflung_has_them_too(eager: Reference, tmp_path: Path) -> None:
     course = msgspec.structs.replace(TINY, steps=100)  # counters are read while it runs, late where busy
@@ -95,6 +96,7 @@ def test_farflung_has_them_too(eager: Reference, tmp_path: Path) -> None:
     assert leg.bytes_per_step > TINY.microbatches * TINY.activation_bytes
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_farflung_with_codecs_has_the_losses_of_one_process_with_them(tmp_path: Path) -> None:
     course = msgspec.structs.replace(TINY, codec="int8/int4-stochastic")

@@ -186,6 +186,7 @@ def test_train_local_ends_with_a_sample_of_the_loaded_weights(machine: Start, tm
     }
 
 
+@pytest.mark.full
 def test_inner_steps_let_replicas_train_apart_and_stay_when_resumed(machine: Start, tmp_path: Path) -> None:
     """The job file says nothing of it."""
 
@@ -202,6 +203,7 @@ def test_inner_steps_let_replicas_train_apart_and_stay_when_resumed(machine: Sta
 
 
 # Twice, in tests/end_to_end/test_faults.py: test_ctrl_c_at_a_terminal_ends_a_local_run_in_order.
+@pytest.mark.full
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_ctrl_c_ends_a_run(machine: Start, tmp_path: Path, times: int) -> None:
     process = machine("s", "train", "chain.py", "--local", "2", "--out", "run", "--steps", "1000000")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.arrays import FAMILIES, KINDS, SHAPES, laid_out, numbers, stored, wide
+from tests.support.examples import examples
 
 from farflung.codec import (
     Axes,
@@ -99,7 +100,7 @@ def carried(ends: tuple[Coder, Coder], array: Floats, context: Context) -> Float
 
 @pytest.mark.slow
 @given(name=NAMES, given_steps=steps())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_tensor_comes_back_within_the_declared_error(
     name: str, given_steps: list[tuple[Floats, Context]]
 ) -> None:
@@ -142,7 +143,7 @@ def test_tensors_that_are_not_finite_are_sent_uncompressed_reported_and_not_lear
 
 
 @given(name=NAMES, given_steps=steps())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_step_that_is_run_again_gives_the_same_bytes_wherever_it_is_run(
     name: str, given_steps: list[tuple[Floats, Context]]
 ) -> None:

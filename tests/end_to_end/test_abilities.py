@@ -60,6 +60,7 @@ def unable(run: Run) -> Any:
     return event["unable"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_who_lacks_an_op_is_left_out_and_the_job_runs_on_the_others(on: Place) -> None:
     run = trained(on, "newer.py", "newer")
@@ -87,6 +88,7 @@ def test_who_lacks_an_op_is_left_out_and_the_job_runs_on_the_others(on: Place) -
     assert set(waiting.workers) == {"poor"}
 
 
+@pytest.mark.full
 def test_a_local_fleet_that_lacks_an_op_fails_at_once(tmp_path: Path) -> None:
     """Nobody else will join it."""
     with machines(tmp_path) as place:

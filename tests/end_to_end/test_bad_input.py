@@ -72,6 +72,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         yield on
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_wrong_job_is_named_with_its_line(desk: Machines, name: str) -> None:
     source, words = JOBS[name]
@@ -162,6 +163,7 @@ def mistyped(token: str) -> str:
     return token[:-9] + ("b" if token[-9] == "a" else "a") + token[-8:]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -271,6 +273,7 @@ def test_a_disk_that_fills_stops_the_run_with_what_it_has(hub: Hub) -> None:
     hub.on.idle("a")
 
 
+@pytest.mark.full
 def test_weights_that_do_not_fit_leave_no_half_file(hub: Hub) -> None:
     deep = changed("range(6)", "range(99)").replace("nn.Linear(8, 8)", "nn.Linear(8, 8, bias=False)")
     (hub.on.folder / "deep.py").write_text(deep)

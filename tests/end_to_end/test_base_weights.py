@@ -108,6 +108,7 @@ def files(on: Machines) -> list[Path]:
     return found
 
 
+@pytest.mark.full
 def test_a_second_job_on_the_same_base_sends_no_base_weights(tmp_path: Path) -> None:
     with two_workers(tmp_path) as on:
         first = run(on, "first", on.token("submitter"), "a")
@@ -139,6 +140,7 @@ def base(seed: int = 0) -> dict[str, torch.Tensor]:
     return {n: torch.randn(shapes[n.rpartition(".")[2]], generator=generator).bfloat16() for n in NAMES}
 
 
+@pytest.mark.full
 def test_workers_fetch_the_base_of_a_model_without_values_from_a_url(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -158,6 +160,7 @@ def test_workers_fetch_the_base_of_a_model_without_values_from_a_url(tmp_path: P
         assert fetched.summary["loading_bytes"] < sent.summary["loading_bytes"] - BASE_BYTES
 
 
+@pytest.mark.full
 def test_a_base_that_is_renamed_there_is_found_by_its_bytes_and_another_one_is_not_used(
     tmp_path: Path,
 ) -> None:

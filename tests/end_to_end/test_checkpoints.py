@@ -71,6 +71,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "optimizer", "codec"),
     [
@@ -99,12 +100,14 @@ def test_a_run_resumes_on_another_number_of_workers(fleet: Fleet, tmp_path: Path
     assert same(resumed.weights, whole.weights)
 
 
+@pytest.mark.full
 def test_a_coded_run_says_from_which_step_it_is_another_one(fleet: Fleet, tmp_path: Path) -> None:
     job = job_of("gpt", STEPS, OPTIMIZERS["adamw"], codec="int8")
     assert stopped_and_resumed(fleet, job, tmp_path / "a", 2, 3).cuts == [(STOPPED + 1, True)]
     assert stopped_and_resumed(fleet, job, tmp_path / "b", 2, 2).cuts == []
 
 
+@pytest.mark.full
 def test_copies_are_saved_while_training_goes_on_and_change_nothing(fleet: Fleet, tmp_path: Path) -> None:
     job = job_of("gpt", STEPS, OPTIMIZERS["adamw"])
     store = CheckpointStore.open(tmp_path / "checkpoints", keep=9)
@@ -119,6 +122,7 @@ def test_copies_are_saved_while_training_goes_on_and_change_nothing(fleet: Fleet
     assert same(again.weights, saving.weights)
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_other_learning_codecs_on_the_same_cut(fleet: Fleet, tmp_path: Path) -> None:
     job = job_of("gpt", STEPS, OPTIMIZERS["adamw"], codec="axes3/axes10-dithered")
     store = CheckpointStore.open(tmp_path / "checkpoints")

@@ -64,6 +64,7 @@ def events(run: Run, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+@pytest.mark.full
 def test_a_link_that_gets_slow_is_written_rougher_within_ten_steps_by_all_workers(tmp_path: Path) -> None:
     try:
         check_machine()

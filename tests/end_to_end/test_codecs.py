@@ -69,6 +69,7 @@ def in_one_process(
     return losses, module.state_dict()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "rung"),
     [
@@ -97,6 +98,7 @@ def test_workers_compute_what_one_process_does_with_the_same_codecs(
     assert sum(link.wire_bytes for link in summary.links) < summary.bytes_on_wire
 
 
+@pytest.mark.full
 def test_activations_of_frozen_layers_are_coded_on_their_way_to_trained_ones(fleet: Fleet) -> None:
     rung = "axes30/axes100-dithered"
     declared = dataclasses.replace(job("gpt", rung), model=HALF_FROZEN.build())
@@ -128,6 +130,7 @@ def test_a_run_that_ends_gentler_switches_at_one_step_everywhere_and_equals_one_
     assert {change["reason"] for change in event["changes"]} == {"as the job asks for from step 3 of 3 on"}
 
 
+@pytest.mark.full
 def test_one_link_may_be_written_in_its_own_way(fleet: Fleet) -> None:
     wishes = CodecWishes(
         "int8", (LinkWish("worker-0", "worker-1", "dense"), LinkWish("worker-1", "worker-0", "eden4"))
@@ -210,6 +213,7 @@ class Told(Observer):
         return self._data[index]
 
 
+@pytest.mark.full
 def test_workers_try_codecs_on_their_own_tensors_and_what_fares_badly_is_relaxed(fleet: Fleet) -> None:
     """int8 has one scale for 256 numbers, so it is some times as wrong here as on usual tensors."""
     ids = [f"worker-{number}" for number in range(WORKERS)]

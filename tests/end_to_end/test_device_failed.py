@@ -19,6 +19,7 @@ def on(tmp_path: Path) -> Iterator[Machines]:
         yield place
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_the_worker_ends_in_one_line_and_its_job_goes_on(on: Machines, tmp_path: Path) -> None:
     token = on.token("worker", "--uses", "3")

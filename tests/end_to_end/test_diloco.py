@@ -47,6 +47,7 @@ def test_worker_processes_have_the_bits_of_one_process(fleet: Fleet, codec: str)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", [pytest.param(6, marks=pytest.mark.full), 7])
 def test_a_run_goes_on_from_a_checkpoint(fleet: Fleet, tmp_path: Path, steps: int) -> None:
     """After a merge and between two: all replicas begin with the optimizer state of the first."""
@@ -61,6 +62,7 @@ def test_a_run_goes_on_from_a_checkpoint(fleet: Fleet, tmp_path: Path, steps: in
     assert [row["loss"] for row in rows] == resumed(job, steps)
 
 
+@pytest.mark.full
 def test_replicas_on_jax_train_apart_as_one_process_does(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
     sync = farflung.DiLoCo(inner_steps=2, warmup=2)
@@ -85,6 +87,7 @@ def job():
 """
 
 
+@pytest.mark.full
 @pytest.mark.faults
 def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
     """Each member goes on from its own copy, so that the others' numbers come again."""
@@ -104,6 +107,7 @@ def test_a_killed_worker_costs_no_step(tmp_path: Path) -> None:
             command.stop()
 
 
+@pytest.mark.full
 @pytest.mark.faults
 def test_a_run_goes_on_with_one_replica(tmp_path: Path) -> None:
     """The last one takes its outer steps by itself."""

@@ -18,6 +18,7 @@ def job() -> farflung.Job:
     return distilled.language_job(steps=6, counted="labels", name="distilled")
 
 
+@pytest.mark.full
 def test_distillation_on_four_workers_equals_one_process_bit_for_bit(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     losses, module, _ = in_one_process(job())

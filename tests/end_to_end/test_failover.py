@@ -27,6 +27,7 @@ def on(tmp_path: Path) -> Iterator[Machines]:
         yield started
 
 
+@pytest.mark.full
 def test_a_fleet_outlives_a_restart_of_the_database_and_the_loss_of_the_brokers_machine(
     on: Machines, postgres: PostgresServer
 ) -> None:

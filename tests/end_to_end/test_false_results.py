@@ -121,6 +121,7 @@ def test_a_run_whose_worker_sends_false_weights_fails_and_names_it(
     assert not (run.folder / "model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_a_checkpoint_shows_whose_weights_are_false(place: Place) -> None:
     place.sends("late")  # what it sent before the end, such as the checkpoint of step 30, was true
     given = ["--workers", "2", "--steps", "40", "--checkpoint-every", "10"]
@@ -151,6 +152,7 @@ def test_an_honest_run_says_that_its_weights_have_the_reported_loss(place: Place
     assert checked["loss"] == pytest.approx(checked["reported"], rel=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("item", "reason"),
     [

@@ -137,6 +137,7 @@ def test_a_killed_worker_is_replaced_and_no_committed_step_runs_again(place: Pla
     place.on.idle(*WORKERS)
 
 
+@pytest.mark.full
 def test_a_worker_that_nobody_can_replace_returns_with_its_disk_and_no_committed_step_runs_again(
     place: Place, undisturbed: Run
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_worker_that_nobody_can_replace_returns_with_its_disk_and_no_committed
     place.on.idle(*WORKERS)
 
 
+@pytest.mark.full
 def test_a_run_goes_on_without_a_lost_worker_from_the_disks_of_those_that_are_left(
     place: Place, undisturbed: Run
 ) -> None:
@@ -222,6 +224,7 @@ def test_one_ctrl_c_brings_the_weights_of_the_last_step_home(place: Place) -> No
     assert job_of(place, "net")["state"] == "cancelled"
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_the_run_at_once(place: Place) -> None:
     run = place.train("twice-ctrl-c")
     frozen = run.workers[0]
@@ -254,6 +257,7 @@ def test_a_killed_submitter_is_replaced_and_no_step_runs_again(place: Place, und
     place.on.idle(*WORKERS)
 
 
+@pytest.mark.full
 def test_a_closed_terminal_leaves_the_job_to_the_broker(place: Place, undisturbed: Run) -> None:
     run = place.train("hang-up", "--steps", str(STEPS))
     run.command.signal(signal.SIGHUP)
@@ -265,6 +269,7 @@ def test_a_closed_terminal_leaves_the_job_to_the_broker(place: Place, undisturbe
     place.on.idle(*WORKERS)
 
 
+@pytest.mark.full
 def test_a_run_in_the_background_is_watched_from_elsewhere(place: Place, undisturbed: Run) -> None:
     where = ["--workers", "2", "--steps", str(STEPS), "--out", "background"]
     started = place.on.document("desk", "train", "net.py", *where, "--detach")
@@ -286,6 +291,7 @@ def local_run(on: Machines, name: str) -> Run:
     return run
 
 
+@pytest.mark.full
 def test_a_killed_local_run_takes_its_fleet_along(tmp_path: Path) -> None:
     with machines(tmp_path / "machines") as on:
         run = local_run(on, "run")
@@ -299,6 +305,7 @@ def test_a_killed_local_run_takes_its_fleet_along(tmp_path: Path) -> None:
         assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_at_a_terminal_ends_a_local_run_in_order(tmp_path: Path, times: int) -> None:
     with machines(tmp_path / "machines") as on:
@@ -321,6 +328,7 @@ def test_ctrl_c_during_capture_is_one_line(tmp_path: Path) -> None:
         assert run.command.errors == ["error: interrupted"] and not run.folder.exists()
 
 
+@pytest.mark.full
 def test_a_killed_local_broker_ends_the_run(tmp_path: Path) -> None:
     with machines(tmp_path / "machines") as on:
         run = local_run(on, "run")
@@ -349,6 +357,7 @@ def drained(place: Place, name: str, token: str, *arguments: str) -> Command:
     return command
 
 
+@pytest.mark.full
 def test_the_only_worker_of_a_run_leaves_once_its_state_has_come_home_and_no_step_is_lost(
     place: Place, undisturbed: Run
 ) -> None:
@@ -368,6 +377,7 @@ def test_the_only_worker_of_a_run_leaves_once_its_state_has_come_home_and_no_ste
     place.on.idle(*WORKERS)
 
 
+@pytest.mark.full
 def test_drain_says_by_its_code_that_a_worker_left_with_its_share(place: Place) -> None:
     token = place.on.token("operator")
     run = place.train("lone-worker-at-once", "--on", "c", workers="0")

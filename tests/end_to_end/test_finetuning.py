@@ -64,6 +64,7 @@ def test_an_adapter_comes_home_as_peft_loads_it(fleet: Fleet, tmp_path: Path) ->
     assert slots == kept.keys()
 
 
+@pytest.mark.full
 def test_a_run_of_an_adapter_goes_on_from_its_checkpoint(fleet: Fleet, tmp_path: Path) -> None:
     whole = adapters.job_of(adapters.wrapped(), STEPS)
     losses, _, module = eager(whole, 2)
@@ -82,6 +83,7 @@ def test_a_run_of_an_adapter_goes_on_from_its_checkpoint(fleet: Fleet, tmp_path:
         require_same_run(store.load().record, identity_of(other, other.training))
 
 
+@pytest.mark.full
 def test_export_writes_the_adapter_or_the_whole_model(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

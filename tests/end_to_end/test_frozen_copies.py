@@ -71,6 +71,7 @@ def start(on: Machines, name: str, *arguments: str) -> Run:
     )
 
 
+@pytest.mark.full
 def test_a_worker_returns_with_its_disk_and_no_version_but_the_first_has_the_frozen_weights(
     tmp_path: Path,
 ) -> None:

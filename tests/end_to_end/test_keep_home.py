@@ -112,6 +112,7 @@ def test_no_stranger_takes_the_place_of_a_lost_home_worker(on: Machines) -> None
         home.stop()
 
 
+@pytest.mark.full
 def test_a_lost_stranger_costs_no_step_though_one_machine_alone_is_home(on: Machines) -> None:
     arguments = ("--listen", on.listen, "--home-of", submitter_of(on))
     token = on.token("worker", "--uses", "2")

@@ -26,11 +26,13 @@ def bytes_of(job: farflung.Job, out: Path) -> int:
         return sum(row.bytes_on_wire for row in run.metrics.rows)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [language, classifier], ids=["gpt", "bert"])
 def test_a_run_equals_one_process_bit_for_bit(kind: Callable[..., farflung.Job], tmp_path: Path) -> None:
     equal_on_four_workers(kind(), tmp_path / "run")
 
 
+@pytest.mark.full
 def test_shorter_batches_send_fewer_bytes(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     several = bytes_of(language(), tmp_path / "several")
@@ -38,6 +40,7 @@ def test_shorter_batches_send_fewer_bytes(tmp_path: Path) -> None:
     assert several < 0.8 * longest
 
 
+@pytest.mark.full
 def test_replicas_train_on_batches_of_different_lengths(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     losses, _, _ = in_one_process(language())
@@ -93,6 +96,7 @@ def start(on: Machines, name: str, *arguments: str) -> Run:
     return train(on, name, *words, *arguments, job="texts.py")
 
 
+@pytest.mark.full
 @pytest.mark.faults
 def test_a_killed_worker_replays_batches_of_their_lengths(tmp_path: Path) -> None:
     with machines(tmp_path) as on:

@@ -108,6 +108,7 @@ def test_cut_and_healed_links_cost_no_step(place: Place, losses: list[float]) ->
     run.command.says("linked to worker a again")
 
 
+@pytest.mark.full
 def test_a_cut_changes_no_bit_of_what_codecs_write(place: Place) -> None:
     """What was written is kept until it was taken, and masks until their gradients passed."""
     coded = ["--steps", str(STEPS), "--codec", "row-topk30-int4/masked30-int4"]
@@ -123,6 +124,7 @@ def test_a_cut_changes_no_bit_of_what_codecs_write(place: Place) -> None:
     place.workers["a"].says("linked to b again")
 
 
+@pytest.mark.full
 def test_a_link_that_is_cut_beyond_the_lease_costs_the_step_in_flight(
     place: Place, losses: list[float]
 ) -> None:
@@ -143,6 +145,7 @@ def test_a_worker_may_move_to_another_address(place: Place, losses: list[float])
     run.command.says("linked to worker b again")
 
 
+@pytest.mark.full
 def test_a_frozen_worker_that_thaws_within_the_lease_costs_no_step(place: Place, losses: list[float]) -> None:
     run = place.train("frozen", "--steps", str(STEPS))
     run.reaches(5)
@@ -153,6 +156,7 @@ def test_a_frozen_worker_that_thaws_within_the_lease_costs_no_step(place: Place,
     place.workers["b"].says("linked to the broker again")
 
 
+@pytest.mark.full
 def test_a_worker_that_is_switched_off_is_lost_when_its_lease_is_over(place: Place) -> None:
     run = place.train("off")
     place.network.cut("a")
@@ -165,6 +169,7 @@ def test_a_worker_that_is_switched_off_is_lost_when_its_lease_is_over(place: Pla
     place.rejoin("a")
 
 
+@pytest.mark.full
 def test_a_worker_that_is_rebooted_leaves_no_half_open_link(place: Place) -> None:
     run = place.train("rebooted")
     place.network.cut("a")
@@ -181,6 +186,7 @@ def test_a_worker_that_is_rebooted_leaves_no_half_open_link(place: Place) -> Non
     place.on.idle("a", "b")
 
 
+@pytest.mark.full
 def test_a_worker_that_is_back_before_its_death_shows_is_admitted_at_its_second_try(place: Place) -> None:
     before, place.workers["a"] = place.workers["a"], place.on.worker("a")
     place.workers["a"].says("connected already", "asking once more")
@@ -205,6 +211,7 @@ def serial_shown_at(address: str, viewer: Identity) -> int:
     return x509.load_der_x509_certificate(shown).serial_number
 
 
+@pytest.mark.full
 def test_certificates_renewed_in_mid_training_cost_no_step(tmp_path: Path) -> None:
     def train_meanwhile(on: Machines) -> None:
         token = create_token(tmp_path / "broker", "worker", uses=2).text

@@ -62,6 +62,7 @@ def test_a_removed_worker_loses_its_share_to_another_and_is_refused_until_it_is_
         worker.stop()
 
 
+@pytest.mark.full
 def test_a_job_is_ended_from_another_terminal_and_goes_on_from_its_checkpoint(on: Machines) -> None:
     worker = on.worker("d", on.token("worker"))
     worker.says("idle in the backup pool")

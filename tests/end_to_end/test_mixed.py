@@ -98,6 +98,7 @@ def test_dropout_on_jax_draws_by_the_seed_of_the_job(fleet: Fleet) -> None:
     assert run(["worker-1", "worker-3"], seed=12) != run(["worker-1", "worker-3"], seed=11)
 
 
+@pytest.mark.full
 def test_what_jax_draws_is_told_with_the_plan(fleet: Fleet) -> None:
     job = job_of("gpt-dropout", farflung.AdamW(lr=1e-3), batch=4, precise=False, steps=1)
     _, _, folder = fleet.run(job, 2, on=["worker-0", "worker-1"])

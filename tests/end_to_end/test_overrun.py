@@ -22,6 +22,7 @@ def on(tmp_path: Path) -> Iterator[Machines]:
         yield place
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_worker_whose_pass_does_not_end_leaves_its_job_and_offers_its_device_anew(
     on: Machines, tmp_path: Path
@@ -53,6 +54,7 @@ GREEDY = "torch.ones(2**31)"
 """8 GB, of which no estimate knows."""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits what a process may allocate")
 def test_an_op_that_takes_more_memory_than_its_worker_offers_does_not_get_it(

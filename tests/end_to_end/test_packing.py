@@ -42,6 +42,7 @@ def job(kind: str) -> farflung.Job:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["data set", "stream"])
 def test_a_run_of_packed_rows_equals_one_process_bit_for_bit_and_goes_on(tmp_path: Path, kind: str) -> None:
     torch.set_num_threads(1)

@@ -48,6 +48,7 @@ def eager(job: farflung.Job, parts: int = MICROBATCHES) -> tuple[list[float], di
     return losses, first, module
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("name", "steps"),
     [("gpt", 50), ("gpt-dropout", 50), ("resnet", 10), ("masked-pair", 10), ("shared-buffer", 10)],
@@ -63,6 +64,7 @@ def test_losses_and_state_equal_one_process_bit_for_bit(fleet: Fleet, name: str,
     assert all(torch.equal(ours[key], value) for key, value in module.state_dict().items())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -118,6 +120,7 @@ def test_bfloat16_equals_eager_under_autocast_at_half_the_bytes(fleet: Fleet) ->
     assert bytes_on_wire["bfloat16"] < bytes_on_wire["float32"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheduler", ["auto", pytest.param("op-fence", marks=pytest.mark.full)])
 def test_numbers_do_not_depend_on_the_plan(fleet: Fleet, scheduler: str) -> None:
     """Cut and placed for four workers of three sites far apart, nothing of what is learned changes."""
@@ -149,6 +152,7 @@ def test_gradients_equal_one_process_bit_for_bit(fleet: Fleet) -> None:
         assert torch.equal(ours[name], before[name] - gradient)
 
 
+@pytest.mark.full
 def test_a_clipped_run_equals_one_process_bit_for_bit(fleet: Fleet) -> None:
     job = job_of("gpt", 50, farflung.AdamW(lr=3e-3), clip=0.5)
     losses, _, module = eager(job)
@@ -162,6 +166,7 @@ def test_a_clipped_run_equals_one_process_bit_for_bit(fleet: Fleet) -> None:
     assert norms[0] == norms[1] and max(norms[0]) > 0.5
 
 
+@pytest.mark.full
 def test_tied_weights_on_one_worker_stay_within_a_millionth(fleet: Fleet) -> None:
     """The table's two gradients are summed over the microbatches apart, then added: the last bits differ."""
     job = job_of("gpt2-fused-dropout", 10, farflung.SGD(lr=0.05, momentum=0.9))

@@ -78,12 +78,14 @@ def test_workers_behind_nat_dial_back_or_meet_at_a_worker_that_relays(place: Pla
     assert " through to b or TCP port " in explained[2] and " through to c (" in explained[2]
 
 
+@pytest.mark.full
 def test_without_another_relay_the_broker_carries_the_link(place: Place) -> None:
     place.leave("a")
     losses(place.on.train("b", "c"))
     assert place.on.paths()["b", "c"] == "relay through broker"
 
 
+@pytest.mark.full
 def test_where_no_way_leads_the_run_fails_and_says_what_was_tried(place: Place) -> None:
     place.leave("a")
     place.broker.stop()
@@ -98,6 +100,7 @@ def test_where_no_way_leads_the_run_fails_and_says_what_was_tried(place: Place) 
     assert "b to c: no route" in line
 
 
+@pytest.mark.full
 def test_workers_that_have_ipv6_only_train(tmp_path: Path) -> None:
     with homes(tmp_path, Node("a"), Node("b"), ipv6=True) as on:
         on.forget_ipv4()

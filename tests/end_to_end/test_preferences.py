@@ -32,6 +32,7 @@ def job() -> farflung.Job:
     )
 
 
+@pytest.mark.full
 def test_dpo_on_four_workers_equals_one_process_bit_for_bit(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     losses, module, _ = in_one_process(job())

@@ -54,6 +54,7 @@ def trained(module: nn.Module) -> dict[str, Any]:
     return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("form", FORMATS)
 def test_workers_train_as_one_process_with_the_same_base(fleet: Fleet, tmp_path: Path, form: str) -> None:
     job = job_of(form)
@@ -83,6 +84,7 @@ def numbers(job: farflung.Job) -> int:
     return sum(one.numel() for one in job.model.parameters())
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_its_own_format_only(fleet: Fleet, tmp_path: Path) -> None:
     job = job_of("nf4")
     losses, _ = one_process(job)
@@ -131,6 +133,7 @@ def test_the_result_has_the_models_own_frozen_weights(fleet: Fleet) -> None:
     assert torch.equal(whole["last.weight"], module.get_parameter("last.weight"))
 
 
+@pytest.mark.full
 def test_a_worker_on_jax_computes_nearly_the_same(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     job = job_of("nf4", 2)

@@ -26,6 +26,7 @@ def start(on: Machines, name: str, *arguments: str) -> Run:
     return train(on, name, *words, *arguments, job="quantized.py")
 
 
+@pytest.mark.full
 def test_a_killed_worker_goes_on_with_the_codes_and_scales_that_it_had(tmp_path: Path) -> None:
     codes = MATRICES * quantized_bytes(8192 * WIDTH, "nf4")
     with machines(tmp_path) as on:

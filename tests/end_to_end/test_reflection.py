@@ -86,6 +86,7 @@ def scene(folder: Path) -> Iterator[tuple[Homes, Any]]:
             stranger.kill()
 
 
+@pytest.mark.full
 def test_nobody_dials_a_stranger_because_a_worker_says_so(tmp_path: Path) -> None:
     with scene(tmp_path) as (on, stranger):
         broker, worker = on.broker("--no-survey"), on.worker("a")

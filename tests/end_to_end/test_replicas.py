@@ -57,6 +57,7 @@ def one_process(job: farflung.Job, shares: Sequence[int]) -> tuple[list[float], 
     return losses, module.state_dict()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "replicas"),
     [
@@ -101,6 +102,7 @@ def test_replicas_with_cuts_of_their_own_equal_one_process_bit_for_bit(fleet: Fl
     assert all(torch.equal(ours[key], value) for key, value in state.items())
 
 
+@pytest.mark.full
 def test_codecs_apply_within_pipelines_and_sums_stay_exact(fleet: Fleet) -> None:
     job = job_of("gpt", 6, farflung.AdamW(lr=3e-3), codec="int8")
     summary, rows, _ = fleet.run(job, 4, Wishes(replicas=2, codecs=parse_codecs(["int8"]).wishes))
@@ -128,6 +130,7 @@ def run_in_process(job: farflung.Job, plan: Plan) -> tuple[list[float], list[dic
     return losses, [{name: t for one in half for name, t in one.state().items()} for half in halves]
 
 
+@pytest.mark.full
 def test_replicas_with_a_codec_on_their_sums_are_equal_bit_for_bit_and_learn(fleet: Fleet) -> None:
     """Worker processes have the bits of one process, in which both replicas can be looked at."""
     job = replace(job_of("gpt", 12, farflung.AdamW(lr=3e-3)), sum_codec="int8")
@@ -144,6 +147,7 @@ def test_replicas_with_a_codec_on_their_sums_are_equal_bit_for_bit_and_learn(fle
     assert losses == pytest.approx([row["loss"] for row in exact], rel=0.01)
 
 
+@pytest.mark.full
 def test_a_run_with_a_codec_on_sums_goes_on_from_a_checkpoint(fleet: Fleet, tmp_path: Path) -> None:
     job = replace(job_of("gpt", 8, farflung.AdamW(lr=3e-3)), sum_codec="int8")
     whole = [row["loss"] for row in fleet.run(job, 4, Wishes(replicas=2))[1]]
@@ -157,6 +161,7 @@ def test_a_run_with_a_codec_on_sums_goes_on_from_a_checkpoint(fleet: Fleet, tmp_
     assert losses[0] == pytest.approx(whole[4:], rel=0.01)
 
 
+@pytest.mark.full
 def test_a_run_with_replicas_goes_on_with_one_or_others(fleet: Fleet, tmp_path: Path) -> None:
     job = job_of("gpt-dropout", 8, farflung.AdamW(lr=3e-3), clip=0.5)
     whole = fleet.run(job, 4, Wishes(replicas=2))[1]
@@ -173,6 +178,7 @@ def test_a_run_with_replicas_goes_on_with_one_or_others(fleet: Fleet, tmp_path: 
         assert losses == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.full
 def test_replicas_on_jax_agree_with_one_process(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
     job = job_of("gpt", 5, farflung.AdamW(lr=3e-3), clip=0.5)
@@ -185,6 +191,7 @@ def test_replicas_on_jax_agree_with_one_process(tmp_path: Path) -> None:
     assert all(torch.allclose(ours[key], value, rtol=0, atol=1e-4) for key, value in state.items())
 
 
+@pytest.mark.full
 def test_only_workers_that_compute_alike_are_replicas(tmp_path: Path) -> None:
     pytest.importorskip("jax", reason="JAX is not installed")
     job = job_of("gpt", 2, farflung.AdamW(lr=3e-3))
@@ -231,6 +238,7 @@ TorchSegment.apply, TorchSegment.set_parameter_gradient = _counting, _flipped
 """
 
 
+@pytest.mark.full
 @pytest.mark.faults
 def test_one_flipped_bit_of_a_sum_is_caught_at_its_commit(tmp_path: Path) -> None:
     with machines(tmp_path) as on:
@@ -247,6 +255,7 @@ def test_one_flipped_bit_of_a_sum_is_caught_at_its_commit(tmp_path: Path) -> Non
             command.stop()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.faults
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_killed_or_frozen_in_a_sum_changes_no_bit_and_no_step_runs_again(
@@ -273,6 +282,7 @@ def test_a_worker_killed_or_frozen_in_a_sum_changes_no_bit_and_no_step_runs_agai
             workers[struck].stop()
 
 
+@pytest.mark.full
 @pytest.mark.faults
 def test_a_newcomer_without_residuals_has_the_bits_of_its_replicas(tmp_path: Path) -> None:
     """Replicas compare their gradients at each commit: it would end the job if theirs had other bits."""
@@ -318,6 +328,7 @@ def as_it_was_dealt(run: Run, shares: Mapping[int, Sequence[int]]) -> list[float
     return losses
 
 
+@pytest.mark.cases(1)
 @pytest.mark.faults
 @pytest.mark.parametrize(("count", "replicas"), [(4, 2), (3, 3)])
 def test_a_run_goes_on_with_what_is_left_of_its_replicas(tmp_path: Path, count: int, replicas: int) -> None:

@@ -59,6 +59,7 @@ def test_a_broker_killed_in_mid_run_is_restarted_on_its_folder(on: Machines) -> 
         command.stop()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["stopped", "frozen"])
 def test_a_broker_that_is_away_is_awaited(on: Machines, how: str) -> None:
     broker = on.broker()
@@ -97,6 +98,7 @@ def test_a_worker_waits_for_a_broker_that_is_not_there_yet(on: Machines) -> None
         command.stop()
 
 
+@pytest.mark.full
 def test_a_fleet_goes_on_with_a_broker_that_was_restored_from_a_backup(on: Machines) -> None:
     broker = on.broker()
     worker = on.worker("a", on.token("worker"))

@@ -63,6 +63,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "workers", [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(4, marks=pytest.mark.full)]
 )
@@ -86,6 +87,7 @@ def test_a_run_goes_on_with_the_losses_of_an_undisturbed_one(
         assert all(torch.allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-6) for name in theirs)
 
 
+@pytest.mark.full
 def test_ctrl_c_prints_the_command_that_goes_on(desk: Machines) -> None:
     run = train(desk, "interrupted", "--local", "2", "--checkpoint-every", "3")
     run.reaches(4)
@@ -143,6 +145,7 @@ def test_another_job_is_refused_and_the_run_stays_as_it_was(desk: Machines, stop
     assert contents(stopped.folder) == before
 
 
+@pytest.mark.full
 def test_a_run_that_still_trains_is_not_resumed(desk: Machines) -> None:
     run = train(desk, "running", "--local", "1")
     run.reaches(1)
@@ -151,6 +154,7 @@ def test_a_run_that_still_trains_is_not_resumed(desk: Machines) -> None:
     run.command.stop()
 
 
+@pytest.mark.full
 def test_a_run_at_a_broker_goes_on_there_and_on_fewer_workers(tmp_path: Path) -> None:
     with machines(tmp_path / "machines") as on:
         broker, token = on.broker(), on.token("worker", "--uses", "2")

@@ -148,6 +148,7 @@ def job():
 """A microbatch is half a megabyte at any cut: enough to see what the link carries."""
 
 
+@pytest.mark.full
 @pytest.mark.lab
 def test_a_jobs_traffic_refreshes_the_rate_of_a_link(tmp_path: Path, lab_machine: None) -> None:
     (tmp_path / "wide.py").write_text(WIDE)
@@ -193,6 +194,7 @@ def way(found: dict[str, Any], sender: str, receiver: str) -> tuple[float, str]:
     return rate, source
 
 
+@pytest.mark.full
 @pytest.mark.lab
 def test_who_stands_behind_nat_is_measured_all_the_same(tmp_path: Path, lab_machine: None) -> None:
     nodes = Node("a"), Node("b", behind_nat=True), Node("c", behind_nat=True)
@@ -219,6 +221,7 @@ def test_who_stands_behind_nat_is_measured_all_the_same(tmp_path: Path, lab_mach
     assert all(rates[a][b] > 5 for a in range(3) for b in range(3) if a != b)
 
 
+@pytest.mark.full
 def test_a_frozen_worker_is_a_clear_result_and_no_more(tmp_path: Path) -> None:
     with machines(tmp_path, Loopback) as on:
         broker, a, b, c = on.fleet("a", "b", "c")
@@ -235,6 +238,7 @@ def test_a_frozen_worker_is_a_clear_result_and_no_more(tmp_path: Path) -> None:
             command.stop()
 
 
+@pytest.mark.full
 def test_nobody_is_probed_who_does_not_want_it_nor_at_anybodys_word(tmp_path: Path) -> None:
     with machines(tmp_path, Loopback) as on:
         commands = on.fleet("a", "b")

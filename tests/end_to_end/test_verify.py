@@ -93,6 +93,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
         place.close()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("place", ["no update", "a flipped bit"], indirect=True)
 def test_a_saboteur_is_named_and_the_weights_are_those_of_an_undisturbed_run(place: Place) -> None:
     run = place.train("checked")
@@ -113,6 +114,7 @@ def test_a_saboteur_is_named_and_the_weights_are_those_of_an_undisturbed_run(pla
     assert last == {row["step"]: row["loss"] for row in undisturbed.rows}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["nothing bad"], indirect=True)
 def test_every_step_of_honest_workers_is_checked_before_the_weights_come_home(place: Place) -> None:
     place.workers.append(place.join("c"))
@@ -128,6 +130,7 @@ def test_every_step_of_honest_workers_is_checked_before_the_weights_come_home(pl
     assert run.summary["weights_step"] == run.summary["checkpoint_step"] == STEPS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["nothing bad"], indirect=True)
 def test_a_run_that_is_stopped_brings_home_nothing_that_was_not_checked(place: Place) -> None:
     place.workers.append(place.join("c"))

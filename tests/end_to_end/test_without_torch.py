@@ -44,6 +44,7 @@ def fleet(bare: Python, tmp_path: Path) -> Iterator[Mixed]:
         yield started
 
 
+@pytest.mark.full
 def test_a_worker_on_jax_trains_beside_one_on_torch(fleet: Mixed) -> None:
     broker = fleet.broker()
     token = fleet.token("worker", "--uses", "2")

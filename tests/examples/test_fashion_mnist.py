@@ -60,6 +60,7 @@ def test_an_item_is_a_picture_around_zero_and_its_label(example: ModuleType) -> 
     assert torch.allclose(item["pixel_values"][0] * example.DEVIATION + example.MEAN, raw / 255, atol=1e-6)
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.slow
 def test_four_workers_equal_one_process_bit_for_bit(example: ModuleType, tmp_path: Path) -> None:

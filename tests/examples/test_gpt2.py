@@ -56,6 +56,7 @@ def test_tokens_are_the_same_each_time_and_windows_give_them_back(
     assert windows[3]["input_ids"].tolist() == tokens[3 * SEQUENCE : 4 * SEQUENCE]
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.slow
 def test_four_workers_equal_one_process_but_for_the_tied_table(

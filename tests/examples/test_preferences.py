@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "preferences.py"
 
 
+@pytest.mark.full
 def test_held_out_pairs_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     job = load_job(EXAMPLE)

@@ -98,6 +98,7 @@ def test_pieces_of_words_have_the_same_numbers_each_time(example: ModuleType) ->
         assert example.learn_words(trained).get_vocab() == first.get_vocab()
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.slow
 def test_four_workers_equal_one_process_bit_for_bit(example: ModuleType, tmp_path: Path) -> None:

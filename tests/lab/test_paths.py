@@ -71,6 +71,7 @@ def ends(folder: Path, there: LinkSettings, back: LinkSettings | None = None) ->
             two.serving.communicate()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("there", "back"),
     [
@@ -108,6 +109,7 @@ def off(found: PairEstimate, there: LinkSettings) -> list[str]:
     return wrong
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("there", "size"),
     [(LinkSettings(8, 50), 200_000), (LinkSettings(100, 20), 2_000_000)],

@@ -43,6 +43,7 @@ for _ in range(300):
 """
 
 
+@pytest.mark.full
 def test_labs_that_start_and_end_at_once_do_not_interfere(folder: Path) -> None:
     argv = [sys.executable, "-c", CHURN, str(folder)]
     churning = [subprocess.Popen([*argv, name], stderr=subprocess.PIPE) for name in ("one", "two", "three")]

@@ -86,6 +86,7 @@ def heard(process: subprocess.Popen[str]) -> Any:
     return json.loads(process.stdout.readline())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("relayed", "connections"), [(False, 1), (False, 4), (True, 1)], ids=["direct", "striped", "relayed"]
 )

@@ -73,6 +73,7 @@ def test_averages_come_home_beside_the_weights(fleet: farflung.Fleet, tmp_path: 
     assert same(other.state_dict(), averaged.module.state_dict())
 
 
+@pytest.mark.full
 def test_averages_go_on_after_a_resume(fleet: farflung.Fleet, tmp_path: Path) -> None:
     fleet.train(job(), steps=STEPS // 2, out=tmp_path / "run").wait()
     run = fleet.train(job(), resume=tmp_path / "run", steps=STEPS)
@@ -88,6 +89,7 @@ def test_a_run_without_averages_says_so(fleet: farflung.Fleet, tmp_path: Path) -
     assert not (tmp_path / "run/ema.safetensors").exists()
 
 
+@pytest.mark.full
 def test_averages_of_jax_are_those_of_torch(tmp_path: Path) -> None:
     with farflung.local(2, backends=("torch", "jax"), device="cpu") as mixed:
         run = mixed.train(job(), out=tmp_path / "run")

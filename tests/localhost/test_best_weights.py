@@ -96,6 +96,7 @@ def test_a_run_ends_with_the_weights_of_its_best_evaluation(
     assert exported.step == best
 
 
+@pytest.mark.full
 def test_a_resumed_run_stops_where_an_undisturbed_one_does(
     fleet: farflung.Fleet, whole: farflung.Run, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_resumed_run_stops_where_an_undisturbed_one_does(
         assert same(again.state_dict(), whole.state_dict())
 
 
+@pytest.mark.full
 def test_a_resumed_run_makes_the_evaluation_that_its_checkpoint_lacks(
     fleet: farflung.Fleet, whole: farflung.Run, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ async def maps(fleet: LocalFleet) -> list[bool]:
     return [has_torch(await child.process_id()) for child in fleet.workers]
 
 
+@pytest.mark.full
 def test_emulated_workers_send_what_real_ones_send(temporary: Path, tmp_path: Path) -> None:
     async def run() -> None:
         async with LocalFleet(WORKERS, tmp_path / "logs") as real:

@@ -77,6 +77,7 @@ def losses(path: Path) -> list[float]:
     return [row["loss"] for row in found if "loss" in row]
 
 
+@pytest.mark.full
 def test_by_default_few_microbatches_cross_slow_lines_and_steps_are_the_same(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_what_a_user_says_is_evaluated(run: Run, tmp_path: Path) -> None:
     assert seen == [(0, 100, False), (STEPS, 100, False)]
 
 
+@pytest.mark.full
 def test_where_codecs_are_chosen_a_short_run_is_evaluated_once_and_dense(run: Run, tmp_path: Path) -> None:
     summary, seen = run(tmp_path / "short", codec="auto:int8")
     assert seen == [(STEPS, 1, True)]

@@ -199,6 +199,7 @@ def test_what_cannot_be_is_one_line_in_the_words_of_python(fleet: farflung.Fleet
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_a_block_closes_what_it_opened(tmp_path: Path) -> None:
     begun, others = threading.Event(), set(threading.enumerate())
     with farflung.local(2, device="cpu") as fleet:
@@ -228,6 +229,7 @@ main()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["wait", "leave open"])
 def test_a_script_that_is_interrupted_or_ends_keeps_its_weights(how: str, tmp_path: Path) -> None:
     """Ctrl-C in `wait` stops in good order, and so does the end of a script that closes nothing."""
@@ -263,6 +265,7 @@ def test_a_name_comes_from_the_model(
     assert run.wait().state == "done" and run.folder == tmp_path / "runs" / "chain"
 
 
+@pytest.mark.full
 def test_a_fleet_that_lost_a_worker_starts_anew_for_the_next_run(tmp_path: Path) -> None:
     begun = threading.Event()
     with farflung.local(2, device="cpu") as fleet:
@@ -274,6 +277,7 @@ def test_a_fleet_that_lost_a_worker_starts_anew_for_the_next_run(tmp_path: Path)
         assert fleet.train(job(), steps=2, out=tmp_path / "next").wait(120).state == "done"
 
 
+@pytest.mark.full
 def test_a_fleet_releases_a_run_that_is_over(fleet: farflung.Fleet, tmp_path: Path) -> None:
     """It holds a graph, a model and its program."""
     run = fleet.train(job(), steps=2, out=tmp_path / "run", on_step=lambda row: None)
@@ -287,6 +291,7 @@ def test_a_fleet_releases_a_run_that_is_over(fleet: farflung.Fleet, tmp_path: Pa
     assert released() is None
 
 
+@pytest.mark.full
 def test_a_fleet_that_is_closed_while_a_run_begins_holds_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +328,7 @@ def test_a_run_that_never_started_ends_with_its_fleet(tmp_path: Path) -> None:
     RunFolder.reopen(tmp_path / "run").close()
 
 
+@pytest.mark.full
 def test_a_program_that_ends_does_not_wait_for_ever_for_a_run_that_does_not_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

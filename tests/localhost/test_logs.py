@@ -127,6 +127,7 @@ READERS: dict[str, Callable[[Path, Path], Stored]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", READERS)
 def test_a_resumed_run_goes_on_in_the_log(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -170,6 +171,7 @@ def test_a_run_that_never_begins_closes_its_log(tmp_path: Path) -> None:
     assert (noted["outcome"], noted["reason"]) == ("cancelled", "the fleet was closed before the run began")
 
 
+@pytest.mark.full
 def test_an_interrupt_ends_the_waiting_for_a_log_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

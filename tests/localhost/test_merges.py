@@ -47,6 +47,7 @@ def test_parameters_are_merged_and_the_first_replica_s_running_statistics_come_h
     assert unlike == {"norm.running_mean", "norm.running_var"}
 
 
+@pytest.mark.full
 def test_a_program_hears_each_merge(tmp_path: Path) -> None:
     """And the row of an evaluation says whether the replicas were apart."""
     apart = job(steps=6, validation=Vectors(), validate_every=2, sync=farflung.DiLoCo(inner_steps=3))

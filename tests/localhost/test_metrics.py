@@ -103,6 +103,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[farflung.Fleet]:
         yield fleet
 
 
+@pytest.mark.cases(1)
 def test_metrics_equal_one_process(fleet: farflung.Fleet, tmp_path: Path) -> None:
     heard: list[tuple[int, dict[str, float]]] = []
     wanted = job()
@@ -129,6 +130,7 @@ def test_metrics_equal_one_process(fleet: farflung.Fleet, tmp_path: Path) -> Non
     assert [(row["step"], row["metrics"]) for row in rows] == heard and len(lines) == 2 + 4
 
 
+@pytest.mark.cases(1)
 def test_training_is_the_same_with_and_without_metrics(fleet: farflung.Fleet, tmp_path: Path) -> None:
     runs = [
         fleet.train(job(**changes), out=tmp_path / str(number))

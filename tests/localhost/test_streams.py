@@ -31,6 +31,7 @@ class Stream(IterableDataset[dict[str, Tensor]]):
         return iter(ITEMS if self.epoch % 2 == 0 else ITEMS[::-1])
 
 
+@pytest.mark.full
 def test_a_stream_trains_and_resumes_like_items_in_its_order(tmp_path: Path) -> None:
     in_order = ITEMS + ITEMS[::-1] + ITEMS
     with farflung.local(2, device="cpu") as fleet:

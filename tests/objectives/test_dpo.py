@@ -108,6 +108,7 @@ def test_both_passes_run_side_by_side_through_each_layer() -> None:
     assert frozen and all(reads.count(entry.value) == 2 for entry in frozen)
 
 
+@pytest.mark.full
 def test_a_cut_between_layers_crosses_one_state_of_each_pass() -> None:
     job = preferences.job(DPO(policy(layers=6, tied=False)))
     workload = workload_of(capture_shapes(job).graph, job.microbatches, job.microbatch_size)
@@ -115,6 +116,7 @@ def test_a_cut_between_layers_crosses_one_state_of_each_pass() -> None:
     assert (crossing == 2 * STATE).sum() >= 5  # of policy and reference
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tied", [True, False])
 def test_segments_hold_each_layer_once(tied: bool) -> None:
     job = preferences.job(DPO(policy(layers=6, tied=tied)))
@@ -142,6 +144,7 @@ def cut(job: farflung.Job, workers: int) -> list[Segment]:
     return list(received(planned.programs, job.microbatch_size))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "with the head"])
 def test_every_adapter_of_layers_trains_as_eager(kind: str) -> None:
     model = adapters.with_adapter(adapters.base(tied=kind != "with the head"), adapters.CONFIGS[kind])
@@ -149,6 +152,7 @@ def test_every_adapter_of_layers_trains_as_eager(kind: str) -> None:
     assert report.ok and report.segments > 1
 
 
+@pytest.mark.full
 def test_dropout_of_the_policy_trains_as_eager() -> None:
     config = copy.deepcopy(adapters.LORA)
     config.lora_dropout = 0.5

@@ -57,6 +57,7 @@ def in_bfloat16(name: str) -> tuple[nn.Module, Batch, Graph]:
     return module, batch, capture(module, batch, precision="bfloat16").graph
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("segments", [1, 3])
 def test_gradients_are_those_of_eager_under_autocast(name: str, segments: int) -> None:

@@ -68,6 +68,7 @@ def test_a_codec_without_loss_changes_no_bit(name: str) -> None:
     assert sum(sent.payload_bytes for sent in coded.pipeline.take_sent().values()) > 0
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("rung", RUNGS)
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
 def test_a_run_repeats_bit_for_bit_and_forgets_its_masks(name: str, rung: str) -> None:

@@ -142,6 +142,7 @@ def resumed(job: farflung.Job, step: int, merged: bool = True) -> list[float]:
     return run(after, job, first)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "optimizer", [farflung.AdamW(lr=3e-3), farflung.SGD(lr=0.1, momentum=0.9, dampening=0.5)]
 )
@@ -164,6 +165,7 @@ def test_a_run_that_stopped_in_a_merge_begins_with_it() -> None:
     assert before != behind  # the first one merges what the first replica has learned alone
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("bound", [None, 0.5])

@@ -44,6 +44,7 @@ def batches(step: list[Microbatch]) -> list[dict[str, Tensor]]:
     return [one.tensors for one in step]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("kind", "count", "recompute"),
     [("gpt", 1, False), ("gpt", 4, True), ("bert", 3, False), ("bert", 2, True)],

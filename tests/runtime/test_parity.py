@@ -108,6 +108,7 @@ def placed_somewhere(graph: Graph, cuts: list[int], placement: list[str]) -> Pla
         return placed(graph, cuts, [placement[0]] * len(placement), MICROBATCHES, SAMPLES)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_legal_cut_on_any_workers_trains_as_eager(name: str) -> None:
     module, graph = subject(name)

@@ -53,6 +53,7 @@ def test_a_fleet_stands_any_schedule_of_faults(seed: int, schedule: list[Fault])
     suffer(seed, schedule)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("events", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_fleets_stand_long_runs(events: int) -> None:
     figures = campaign.run(events, seed=1)
@@ -93,6 +94,7 @@ def shrinking(seed: int) -> Counter[str]:
     return fleet.world.laws.counts
 
 
+@pytest.mark.full
 def test_a_fleet_that_shrinks_goes_on_from_its_disks_in_other_cuts() -> None:
     happened = sum((shrinking(seed) for seed in range(20)), Counter[str]())
     assert happened["a version on another cut"] > 1 and happened["done after a rollback"] > 1
@@ -151,6 +153,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replanning, "LEAST_STEPS", 1)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("restless")
 def test_jobs_that_move_again_and_again_lose_no_unit_by_that() -> None:
     happened = sum((campaign.live(seed, 1500)[1] for seed in range(20)), Counter[str]())
@@ -191,6 +194,7 @@ def test_a_broken_law_tells_the_last_events_and_how_to_repeat_them(monkeypatch: 
     assert str(again.value) == str(found.value)
 
 
+@pytest.mark.full
 def test_hypothesis_shrinks_a_schedule_to_the_faults_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     ignores_lost_workers(monkeypatch)
 

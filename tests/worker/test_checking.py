@@ -52,6 +52,7 @@ def bits(pieces: dict[object, memoryview]) -> dict[object, bytes]:
     return {piece: bytes(buffer) for piece, buffer in pieces.items()}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("name", "optimizer", "codec"), CASES)
 @pytest.mark.parametrize("begins", [True, False])
 def test_an_honest_share_is_found_again(name: str, optimizer: Optimizer, codec: str, begins: bool) -> None:
@@ -83,6 +84,7 @@ def test_a_cheat_is_found_where_it_happens(cheat: str, monkeypatch: pytest.Monke
         assert min(differences(made, found)) == (3 if cheat == "no update" else 2)
 
 
+@pytest.mark.full
 def test_who_never_updates_is_found_from_its_own_copy_which_has_no_optimizer_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -76,6 +76,7 @@ def test_batches_of_all_lengths_run_in_one_unit() -> None:
     assert len({one.bucket for one in worker.microbatches}) > 1
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("bucket", [1, 2])
 def test_a_value_with_the_size_of_another_length_ends_the_attempt_and_names_its_sender(bucket: int) -> None:
     worker = Worker()

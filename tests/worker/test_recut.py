@@ -103,6 +103,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "optimizer", "codec", "before", "after"), CASES)
 def test_a_job_in_other_parts_has_the_bits_of_one_that_was_not_disturbed(
     tmp_path: Path, name: str, optimizer: Optimizer, codec: str, before: int, after: int
@@ -122,6 +123,7 @@ def test_a_job_in_other_parts_has_the_bits_of_one_that_was_not_disturbed(
         assert by_name(disturbed.state()) == by_name(undisturbed.state())
 
 
+@pytest.mark.full
 def test_codecs_begin_anew_in_other_parts(tmp_path: Path) -> None:
     learns = "axes3/axes10-dithered"
     with fleet("gpt", AdamW(0.01), learns) as undisturbed, fleet("gpt", AdamW(0.01), learns) as disturbed:
@@ -301,6 +303,7 @@ def test_a_damaged_copy_is_lost_and_deleted(tmp_path: Path) -> None:
     assert store.held() == [whole]
 
 
+@pytest.mark.full
 def test_a_copy_that_is_gone_is_lost(tmp_path: Path) -> None:
     found, _, said = restored(CopyStore(tmp_path, 10**6))
     reason = "the copy is no longer on the disk"

@@ -29,6 +29,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("name", "optimizer", "codec"), CASES)
 def test_a_share_that_runs_past_units_again_alone_has_the_bits_of_the_lost_one(
     name: str, optimizer: Optimizer, codec: str
@@ -69,6 +70,7 @@ def test_what_a_home_worker_runs_again_does_not_depend_on_the_noise_that_it_draw
         assert disturbed.state() == undisturbed.state()
 
 
+@pytest.mark.full
 def test_evaluations_are_passed_over() -> None:
     arguments: Sequence[object] = ("gpt-dropout", AdamW(0.01), "int8", True)
     with fleet(*arguments) as undisturbed, fleet(*arguments) as disturbed:
@@ -87,6 +89,7 @@ def test_evaluations_are_passed_over() -> None:
         assert disturbed.state() == undisturbed.state()
 
 
+@pytest.mark.full
 def test_a_copy_of_the_newest_unit_needs_no_past_unit() -> None:
     with fleet("gpt", AdamW(0.01)) as undisturbed, fleet("gpt", AdamW(0.01)) as disturbed:
         for unit in range(STEPS):

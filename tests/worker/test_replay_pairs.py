@@ -26,6 +26,7 @@ CASES = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "optimizer", "codec", "spares"), CASES)
 def test_two_shares_that_run_past_units_again_have_the_bits_of_the_lost_ones(
     name: str, optimizer: Optimizer, codec: str, spares: dict[str, str]
@@ -47,6 +48,7 @@ def test_two_shares_that_run_past_units_again_have_the_bits_of_the_lost_ones(
         assert disturbed.state() == undisturbed.state()
 
 
+@pytest.mark.full
 def test_neighbours_pass_over_evaluations_each_at_its_time() -> None:
     arguments = ("gpt-dropout", AdamW(0.01), "int8", True)
     with fleet(*arguments, size=4) as undisturbed, fleet(*arguments, size=4) as disturbed:
@@ -65,6 +67,7 @@ def test_neighbours_pass_over_evaluations_each_at_its_time() -> None:
         assert disturbed.state() == undisturbed.state()
 
 
+@pytest.mark.full
 def test_one_that_is_lost_while_they_run_again_is_replaced_and_the_other_begins_again() -> None:
     with (
         fleet("gpt", AdamW(0.01), "axes3/axes10-dithered", size=4) as undisturbed,

@@ -108,6 +108,7 @@ def compute(
         thread.join(PATIENCE_SECONDS)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("declared", [ADAMW, SGD(lr=0.1, momentum=0.9)], ids=["adamw", "momentum"])
 @pytest.mark.parametrize(
     ("framework", "name"), [("torch", "gpt-tied"), pytest.param("jax", "chain", marks=pytest.mark.slow)]

@@ -180,6 +180,7 @@ def test_a_tied_parameter_is_held_once_by_its_worker() -> None:
     assert memory_of(workload, ends, "c") == 0
 
 
+@pytest.mark.full
 def test_of_several_segments_one_works_while_the_others_rest() -> None:
     _, graph = captured(case("gpt"), BATCH)
     workload = workload_of(graph, 3, BATCH)

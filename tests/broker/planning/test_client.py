@@ -198,6 +198,7 @@ def test_a_step_of_nearly_nothing_is_not_promised_without_a_word(tflops: float, 
     assert answer.result.prediction.brief is brief
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("precision", "deterministic", "tflops"),
     [("float32", True, 1e-6), ("float32", False, 4e-6), ("bfloat16", False, 16e-6)],
@@ -252,6 +253,7 @@ def test_a_prediction_beyond_all_bounds_ends_only_the_job() -> None:
     assert isinstance(answer, PlanFailed) and "the plan cannot be sent" in answer.reason
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("measured", [None, MeasuredTopology(fleet("a", "b"), ())])
 def test_all_segments_recompute_if_that_is_wished_for(measured: MeasuredTopology | None) -> None:
     job = training(microbatch_size=4)
@@ -301,6 +303,7 @@ def test_a_planner_that_takes_too_much_memory_gives_up_before_the_machine_does()
 NO_TANH = Ability(1, ("aten.tanh.default",), "jax 0.10.2")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("measured", [None, MeasuredTopology(fleet("a", "b", "c"), ())])
 def test_workers_that_lack_an_op_are_left_out_with_the_reason(measured: MeasuredTopology | None) -> None:
     abilities = {"a": Ability(1), "b": NO_TANH, "c": Ability(1)}
@@ -312,6 +315,7 @@ def test_workers_that_lack_an_op_are_left_out_with_the_reason(measured: Measured
         assert list(answer.result.unable) == ["b"] and "aten.tanh.default" in answer.result.unable["b"]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("measured", [None, MeasuredTopology(fleet("a", "b"), ())])
 def test_a_model_that_too_few_can_run_is_told_with_what_the_others_lack(
     measured: MeasuredTopology | None,

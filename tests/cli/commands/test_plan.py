@@ -350,6 +350,7 @@ def test_memory_that_is_missing_is_told_briefly(folder: Path, capsys: pytest.Cap
     assert line.endswith(" GB are missing: add workers") and len(line) <= 120
 
 
+@pytest.mark.full
 def test_a_search_says_how_it_gets_on(folder: Path) -> None:
     said: list[str] = []
     found = farflung.plan(load_job(folder / "tower.py"), "fleet.json", tell=said.append)

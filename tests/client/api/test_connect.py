@@ -17,6 +17,7 @@ pytestmark = pytest.mark.processes
 ENDLESS = 1_000_000
 
 
+@pytest.mark.full
 def test_a_program_trains_at_a_broker_and_goes_on_with_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

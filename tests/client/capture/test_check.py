@@ -45,6 +45,7 @@ def job_of(entry: Case, **changes: object) -> Job:
     return Job(**(settings | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ["gpt-dropout", "gpt2-mask-dropout", "gpt2-fused", "resnet", "batch-norm"])
 def test_right_jobs_pass(name: str) -> None:
     """AdamW's own noise (a key bias, whose gradient is zero in theory) does not count against a model."""

@@ -17,6 +17,7 @@ from farflung.runtime.footprint import required_bytes
 
 
 # Learned prompts are not captured yet: PEFT has the embedding twice in the module, under two names.
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "with the head"])
 def test_a_cut_adapter_trains_as_eager(kind: str) -> None:
     model = adapters.wrapped(kind)
@@ -27,6 +28,7 @@ def test_a_cut_adapter_trains_as_eager(kind: str) -> None:
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("begins_at_zero", [False, True])
 def test_an_adapter_of_a_base_of_two_bytes_trains_as_eager_to_what_these_can_hold(
@@ -45,6 +47,7 @@ def test_an_adapter_of_a_base_of_two_bytes_trains_as_eager_to_what_these_can_hol
     assert report.loss_difference < 1e-5
 
 
+@pytest.mark.full
 def test_an_adapter_trains_as_eager_cut_as_often_as_it_can_be() -> None:
     """Most segments then have nothing to train."""
     job = adapters.job_of(adapters.with_adapter(adapters.base(layers=2, tied=False), adapters.LORA))

@@ -100,6 +100,7 @@ class Stream(IterableDataset[dict[str, Tensor]]):
         return iter(sentences())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "data",
     [

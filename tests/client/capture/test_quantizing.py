@@ -43,6 +43,7 @@ def test_a_quantized_base_trains_as_eager_with_dequantized_matrices(form: str) -
     assert all(tensor.equal(before[name]) for name, tensor in job.model.state_dict().items())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("form", "has_own"),
     [
@@ -75,6 +76,7 @@ def test_eager_with_its_own_matrices_computes_something_else() -> None:
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("form", FORMATS)
 def test_planner_and_report_know_the_smaller_size(form: str) -> None:
     quantized, plain = (job_of(quantize) for quantize in (form, None))
@@ -111,6 +113,7 @@ def test_what_becomes_smaller_and_what_stays_is_said_once() -> None:
     assert not [one for one in prepared.remarks if "are not quantized" in one]
 
 
+@pytest.mark.full
 def test_dora_needs_the_matrices_themselves_that_it_adapts() -> None:
     model = adapters.with_adapter(adapters.base(width=128), adapters.CONFIGS["dora"])
     found = prepare(job_of(model=model)).quantization

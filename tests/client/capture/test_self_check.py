@@ -47,6 +47,7 @@ def checked(job: Job, graph: Graph) -> Capture:
     return check_itself(job, replace(captured, graph=graph), first_microbatch(job))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", ["gpt-dropout", "gpt2-fused-dropout", "gpt-tied", "frozen", "batch-norm"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_every_gradient_is_compared_and_nothing_changes(name: str, precision: str) -> None:
@@ -250,6 +251,7 @@ print(peak_bytes() - before, captured.verdicts[-1].outcome)
 """
 
 
+@pytest.mark.full
 def test_memory_is_that_of_the_gradients() -> None:
     """Not of two further copies of the model with gradients of their own."""
     argv = [sys.executable, "-c", LARGE]

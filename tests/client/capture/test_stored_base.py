@@ -74,6 +74,7 @@ def parameters(of: Prepared) -> set[str]:
     return {entry.name for entry in of.graph.inputs_of("parameter") if not entry.trainable}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_peft_models_base_is_found_under_its_plain_names(server: Web, dtype: torch.dtype) -> None:
     stored(server, dtype)
@@ -83,6 +84,7 @@ def test_a_peft_models_base_is_found_under_its_plain_names(server: Web, dtype: t
     assert server.sent_bytes == before  # names and forms say where; workers compare the bytes
 
 
+@pytest.mark.full
 def test_a_base_on_the_meta_device_is_never_made_here(server: Web) -> None:
     stored(server, torch.bfloat16)
     real = prepared(server, adapters.with_adapter(rounded(torch.bfloat16), adapters.LORA))
@@ -98,6 +100,7 @@ def test_a_base_on_the_meta_device_is_never_made_here(server: Web) -> None:
     assert found(server, of) == parameters(of)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("names", ["its own", "others"])
 def test_quantized_matrices_are_found_as_they_are_stored(server: Web, dtype: torch.dtype, names: str) -> None:
@@ -128,6 +131,7 @@ def test_quantized_matrices_are_found_as_they_are_stored(server: Web, dtype: tor
         assert hashlib.sha256(memory).digest() == listed[name]
 
 
+@pytest.mark.full
 def test_quantized_matrices_of_a_model_without_values_are_never_made_whole(server: Web) -> None:
     tensors = {n: one.detach().bfloat16() for n, one in adapters.base(width=128).named_parameters()}
     save_file(tensors, server.folder / "model.safetensors")
@@ -181,6 +185,7 @@ def test_a_base_with_other_names_is_found_by_its_bytes(server: Web) -> None:
     assert found(server, of) == parameters(of)
 
 
+@pytest.mark.full
 def test_another_base_with_the_same_names_is_left_to_the_workers_to_refuse(server: Web) -> None:
     stored(server)
     of = prepared(server, adapters.with_adapter(adapters.base(seed=1), adapters.LORA))

@@ -34,6 +34,7 @@ def distinct(module: nn.Module) -> dict[str, torch.Tensor]:
     return found | dict(module.named_buffers())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "gpt-tied", "batch-norm", "gpt2-mask"])
 def test_state_is_read_from_one_file(name: str, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def test_a_run_in_the_lab_is_bit_for_bit_the_run_on_loopback(on: Machines) -> No
     assert {log.stem for log in (lab.folder / "logs").iterdir()} == {"broker", "oslo", "bern"}
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_the_weights(on: Machines) -> None:
     run = lab_run(on, "run")
     run.reaches(2)
@@ -93,6 +94,7 @@ def test_ctrl_c_saves_the_weights(on: Machines) -> None:
     assert (run.folder / "lab.json").exists()
 
 
+@pytest.mark.full
 def test_a_killed_worker_is_named(on: Machines) -> None:
     run = lab_run(on, "run")
     run.reaches(1)
@@ -101,6 +103,7 @@ def test_a_killed_worker_is_named(on: Machines) -> None:
     assert run.command.errors[-1].startswith("error: oslo was killed by signal 9")
 
 
+@pytest.mark.full
 def test_a_killed_switch_ends_the_run_at_once_in_one_line(on: Machines) -> None:
     lab = secrets.token_hex(4)
     run = lab_run(on, "run", "--name", lab)
@@ -113,6 +116,7 @@ def test_a_killed_switch_ends_the_run_at_once_in_one_line(on: Machines) -> None:
     eventually("all of it has ended", lambda: not on.orphans())
 
 
+@pytest.mark.full
 def test_taking_a_lab_down_ends_its_run_with_a_message(on: Machines) -> None:
     """The broker says goodbye to the submitter, who may still tell that and where its metrics are."""
     lab = secrets.token_hex(4)
@@ -134,6 +138,7 @@ def test_an_unusable_run_folder_is_an_error_before_the_lab_starts(on: Machines) 
     assert "has files that are not of a run" in command.err and "laying out" not in command.err
 
 
+@pytest.mark.full
 def test_a_killed_run_leaves_nothing(on: Machines) -> None:
     run = lab_run(on, "run")
     run.reaches(1)
@@ -150,6 +155,7 @@ def test_a_job_that_cannot_be_trained_is_an_error_of_one_line(on: Machines) -> N
     assert not (on.folder / "run").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("emulated", [(), ("--emulate-devices",)], ids=["real", "emulated"])
 def test_too_many_workers_are_an_error_that_names_the_most(on: Machines, emulated: tuple[str, ...]) -> None:
     (on.folder / "one.py").write_text((on.folder / "net.py").read_text().replace("range(6)", "range(1)"))
@@ -218,6 +224,7 @@ def job():
 """
 
 
+@pytest.mark.full
 def test_a_lab_is_planned_on_its_own_topology(on: Machines) -> None:
     """Six workers share eight blocks: equal shares cut inside blocks, where 16 times the bytes cross."""
     (on.folder / "blocks.py").write_text(BLOCKS)
@@ -239,6 +246,7 @@ def test_a_lab_is_planned_on_its_own_topology(on: Machines) -> None:
     assert "planned by auto" in run.command.err and "; predicted: " in run.command.err
 
 
+@pytest.mark.full
 def test_replicas_in_a_lab_train_apart_and_merge(on: Machines) -> None:
     where = ("--topology", "two.json", "--out", "run", "--steps", "4")
     alone = on.start("desk", "lab", "run", "net.py", *where, "--inner-steps", "2")

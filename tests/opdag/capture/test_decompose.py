@@ -101,6 +101,7 @@ TAKEN_APART: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.cases(16)
 @pytest.mark.parametrize("name", TAKEN_APART)
 def test_ops_that_torch_composes_become_their_parts(name: str) -> None:
     made = TAKEN_APART[name]

@@ -78,6 +78,7 @@ def test_what_happens_to_a_fleet_is_seen_as_it_happens(tmp_path: Path) -> None:
             worker.stop()
 
 
+@pytest.mark.full
 def test_a_step_is_seen_as_it_ran_and_planned_again_as_the_viewer_likes(tmp_path: Path) -> None:
     with machines(tmp_path) as on, held_port() as port:
         page = f"127.0.0.1:{port}"
@@ -143,6 +144,7 @@ def test_a_step_is_seen_as_it_ran_and_planned_again_as_the_viewer_likes(tmp_path
         broker.stop()
 
 
+@pytest.mark.full
 def test_local_workers_have_a_page_while_they_train(tmp_path: Path) -> None:
     with machines(tmp_path) as on, held_port() as port:
         page = f"127.0.0.1:{port}"

@@ -139,6 +139,7 @@ def test_changes_that_need_no_plan_take_of_the_time_too(monkeypatch: pytest.Monk
     assert not found and len(tried) == 2
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_who_slows_the_rest_down_is_told_where_a_plan_must_have_everybody() -> None:
     slow = WorkerSpec("slow", "", tflops=1e-13, memory_gb=1.0)

@@ -229,7 +229,7 @@ def test_more_budget_never_makes_it_worse(seed: int, ratio: float | None) -> Non
     """With codecs, too: a larger budget once chose a plan whose coded step took three times as long."""
     topology, workload = case(seed)
     seconds = []
-    for budget in (25, 60, 100, 250, 400):
+    for budget in (25, 100, 400):
         options = replace(FEW, budget=budget)
         try:
             if ratio is None:

@@ -41,6 +41,7 @@ def trained(worker: int, recompute: bool) -> Answer:
     return ask(Question(programs, planned.plan, training, recompute, "jax"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("worker", "recompute"),
     [

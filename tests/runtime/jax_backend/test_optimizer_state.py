@@ -128,6 +128,7 @@ def test_a_segment_that_borrows_a_parameter_reads_the_restored_one() -> None:
 SHAPES = [(7, 5), (64,), (), (0, 3)]
 
 
+@pytest.mark.cases(24)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("before", [0, 1, 3])
 @each_optimizer

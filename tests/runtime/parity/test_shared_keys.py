@@ -45,6 +45,7 @@ def llama(has_own: bool, quantize: str | None) -> Job:
     return adapters.job_of(model, quantize=quantize, precision="float32" if has_own else "bfloat16")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", [None, "nf4"])
 @pytest.mark.parametrize("has_own", [False, True])
@@ -82,6 +83,7 @@ def is_number(node: Any, name: str = "other") -> bool:
     return isinstance(node.arguments.get(name), float)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", [scores_scaled, norms_offset])
 def test_an_error_in_a_llama_in_bfloat16_is_found(plant: Callable[[Graph], Graph]) -> None:

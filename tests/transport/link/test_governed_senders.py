@@ -130,6 +130,7 @@ def test_state_alone_fills_a_line_whatever_rate_is_known_at_first(
     assert taken > 0.9
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("known_rate", [2e4, 1e5, LINE])
 @pytest.mark.parametrize(("value_bytes", "pause"), [(30_000, 0.18), (30_000, 0.3), (3_000, 0.05)])
 def test_values_hardly_wait_for_state_which_always_gets_a_part(

@@ -424,6 +424,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path) -> None:
 CALLS = ("fsync", "rename", "unlink", "rmdir", "mkdir")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.faults
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("again", [False, True], ids=["a new step", "the same step"])

@@ -27,6 +27,7 @@ from farflung.runtime.optimizers.schedules import (
     StepLR,
     Table,
     WarmupCosine,
+    end_of,
 )
 
 LR = 0.3
@@ -155,6 +156,24 @@ def test_a_table_never_leaves_its_neighbours(points: list[tuple[int, float]]) ->
 def test_what_means_nothing_is_refused_by_name(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 200), st.floats(0.0, 0.9))
+def test_a_schedule_keeps_its_last_rate_from_its_end_on(
+    first: int, more: int, later: int, ratio: float
+) -> None:
+    last = first + more
+    for schedule in (
+        WarmupCosine(first, last, ratio),
+        WSD(first, 3, more, ratio),
+        LinearLR(1.0, ratio, last),
+        CosineAnnealingLR(last, ratio),
+        OneCycleLR(last),
+        Table(((0, 1.0), (last, ratio))),
+    ):
+        end = end_of(schedule)
+        assert end is not None
+        assert schedule.ratio(end[1] + later) == schedule.ratio(end[1]) == schedule.ratio(end[1] + later + 1)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from farflung.errors import CheckpointError, JobError
 from farflung.text import count_of
 
 if TYPE_CHECKING:
+    from farflung.client.api.job import Job
     from farflung.client.capture.prepared import Prepared
     from farflung.client.output.checkpoints.contents import Checkpoint
     from farflung.client.output.checkpoints.store import CheckpointStore
@@ -95,6 +96,22 @@ class RunStart:
         found = [store.newest() for store in self._to_load_from()]
         if all(one.record is None for one in found):
             raise self._nothing([line for one in found for line in one.skipped])
+
+    def note_schedule(self, job: Job) -> None:
+        """Say if the job trains on after its learning rate has fallen to its last value."""
+        from farflung.runtime.optimizers.declared import learning_rate
+        from farflung.runtime.optimizers.schedules import end_of
+
+        schedule, end = job.optimizer.schedule, end_of(job.optimizer.schedule)
+        if self.standing is not None or end is None or job.steps <= end[1]:
+            return
+        (field, last), rate = end, learning_rate(job.optimizer, job.steps - 1)
+        ends = f"its schedule ends after {count_of(last, 'step')} ({type(schedule).__name__}, {field})"
+        rest = (
+            f"the learning rate stays at {rate:g}" if rate else "the learning rate is 0, so nothing changes"
+        )
+        kept = "; a resumed run keeps its schedule" if self.earlier is not None else ""
+        self.tell(f"note: the job has {count_of(job.steps, 'step')}, but {ends}: from there on {rest}{kept}")
 
     def open(self) -> RunFolder:
         """Make the run folder, or open that of the run to resume."""

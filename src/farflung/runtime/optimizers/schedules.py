@@ -278,6 +278,27 @@ def require_schedule(schedule: object) -> None:
         raise ValueError(f"schedule must be one of farflung's ({known}), found {schedule!r}")
 
 
+def end_of(schedule: Schedule) -> tuple[str, int] | None:
+    """The field that says where a schedule has fallen to its last rate, and the steps until there.
+
+    None if it only rises, or falls for ever.
+    """
+    match schedule:
+        case WarmupCosine() | CosineAnnealingLR() | WSD() if schedule.minimum_ratio == 1.0:
+            return None
+        case WarmupCosine() | OneCycleLR():
+            return "total_steps", schedule.total_steps
+        case CosineAnnealingLR():
+            return "T_max", schedule.T_max
+        case WSD():
+            return "decay_steps", schedule.warmup_steps + schedule.stable_steps + schedule.decay_steps
+        case LinearLR() if schedule.end_factor < schedule.start_factor:
+            return "total_iters", schedule.total_iters
+        case Table() if schedule.points[-1][1] < max(factor for _, factor in schedule.points):
+            return "points", schedule.points[-1][0]
+    return None
+
+
 def _warmup_ratio(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / (warmup_steps + 1))
 

@@ -336,6 +336,19 @@ def test_a_run_that_is_done_says_how_to_go_on(folder: Path, capsys: pytest.Captu
     assert "is done (6 of 5 steps)" in refused(capsys, Path("run"), "--steps", "5")
 
 
+def test_a_run_that_is_done_is_found_before_the_model_is_captured(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", "chain.py", "--local", "2", "--out", "run"]) == 0
+    capsys.readouterr()
+    assert run(["train", "chain.py", "--resume", "run"]) == 2
+    assert "captur" not in capsys.readouterr().err
+    (folder / "chain.py").write_text(JOB.replace(*CHANGES["model"][:2]))
+    assert run(["train", "chain.py", "--resume", "run"]) == 2
+    said = capsys.readouterr().err
+    assert "capturing the model" in said and CHANGES["model"][2] in said
+
+
 def test_a_run_that_is_done_is_not_taken_for_that_of_another_job(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

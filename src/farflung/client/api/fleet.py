@@ -229,7 +229,7 @@ class Fleet(ABC):
         start = RunStart(
             source, path, asked.options, asked.policy, asked.earlier, asked.standing, frontend.note
         )
-        start.check()
+        start.check(job.steps)
         start.note_schedule(job)
         prepared = capture_model(job, asked.target, frontend, request.emulated)
         require_kept(prepared.graph, kept_by(job, asked.target.wishes.home, bool(asked.target.local)))

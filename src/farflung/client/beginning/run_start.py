@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,13 +73,15 @@ class RunStart:
         has_password = self.options.checkpoint_to != self.options.without_password().checkpoint_to
         return self.source.resuming(self.path, has_password)
 
-    def check(self) -> None:
+    def check(self, steps: int) -> None:
         """Check what needs no captured model: folder, place of checkpoints, and what there is to go on from.
+
+        The job has so many `steps`.
 
         Raises
         ------
         JobError
-            The folder cannot be used.
+            The folder cannot be used; or its run has done all of these steps, by the same job file.
         CheckpointError
             The place of checkpoints cannot be used, or there is no checkpoint to go on from.
         """
@@ -93,6 +96,8 @@ class RunStart:
             return
         if self.standing is not None:
             return
+        if self._is_same_file():
+            self._require_unfinished(self._done_steps(), steps)
         found = [store.newest() for store in self._to_load_from()]
         if all(one.record is None for one in found):
             raise self._nothing([line for one in found for line in one.skipped])
@@ -184,6 +189,28 @@ class RunStart:
             self.tell(f"warning: {line}")
         self.tell(f"going on from the checkpoint of step {found.record.step} in {store.name}")
         return found, warnings
+
+    def _is_same_file(self) -> bool:
+        """Whether the job file is that of the run, and has not been written since the run ended.
+
+        Else it is only known after the capture whether the job is that of the run.
+        """
+        from farflung.client.output.run_folder import SUMMARY
+        from farflung.client.output.run_record import absolute
+
+        assert self.earlier is not None
+        if not self.source.path or absolute(self.source.path) != self.earlier.job:
+            return False
+        with suppress(OSError):
+            return Path(self.source.path).stat().st_mtime < (self.path / SUMMARY).stat().st_mtime
+        return False
+
+    def _done_steps(self) -> int:
+        """The steps of a run whose folder says that it is done; 0 for others."""
+        from farflung.client.output.run_folder import read_summary
+
+        found = read_summary(self.path)
+        return found.steps if found is not None and found.state == "done" else 0
 
     def _require_unfinished(self, done: int, steps: int) -> None:
         if done >= steps:

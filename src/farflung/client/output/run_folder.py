@@ -86,6 +86,14 @@ OWN_FILES = {*SIGNS, RUN, PLAN}
 """What `RunFolder` writes before there is any weight."""
 
 
+def read_summary(path: Path) -> Summary | None:
+    """What `summary.json` in a run folder says; None if it cannot be read, as while the run goes on."""
+    try:
+        return msgspec.json.decode((path / SUMMARY).read_bytes(), type=Summary)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
 class RunFolder:
     """One run's files, open for writing and locked against a second run.
 
@@ -231,11 +239,8 @@ class RunFolder:
 
     def has_checkpoint(self) -> bool:
         """Whether `summary.json` says that there is a checkpoint; false if it cannot be read."""
-        try:
-            found = msgspec.json.decode((self.path / SUMMARY).read_bytes(), type=Summary)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return False
-        return found.checkpoint_step is not None
+        found = read_summary(self.path)
+        return found is not None and found.checkpoint_step is not None
 
     def restore_previous(self) -> bool:
         """Give an older run its name back, unless this run has a step; returns whether it did."""

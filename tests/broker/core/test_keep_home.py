@@ -174,6 +174,21 @@ def test_a_job_says_that_its_home_worker_came_back_without_its_submitter() -> No
     assert "a was removed: farflung member allow a" in job_of(story).words
 
 
+def test_each_home_worker_that_is_removed_or_not_at_home_is_named() -> None:
+    story = Scenario()
+    join(story, "a", "b", "c", "d", of=["ana"])
+    for worker in "abcd":
+        story.leave(worker)
+    story.submit(1, wishes=at("a", "b", "c", "d"))
+    for worker in "ab":
+        story.feed(RemovalAsked(story.now, worker, "worker", "olga", "a test"))
+    removed = "a, b were removed: farflung member allow a, farflung member allow b"
+    assert job_of(story).words.endswith(f"at home: {removed}")
+    join(story, "c", "d")
+    words = "c, d are there, but were started without --home-of ana: start one of them again with it"
+    assert job_of(story).words.endswith(f"at home: {removed}; {words}")
+
+
 def removal(story: Scenario, worker: str) -> str:
     """What an operator hears who removes a worker."""
     outcome = story.feed(RemovalAsked(story.now, worker, "worker", "olga", "a test"))

@@ -63,15 +63,21 @@ def waits_for(state: State, job: Job, usable: Collection[str]) -> list[str]:
 def waiting_words(state: State, job: Job, names: Collection[str]) -> str:
     """What keeps home workers from a job, and what helps; empty if they just have to come."""
     removed = [name for name in names if name in state.removed]
+    there = {name for name in names if name in state.workers and state.workers[name].connected}
+    others = [name for name in sorted(there) if job.submitter not in state.workers[name].home_of]
+    why = []
     if removed:
-        return f"{removed[0]} was removed: farflung member allow {removed[0]}"
-    for name in names:
-        worker = state.workers.get(name)
-        if worker is not None and worker.connected and job.submitter not in worker.home_of:
-            return (
-                f"{name} is there, but was started without --home-of {job.submitter}: start it again with it"
-            )
-    return ""
+        commands = and_more([f"farflung member allow {name}" for name in removed], NAMED, joint=" or ")
+        why.append(f"{and_more(removed, NAMED)} {_verb(removed, 'was', 'were')} removed: {commands}")
+    if others:
+        is_there = f"{and_more(others, NAMED)} {_verb(others, 'is there, but was', 'are there, but were')}"
+        again = f"start {_verb(others, 'it', 'one of them')} again with it"
+        why.append(f"{is_there} started without --home-of {job.submitter}: {again}")
+    return "; ".join(why)
+
+
+def _verb(names: Collection[str], one: str, several: str) -> str:
+    return one if len(names) == 1 else several
 
 
 def denial(state: State, submitter: str, home: KeepHome, on: Collection[str]) -> str:

@@ -58,6 +58,24 @@ def test_what_is_given_replaces_what_was() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, ["optimizer.lr=3e-4", "verify=1"]),
+        (["validate_every=5"], ["optimizer.lr=3e-4", "verify=1", "validate_every=5"]),
+        (["lr = 1e-3"], ["lr = 1e-3", "verify=1"]),
+        (["verify=0.1", "clip=1"], ["optimizer.lr=3e-4", "verify=0.1", "clip=1"]),
+        (["verify=1", "verify=0"], ["optimizer.lr=3e-4", "verify=1", "verify=0"]),  # refused later
+    ],
+)
+def test_each_field_that_is_set_stays_unless_it_is_set_again(
+    given: list[str] | None, expected: list[str]
+) -> None:
+    """Another field made a run forget its verify=1, so what followed was not checked."""
+    earlier = RunOptions(set_=["optimizer.lr=3e-4", "verify=1"])
+    assert RunOptions(set_=given).over(earlier).set_ == expected
+
+
+@pytest.mark.parametrize(
     ("given", "has_token", "earlier", "expected"),
     [
         (RunOptions(local=2), False, RunOptions(broker="h:1", on="a,b", folder="f"), RunOptions(local=2)),

@@ -62,7 +62,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         """These options, and those of the earlier run where nothing is given here.
 
         Local workers take the place of a broker's, and the other way round; a number of workers takes the
-        place of their names. A token says which broker, so the earlier one's address is not kept then.
+        place of their names. A token says which broker, so the earlier one's address is not kept then. Of
+        `set_` each field is an option of its own.
         """
         dropped = self._dropped(has_token)
         kept = {
@@ -72,6 +73,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         }
         if self.local is not None and earlier.backends is not None and self.backends is None:
             kept["backends"] = ",".join(earlier.backends.split(",")[: self.local])
+        if self.set_ is not None:
+            kept["set_"] = _set_over(self.set_, earlier.set_ or [])
         return msgspec.structs.replace(self, **kept)
 
     def _dropped(self, has_token: bool) -> set[str]:
@@ -105,6 +108,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.checkpoint_to is not None and "://" not in self.checkpoint_to:
             changes["checkpoint_to"] = absolute(self.checkpoint_to)
         return msgspec.structs.replace(self.without_password(), **changes)
+
+
+def _set_over(given: list[str], earlier: list[str]) -> list[str]:
+    """What `--set` gives of each field: here, or else in the earlier run, in the order of that."""
+
+    def names(text: str, other: str) -> bool:
+        """Whether both set one field, which may be written in short: `lr`, `optimizer.lr`."""
+        one, two = (f".{each.partition('=')[0].strip()}" for each in (text, other))
+        return one.endswith(two) or two.endswith(one)
+
+    found = [next((one for one in given if names(one, old)), old) for old in earlier]
+    return found + [one for one in given if one not in found]
 
 
 class SubmittedJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from tests.worker.loads import load
 from tests.worker.test_state import KEY, READY, run
 
 from farflung.protocol.messages import Begin, CheckBegun, Checked, Registered, ServeCheck, Standbys, Stop
 from farflung.protocol.worker import PastUnit
+from farflung.worker import state as machine
 from farflung.worker.events import (
     AssistCheck,
     ChangeStandbys,
@@ -15,12 +17,14 @@ from farflung.worker.events import (
     Drop,
     EndCheck,
     FromBroker,
+    Note,
     PeerLinked,
     PeerLost,
     Prepare,
     Tell,
     Verified,
 )
+from farflung.worker.records import State
 
 CHECK = msgspec.structs.replace(load(), history=[PastUnit(1.0)] * 2, replayers=["b"], check=7)
 CHECK_KEY = (*KEY, 7)
@@ -41,6 +45,23 @@ def test_a_checker_says_what_it_found_and_drops_all() -> None:
     found = Checked(*CHECK_KEY, 1, sha256=b"found")
     state, done = run(FromBroker(CHECK), Verified(CHECK_KEY, None), CheckEnded(CHECK_KEY, found))
     assert done[2:] == [Tell(found), Drop("the check is over")] and state.phase == "idle"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("", f"job {KEY[0]}: ran a share of another worker again to check it; idle"),
+        ("too large", f"job {KEY[0]}: a share of another worker could not be checked here: too large; idle"),
+    ],
+)
+def test_a_checker_says_one_line_of_each_check(trouble: str, words: str) -> None:
+    state, commands = machine.step(State("b"), FromBroker(CHECK))
+    notes = [*commands]
+    end = CheckEnded(CHECK_KEY, Checked(*CHECK_KEY, 1, trouble=trouble))
+    for event in (Verified(CHECK_KEY, None), end):
+        state, commands = machine.step(state, event)
+        notes += commands
+    assert [one.text for one in notes if isinstance(one, Note)] == [words]
 
 
 def test_a_checker_that_is_refused_its_program_says_so_and_no_job_fails() -> None:

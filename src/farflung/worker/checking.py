@@ -12,13 +12,15 @@ from farflung.worker.records import State
 def begin(state: State, load: Load) -> list[Command]:
     """Load another member's share to check it: its neighbours dial once they have heard of it."""
     begun = CheckBegun(load.job, load.attempt, load.check, min(load.plan.segments_of(state.worker)))
-    note = Note(f"job {load.job}: checking a share of another worker")
-    return [Prepare(load, ()), Tell(begun), note]
+    return [Prepare(load, ()), Tell(begun)]
 
 
-def end(state: State, found: Checked, why: str) -> tuple[State, list[Command]]:
+def end(state: State, found: Checked) -> tuple[State, list[Command]]:
     """Say what a check has found, and drop all."""
-    note = Note(f"job {found.job}: the check is over ({why}); idle")
+    what = "ran a share of another worker again to check it"
+    if found.trouble:
+        what = f"a share of another worker could not be checked here: {found.trouble}"
+    note = Note(f"job {found.job}: {what}; idle")
     return state.idle, [Tell(found), Drop("the check is over"), note]
 
 
@@ -33,7 +35,7 @@ def give_up(state: State, why: str, unfit: bytes = b"") -> tuple[State, list[Com
     found = Checked(
         load.job, load.attempt, load.check, share, begun=unfit, trouble=why, unfit=bool(unfit)
     )  # fmt: skip
-    return end(state, found, why)
+    return end(state, found)
 
 
 def serve(state: State, message: ServeCheck) -> tuple[State, list[Command]]:

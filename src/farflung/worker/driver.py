@@ -331,7 +331,10 @@ class Driver:
         else:
             if isinstance(outcome, events.Verified) and outcome.problem is None:
                 self.peers.trust()
-                log.info("job %s: this worker's part needs %s bytes", load.job, f"{outcome.needs_bytes:,}")
+                if not load.checks:
+                    log.info(
+                        "job %s: this worker's part needs %s bytes", load.job, f"{outcome.needs_bytes:,}"
+                    )
                 self._log_sent(outcome.needs_bytes)
             if isinstance(outcome, events.Filled):
                 self.base.keep()

@@ -119,7 +119,7 @@ def _step(state: State, event: Event) -> tuple[State, list[Command]]:
     if isinstance(event, UnitFinished):
         return _unit_finished(state, event)
     if isinstance(event, CheckEnded):
-        return checking.end(state, event.found, "done")
+        return checking.end(state, event.found)
     return _break(replace(state, failure=event.reason, failed_on=event.sender), event.reason)
 
 
@@ -127,7 +127,7 @@ def _from_broker(state: State, message: Message) -> tuple[State, list[Command]]:
     if isinstance(message, Registered):
         return registering.registered(state, message)
     if isinstance(message, Denied):
-        return state, [Note(f"the broker refused: {message.reason}")]
+        return state, [Note(f"the broker refused what this worker asked for: {message.reason}")]
     if isinstance(message, Load):
         return _start_loading(state, message)
     if isinstance(message, Continue):

@@ -18,7 +18,8 @@ def test_it_names_the_page_and_what_the_run_folder_lacks(
     (run_with_a_fault(tmp_path / "runs" / "gpt") / "summary.json").write_text("{")
     assert run(["report", "runs/gpt"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("gpt-report.html: ")
+    assert printed.out.startswith(f"wrote {tmp_path}/gpt-report.html (")
+    assert printed.out.endswith("): open it in a browser\n")
     assert printed.err == f"warning: {tmp_path}/runs/gpt: summary.json cannot be read\n"
     assert Path("gpt-report.html").stat().st_size > 50_000
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from farflung.cli.main import run
-from farflung.cli.render.status import status_lines
+from farflung.cli.render.status import job_lines, status_lines
 from farflung.protocol.reachability import LinkReport
 from farflung.protocol.viewer import JobStatus, LinkView, Status, WorkerStatus
 from farflung.transport.link.stats import LinkStatus
@@ -116,6 +116,31 @@ def wide_status() -> Status:
     link = LinkStatus("vm-desk-2", "relay through lab-gpu-17", "1.2.3.4:5", "bbr", 1, 12.34, 1130.0, 0, 0)
     links = [LinkView("lab-gpu-17", "job-1", LinkReport("vm-desk-2", "", 7001, link))]
     return Status("0", 1.0, workers, [over, job], [], {}, links, 100.0)
+
+
+def test_the_list_of_jobs_names_the_members_of_each() -> None:
+    jobs = wide_status().jobs
+    assert "  job-1: on vm-desk-2, lab-gpu-17, a-machine-with-a-long-host-name-x7k3" in job_lines(
+        jobs, members=True
+    )
+    assert not any(": on " in line for line in job_lines(jobs))
+
+
+@pytest.mark.parametrize(
+    ("remote", "path", "rate"),
+    [
+        ("127.0.0.1:5", "direct", "within one machine"),
+        ("[::1]:5", "reverse", "within one machine"),
+        ("127.0.0.1:5", "relay through a", "1.13 Gbit/s"),
+        ("1.2.3.4:5", "direct", "1.13 Gbit/s"),
+    ],
+)
+def test_a_link_within_a_machine_shows_no_rate(remote: str, path: str, rate: str) -> None:
+    link = LinkStatus("b", path, remote, "cubic", 1, 0.3, 1130.0, 0, 0)
+    links = [LinkView("a", "job-1", LinkReport("b", "", 7001, link))]
+    found = msgspec.structs.replace(wide_status(), links=links)
+    (row,) = [line for line in status_lines(found) if "a -> b" in line]
+    assert rate in row and ("1.13" in row) == ("1.13" in rate)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

@@ -201,7 +201,7 @@ def test_a_refused_job_leaves_what_was_there_before(
 ) -> None:
     async def refused(pretended: Pretending) -> Summary:
         pretended.folder.add_event(time.time(), "submitted")
-        raise JobRefused("the broker refused: ana has 100 jobs here")
+        raise JobRefused("the broker refused the job: ana has 100 jobs here")
 
     if before == "a run":
         assert run(["train", "chain.py", "--local", "1", "--out", "run"]) == 0
@@ -212,7 +212,7 @@ def test_a_refused_job_leaves_what_was_there_before(
     capsys.readouterr()
     assert run(["train", "chain.py", "--local", "1", "--out", "run"]) == 2
     *_, note, last = capsys.readouterr().err.splitlines()
-    assert last == "error: the broker refused: ana has 100 jobs here"
+    assert last == "error: the broker refused the job: ana has 100 jobs here"
     if before == "a folder":
         assert note == f"nothing was trained: {folder / 'run'} has only the record of the refused job"
     else:

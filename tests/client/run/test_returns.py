@@ -465,7 +465,10 @@ def test_a_place_that_another_process_holds_is_asked_for_a_few_times(played: Cal
             await scene.broker.hears(Return)
             scene.broker.say(Denied("another process is the submitter of job-1", for_now=True))
         summary = await scene.running
-        assert summary.reason == "the broker refused: another process is the submitter of job-1"
+        assert (
+            summary.reason
+            == "the broker refused this process as submitter: another process is the submitter of job-1"
+        )
         assert scene.broker.heard.empty()  # and the other one's job goes on
 
     played(scenario, place=PLACE)
@@ -475,7 +478,7 @@ def test_a_job_that_the_broker_does_not_take_is_an_error(played: Callable[..., N
     async def scenario(scene: Scene) -> None:
         await scene.broker.hears(Submit)
         scene.broker.say(Denied("ana has 100 jobs here"))
-        with pytest.raises(JobRefused, match="the broker refused: ana has 100 jobs"):
+        with pytest.raises(JobRefused, match="the broker refused the job: ana has 100 jobs"):
             await scene.running
         assert scene.broker.heard.empty() and scene.events() == ["submitted", "ended"]
 

@@ -54,7 +54,7 @@ def list_them(
     if as_json:
         print_json({"jobs": jobs})
         return
-    for line in job_lines(jobs, everything):
+    for line in job_lines(jobs, everything, members=True):
         print_text(line)
 
 

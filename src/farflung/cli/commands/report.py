@@ -31,4 +31,4 @@ def report(
         return
     for words in page.warnings:
         note(f"warning: {words}")
-    print_text(f"{page.file}: {format_bytes(page.bytes)}; open it in a browser")
+    print_text(f"wrote {Path(page.file).resolve()} ({format_bytes(page.bytes)}): open it in a browser")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from farflung.cli.render.tables import fitting, own_width
 from farflung.plans.rates import tflops_text
 from farflung.protocol.viewer import LEFT, OVER
-from farflung.text import count_of, format_clock, format_number, format_rate
+from farflung.text import and_more, count_of, format_clock, format_number, format_rate
+from farflung.transport.net.addresses import is_loopback
 
 if TYPE_CHECKING:
     from farflung.protocol.messages import Status
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 WORKER = ("worker", "state", "device", "TFLOP/s", "framework", "site", "address", "seen", "job")
 JOB = ("job", "name", "state", "step", "loss", "samples/s")
+MEMBERS = 20
+"""So many members of a job are named."""
 RECENT = 3
 """So many of the workers that have left are shown, and of the jobs that are over: the newest."""
 LINK = ("link", "route", "congestion control", "round trip", "rate", "codecs", "ratio", "codec time a step")
@@ -41,8 +44,13 @@ def status_lines(status: Status, everything: bool = False) -> Iterator[str]:
     yield from _links(status)
 
 
-def job_lines(all_jobs: Sequence[JobStatus], everything: bool = False) -> Iterator[str]:
-    """Jobs as a table, with what there is to say of each; most that are over are folded."""
+def job_lines(
+    all_jobs: Sequence[JobStatus], everything: bool = False, members: bool = False
+) -> Iterator[str]:
+    """Jobs as a table, with what there is to say of each, such as its `members`.
+
+    Most that are over are folded.
+    """
     yield count_of(len(all_jobs), "job")
     over = [job for job in all_jobs if job.state in OVER]
     folded = [] if everything else over[:-RECENT]
@@ -53,6 +61,8 @@ def job_lines(all_jobs: Sequence[JobStatus], everything: bool = False) -> Iterat
         counts = ", ".join(f"{states[state]} {state}" for state in OVER if states[state])
         yield f"  and {count_of(len(folded), 'older job')}: {counts} (--all lists them)"
     for job in jobs:
+        if members and job.workers:
+            yield from _wrapped(f"  {job.job}: on {and_more(job.workers, MEMBERS)}")
         if job.reason:
             yield from _wrapped(f"  {job.job}: {job.reason}")
         for words in (job.bottleneck, job.protection, job.planning):
@@ -126,6 +136,8 @@ def _link(
         return ends, "not connected: farflung doctor shows why", "", "", "", "", "", ""
     round_trip = "" if link.round_trip_ms is None else f"{link.round_trip_ms:.1f} ms"
     sends_at = "" if link.rate_mbps is None else format_rate(link.rate_mbps)
+    if link.path in ("direct", "reverse") and is_loopback(link.remote.rpartition(":")[0].strip("[]")):
+        sends_at = "within one machine"  # what was sent says nothing of a line there
     codec = written.get((view.job, view.holder, view.report.peer), "")
     ratio, seconds = carried or (None, 0.0)
     shrunk = "" if ratio is None else f"{ratio:.2f}x"

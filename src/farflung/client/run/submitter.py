@@ -406,11 +406,10 @@ class Submitter:
         if self._place is not None and not self._job and not denied.for_now:
             raise PlaceGone(denied.reason)
         note = "" if denied.for_now else self.recorder.stored_note()
-        words = f"the broker refused: {denied.reason}{note}"
         if self._place is None and not self._job:
-            raise JobRefused(words)
+            raise JobRefused(f"the broker refused the job: {denied.reason}{note}")
         self._job = ""
-        return Outcome(FAILED, words)
+        return Outcome(FAILED, f"the broker refused this process as submitter: {denied.reason}{note}")
 
     async def _broker_lost(self, reason: str) -> Outcome | None:
         """Wait for the broker, while the feeder goes on; the one of a local fleet never comes back."""

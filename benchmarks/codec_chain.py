@@ -60,8 +60,8 @@ def rungs_of(
         floats = Codable(each.float_bytes, each.float_bytes)
         hops.append(Hop(number, number + 1, 2 * number, 2 * number + 1, floats, floats, each.exact_bytes))
     devices = tuple(Stage(str(number), seconds) for number, seconds in enumerate(stages))
-    pipeline = Pipeline(devices, tuple(hops), microbatches)
-    context = CodecContext(tuple(links), (), (pipeline,), (), window=microbatches)
+    pipeline = Pipeline(devices, tuple(hops), microbatches, microbatches)
+    context = CodecContext(tuple(links), (), (pipeline,), ())
     rungs = ladder(table)
     chosen = [rungs[level].name for level in choose(context, rungs, limits or Limits()).levels]
     return tuple(

@@ -202,7 +202,8 @@ class Maker:
         ]
         return {
             "placements": placements, "edges": edges, "microbatches": 5, "window": 3, "shares": [],
-            "codecs": codecs, "later": later, "pipelines": [Pipeline(2, 3), Pipeline(2, 2)], "sums": sums,
+            "codecs": codecs, "later": later, "pipelines": [Pipeline(2, 3, 2), Pipeline(2, 2, 1)],
+            "sums": sums,
             "sum_codec": "int8", "inner_steps": 20, "home": [0, 2],
         }  # fmt: skip
 

@@ -38,7 +38,7 @@ def beside_each_other(seed: int, workload: Workload, pipelines: int) -> Assignme
         cuts = tuple(sorted(draw.sample(legal, draw.randint(0, min(2, len(legal))))))
         workers = tuple((f"w{names + at}",) for at in range(len(cuts) + 1))
         names += len(workers)
-        parts.append(Assignment(cuts, workers, draw.randint(1, 4), 3))
+        parts.append(Assignment(cuts, workers, draw.randint(1, 4), draw.randint(1, 4)))
     shares = tuple(one.microbatches for one in parts)
     return replace(parts[0], microbatches=sum(shares), shares=shares, others=tuple(parts[1:]))
 
@@ -155,6 +155,22 @@ def test_a_device_that_does_not_hold_the_model_gets_a_part_of_its_own_pipeline()
     room = {worker.id: worker.memory_gb * 1e9 for worker in topology.workers}
     assert all(size <= room[id] for id, size in memory_by_worker(workload, found.assignment).items())
     assert found.plan.pipelines[0].segments == 1 and found.plan.pipelines[1].segments > 1
+
+
+def test_each_pipeline_has_the_window_that_it_needs_and_has_memory_for() -> None:
+    """One device needs two microbatches in flight, and has memory for no more; three need six."""
+    workload, topology = replace(heavy_chain(), tape_bytes=np.full(6, 2.0 * UNIT)), two_sites(2.0)
+    free = planned(2, topology, workload)
+    needed = memory_by_worker(workload, free.assignment)
+    assert [one.window or free.plan.window for one in free.plan.pipelines] == [2, 6]
+    short = msgspec.structs.replace(topology.workers[0], memory_gb=1.01 * needed["w0"] / 1e9)
+    found = planned(2, msgspec.structs.replace(topology, workers=(short, *topology.workers[1:])), workload)
+    assert found.plan == free.plan and found.step_seconds == free.step_seconds
+    wide = replace(free.assignment, window=6)
+    assert memory_by_worker(workload, wide)["w0"] > 1.9 * needed["w0"]
+    narrow = replace(free.assignment, others=tuple(replace(one, window=2) for one in free.assignment.others))
+    assert simulate(plan_of(workload, wide), topology).step_seconds > 0.995 * free.step_seconds
+    assert simulate(plan_of(workload, narrow), topology).step_seconds > 1.1 * free.step_seconds
 
 
 def test_where_segments_are_clipped_by_themselves_all_replicas_have_equal_cuts() -> None:

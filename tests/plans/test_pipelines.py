@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farflung.plans import FEEDER, Edge, Pipeline, Placement, Plan, Sum, dealt, side_by_side, unfolded
+from farflung.plans import (
+    FEEDER,
+    Edge,
+    Pipeline,
+    Placement,
+    Plan,
+    Sum,
+    dealt,
+    side_by_side,
+    single_pipelines,
+    unfolded,
+)
 from farflung.plans import folded as refolded
 
 SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
@@ -87,12 +100,31 @@ def test_a_plan_of_one_pipeline_stays_as_it_is() -> None:
         ({"sums": [Sum(1, 4, [[0], [2]], [0, 2], 0)]}, "one segment in each of its sums"),
         ({"sums": [Sum(1, 4, [[0], [2], [4], [40]], [0, 2, 4, 40], 0)]}, "one segment in each of its sums"),
         ({"pipelines": []}, "nothing to sum"),
+        ({"pipelines": [Pipeline(2, 2)] * 3 + [Pipeline(2, 2, 99)]}, "the widest of its pipelines"),
         ({"edges": [Edge(1, 0, 3, 32, True)]}, "from one pipeline of a plan to another"),
     ],
 )
 def test_pipelines_that_do_not_fit_together_are_refused(changes: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         msgspec.structs.replace(plan(), **changes)
+
+
+def test_each_pipeline_may_have_a_window_of_its_own() -> None:
+    whole = msgspec.structs.replace(plan(), window=5)
+    own = [msgspec.structs.replace(whole.pipelines[0], window=2), *whole.pipelines[1:]]
+    found = msgspec.structs.replace(whole, pipelines=own)
+    assert [found.window_of(segment) for segment in range(8)] == [2, 2, *[5] * 6]
+    assert [found.window_at(worker) for worker in ("a0", "b3", "stranger")] == [2, 5, 5]
+    assert [one.window for one in single_pipelines(found)] == [2, 5, 5, 5]
+    assert refolded(found) == found and refolded(whole).window == 5
+    assert wire_names(found)["pipelines"][0]["window"] == 2
+
+
+def wire_names(plan: Plan) -> dict[str, Any]:
+    """The plan as its file has it; it reads back as the same."""
+    text = msgspec.json.encode(plan)
+    assert msgspec.json.decode(text, type=Plan) == plan
+    return dict(msgspec.json.decode(text))
 
 
 def test_a_worker_is_in_one_pipeline_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,6 +84,16 @@ def test_other_workers_take_places_and_codecs_follow_them() -> None:
     found = seated(phased, seats, [LinkCodec("new", "b1", "int8", 4.0)])
     assert found.worker_of(2) == "new" and [(c.source, c.target) for c in found.codecs] == [("new", "b1")]
     assert [(c.source, c.target) for c in found.later[0].codecs] == [("new", "b1")]
+
+
+def test_the_pipelines_that_are_left_keep_their_windows() -> None:
+    whole = msgspec.structs.replace(plan(), window=5)
+    own = [msgspec.structs.replace(whole.pipelines[0], window=2), *whole.pipelines[1:]]
+    whole = msgspec.structs.replace(whole, pipelines=own)
+    seats = {at: name for at, name in whole.seats().items() if whole.pipeline_of(at) in (0, 2)}
+    left = seated(whole, seats)
+    assert [one.window for one in left.pipelines] == [2, 0, 0, 0]
+    assert [left.window_of(segment) for segment in (0, 4)] == [2, 5]
 
 
 def test_a_pipeline_that_is_there_again_is_as_it_was() -> None:

@@ -159,7 +159,7 @@ def beside_each_other(graph: Graph, depths: Sequence[int], shares: Sequence[int]
     for number, (depth, share) in enumerate(zip(depths, shares, strict=True)):
         cut = balanced_cut(workload_of(graph, share, SAMPLES), depth)
         workers = tuple((f"w{at}-{number}",) for at in cut.devices)
-        parts.append(Assignment(cut.cuts, workers, share, 4))
+        parts.append(Assignment(cut.cuts, workers, share, window=depth + 1))
     first, *others = parts
     whole = replace(first, microbatches=sum(shares), shares=tuple(shares), others=tuple(others))
     return place(graph, whole, SAMPLES)

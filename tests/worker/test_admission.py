@@ -243,6 +243,20 @@ def test_a_sum_between_sites_may_be_coded_and_one_within_a_site_may_not() -> Non
         Admission("a", coded_sums([[0, 3]], [0])).admit("d", changed(PART, codec=2, bytes=30))
 
 
+def test_a_pipeline_admits_no_more_than_its_own_window() -> None:
+    job = summing()
+    pipelines = [Pipeline(3, 2), Pipeline(3, 2, 1)]
+    job = msgspec.structs.replace(job, plan=msgspec.structs.replace(job.plan, pipelines=pipelines))
+    for worker, peer, segment, most in (("b", "a", 1, WINDOW), ("e", "d", 4, 1)):
+        admission = Admission(worker, job)
+        mine = job.plan.microbatches_of(segment, MICROBATCHES)
+        headers = [changed(VALUE, source=segment - 1, target=segment, microbatch=at) for at in mine]
+        assert len(headers) == 2 and all(admission.admit(peer, header) for header in headers[:most])
+        if most < 2:
+            with pytest.raises(ProtocolError, match="more than 1 microbatches ahead"):
+                admission.admit(peer, headers[1])
+
+
 def test_a_microbatch_of_another_pipeline_is_refused() -> None:
     job = summing()
     theirs = job.plan.microbatches_of(3, MICROBATCHES)[0]

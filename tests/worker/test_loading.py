@@ -197,6 +197,19 @@ def test_a_codec_on_sums_takes_memory_for_what_it_leaves_out() -> None:
     assert more >= 5 * summed  # two residuals, a payload, and at the owner its sum and what is read of it
 
 
+def test_a_worker_reserves_memory_for_the_window_of_its_own_pipeline() -> None:
+    job = doubled()
+    segment = wire.load_segment(job.programs[1].program, 2)
+    wide = msgspec.structs.replace(job.plan, window=4)
+    first, second = wide.pipelines
+    own = msgspec.structs.replace(wide, pipelines=[first, msgspec.structs.replace(second, window=1)])
+    needed = [
+        needed_bytes("b", msgspec.structs.replace(job, plan=plan), [segment], job.training)
+        for plan in (msgspec.structs.replace(job.plan, window=1), own, wide)
+    ]
+    assert needed[0] == needed[1] < needed[2]
+
+
 def test_a_plan_that_was_not_unfolded_is_refused() -> None:
     job = doubled()
     folded = evenly_replicated(plan_graph(captured(case("chain"), 2)[1], 2, 2, ["a"]).plan, ["a", "b"], 2)

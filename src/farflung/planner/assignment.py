@@ -47,7 +47,7 @@ class Assignment:
     others
         Further pipelines with cuts of their own, each an assignment of one pipeline on its share of the
         microbatches: then `cuts` and `workers` are those of the first pipeline, which has one worker for each
-        segment. All have the same window.
+        segment. Each has its own window.
     """
 
     cuts: tuple[int, ...]
@@ -71,7 +71,7 @@ class Assignment:
         if not self.others:
             return (self,)
         alone = replace(self, microbatches=self.shares[0], shares=(), codecs=(), others=())
-        return (alone, *(replace(one, window=self.window) for one in self.others))
+        return (alone, *self.others)
 
     def used(self) -> set[str]:
         """All its workers."""

@@ -84,6 +84,14 @@ def recomputing_notes(plan: Plan) -> list[str]:
     return [f"{who} activations instead of storing them, which needs less memory and more time"]
 
 
+def window_notes(plan: Plan) -> list[str]:
+    """A note on pipelines that keep unlike numbers of microbatches in flight."""
+    windows = [plan.pipelines[at].window or plan.window for at in plan.live_pipelines() if plan.pipelines]
+    if len({*windows}) < 2:
+        return []
+    return [f"the replicas have windows of their own: {', '.join(map(str, windows))}"]
+
+
 def check_notes(plan: Plan, simulation: Simulation, verify: float) -> list[str]:
     """A note on what the checks of a job with this `verify` cost, if it has any.
 

@@ -7,6 +7,7 @@ simulated, with the sums of the gradients of each piece between its cuts.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,7 @@ from farflung.planner.answer import answer
 from farflung.planner.assignment import Assignment, Options, Schedule, Scheduler, plan_of
 from farflung.planner.checks import Fleet, usable_fleet
 from farflung.planner.grouping import Group, groupings
+from farflung.planner.objective.window import SLACK
 from farflung.planner.schedulers.auto.polish import GAIN, Budget, Judge
 from farflung.plans import Topology, subtopology
 from farflung.plans.codec_pair import DENSE
@@ -29,6 +31,9 @@ ALL = 4
 """All simulations of whole plans together may take this part of them."""
 MOVES = 8
 """How often a microbatch may go from one pipeline to another, if the step gets shorter."""
+
+Windows = tuple[int, ...]
+"""The window of each pipeline."""
 
 
 def with_unequal_cuts(
@@ -183,25 +188,26 @@ class _Groups:
         return whole if self.judge.fits(self.workload, whole) else None
 
     def _best(self, parts: Sequence[Assignment]) -> Iterator[tuple[float, Assignment]]:
-        """The plan of these pipelines with the best window and shares, if it fits."""
+        """The plan of these pipelines with the best windows and shares, if it fits."""
         rates = [self._rate(one) for one in parts]
         shares = ended_together(self.workload.microbatches, rates)
-        windows = self._windows(parts, shares)
-        widest = _joined(parts, shares, windows[-1], self.options)
+        all_windows = self._windows(parts, shares)
+        widest = _joined(parts, shares, all_windows[-1], self.options)
         if self.judge.lower_bound(self.workload, widest) >= self.limit:
             return  # as where sums alone take longer than a step of the plan that is known
-        tried = [self._rated(parts, shares, window) for window in windows]
-        found = [one for one in tried if one is not None]
+        tried = [(windows, self._rated(parts, shares, windows)) for windows in all_windows]
+        found = [(one, windows) for windows, one in tried if one is not None]
         if not found:
             return
-        best = min(found, key=lambda one: one[0])
+        shortest = min(one[0] for one, _ in found)
+        best, windows = next(pair for pair in found if pair[0][0] <= shortest * (1 + SLACK))
         for _ in range(MOVES):
             if self.judge.budget.is_spent:
                 break
             moved = [
                 one
                 for other in _moved(best[1].shares, rates)
-                if (one := self._rated(parts, other, best[1].window)) is not None
+                if (one := self._rated(parts, other, windows)) is not None
             ]
             if not moved or (next_one := min(moved, key=lambda one: one[0]))[0] >= best[0] * (1 - GAIN):
                 break
@@ -219,16 +225,29 @@ class _Groups:
         each = max(0.0, (last - first) / (many - few))
         return max(0.0, first - few * each), each
 
-    def _windows(self, parts: Sequence[Assignment], shares: Sequence[int]) -> list[int]:
+    def _windows(self, parts: Sequence[Assignment], shares: Sequence[int]) -> list[Windows]:
+        """The windows to try, the widest last: each pipeline's own and common ones, as far as memory goes."""
         if self.options.window is not None:
-            return [self.options.window]
+            return [(self.options.window,) * len(parts)]
         own = [one.window for one in parts]
-        return sorted({min(own), max(own), max(shares)})
+        room = [self._room(parts, shares, at) for at in range(len(parts))]
+        wider = ([level] * len(parts) for level in sorted({max(own), max(shares)}))
+        bounded = (tuple(map(min, windows, room)) for windows in ([min(own)] * len(parts), own, *wider))
+        return list(dict.fromkeys(bounded))
+
+    def _room(self, parts: Sequence[Assignment], shares: Sequence[int], at: int) -> int:
+        """The widest window that pipeline `at` has memory for, from 1 to the largest share."""
+
+        def is_too_much(window: int) -> bool:
+            windows = tuple(window if place == at else 1 for place in range(len(parts)))
+            return not self.judge.fits(self.workload, _joined(parts, shares, windows, self.options))
+
+        return max(1, bisect_left(range(1, max(shares) + 1), True, key=is_too_much))
 
     def _rated(
-        self, parts: Sequence[Assignment], shares: Sequence[int], window: int
+        self, parts: Sequence[Assignment], shares: Sequence[int], windows: Windows
     ) -> tuple[float, Assignment] | None:
-        assignment = _joined(parts, shares, window, self.options)
+        assignment = _joined(parts, shares, windows, self.options)
         if not self.judge.fits(self.workload, assignment):
             return None
         return self.judge.simulate_plan(self.workload, assignment), assignment
@@ -257,13 +276,15 @@ def _moved(shares: Sequence[int], rates: Sequence[tuple[float, float]]) -> Itera
             yield tuple(found)
 
 
-def _joined(parts: Sequence[Assignment], shares: Sequence[int], window: int, options: Options) -> Assignment:
-    """One plan of these pipelines; folded where all have the same cuts."""
+def _joined(
+    parts: Sequence[Assignment], shares: Sequence[int], windows: Windows, options: Options
+) -> Assignment:
+    """One plan of these pipelines; folded, with the narrowest window, where all have the same cuts."""
     whole = Assignment(
         cuts=parts[0].cuts,
         workers=parts[0].workers,
         microbatches=sum(shares),
-        window=window,
+        window=min(windows),
         shares=tuple(shares),
         recompute=parts[0].recompute,
         sum_codec=options.sum_codec,
@@ -272,8 +293,9 @@ def _joined(parts: Sequence[Assignment], shares: Sequence[int], window: int, opt
     if all((one.cuts, one.recompute) == (whole.cuts, whole.recompute) for one in parts):
         rows = zip(*(one.workers for one in parts), strict=True)
         return replace(whole, workers=tuple(tuple(name for names in row for name in names) for row in rows))
+    own = [min(window, share) for window, share in zip(windows, shares, strict=True)]
     others = [
         replace(one, microbatches=share, window=window)
-        for one, share in zip(parts[1:], shares[1:], strict=True)
+        for one, share, window in zip(parts[1:], shares[1:], own[1:], strict=True)
     ]
-    return replace(whole, others=tuple(others))
+    return replace(whole, window=own[0], others=tuple(others))

@@ -16,11 +16,12 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The next `segments` of a plan, which hold the whole model and run `microbatches` of each step.
 
     One that was dropped, as its workers were lost, runs none: its segments keep their numbers, and have no
-    workers and no edges.
+    workers and no edges. Its `window` is that of its segments; 0: the plan's.
     """
 
     segments: Annotated[int, Meta(ge=1, le=100_000)]
     microbatches: Annotated[int, Meta(ge=0, le=1_000_000)]
+    window: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class Sum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -110,7 +110,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Segments in topological order with their workers, and every edge between them.
 
     `window` is W of the admission rule: a source segment admits microbatch m while
-    m - (oldest unfinished) < W, so no worker ever holds more than W microbatches of a segment.
+    m - (oldest unfinished) < W, so no worker ever holds more than W microbatches of a segment. Pipelines with
+    cuts of their own may each have a narrower one (`window_of`).
 
     If segments have replicas, all have the same number: replica r of one segment feeds replica r of the next
     and runs `shares[r]` of a step's microbatches. Without replicas `shares` is empty. `codecs` holds at most
@@ -219,6 +220,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("the pipelines of an unfolded plan must have all of its segments")
         if sum(one.microbatches for one in self.pipelines) != self.microbatches:
             raise ValueError("the pipelines of a plan must run all of its microbatches")
+        if any(one.window > self.window for one in self.pipelines):
+            raise ValueError("the window of a plan must be the widest of its pipelines")
         self._check_workers()
         places = {segment: self.pipeline_of(segment) for segment in self.live_segments()}
         at: dict[str, int] = {}
@@ -257,6 +260,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def pipeline_of(self, segment: int) -> int:
         """The number of the pipeline that has the segment; 0 in a plan of one."""
         return bisect_right([*accumulate(one.segments for one in self.pipelines)], segment)
+
+    def window_of(self, segment: int) -> int:
+        """W of the admission rule for a segment: that of its pipeline."""
+        own = self.pipelines[self.pipeline_of(segment)].window if self.pipelines else 0
+        return own or self.window
+
+    def window_at(self, worker: str) -> int:
+        """W of the admission rule for a worker's segments, which are of one pipeline; the widest if none."""
+        segments = self.segments_of(worker)
+        return self.window_of(segments[0]) if segments else self.window
 
     def microbatches_of(self, segment: int, microbatches: int, alone: bool = False) -> Sequence[int]:
         """Which of a unit's `microbatches` the segment runs, ascending; the first pipeline all if `alone`."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from farflung.plans.pipelines import Pipeline, Sum
+from farflung.plans.pipelines import Sum
 from farflung.plans.plan import LaterCodecs, LinkCodec, Plan
 
 
@@ -38,7 +38,10 @@ def seated(whole: Plan, seats: Mapping[int, str], codecs: Sequence[LinkCodec] = 
             for placed in whole.placements
         ],
         edges=[edge for edge in whole.edges if edge.target in seats],
-        pipelines=[Pipeline(one.segments, share) for one, share in zip(whole.pipelines, shares, strict=True)],
+        pipelines=[
+            msgspec.structs.replace(one, microbatches=share)
+            for one, share in zip(whole.pipelines, shares, strict=True)
+        ],
         sums=_left(whole.sums, seats) if len(live) > 1 else [],
         codecs=list(codecs),
         later=[LaterCodecs(one.step, renamed_codecs(one.codecs, names)) for one in whole.later],

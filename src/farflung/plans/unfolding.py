@@ -50,6 +50,7 @@ def side_by_side(
     """
     firsts = [0, *accumulate(len(one.placements) for one in pipelines)]
     numbered = list(zip(firsts, pipelines, strict=False))
+    widest = max(one.window for one in pipelines)
     found = msgspec.structs.replace(
         like,
         placements=[
@@ -59,8 +60,12 @@ def side_by_side(
         ],
         edges=[_moved(edge, first) for first, one in numbered for edge in one.edges],
         microbatches=sum(one.microbatches for one in pipelines),
+        window=widest,
         shares=[],
-        pipelines=[Pipeline(len(one.placements), one.microbatches) for one in pipelines],
+        pipelines=[
+            Pipeline(len(one.placements), one.microbatches, one.window if one.window < widest else 0)
+            for one in pipelines
+        ],
         sums=[],
         home=[first + segment for first, one in numbered for segment in one.home],
     )
@@ -94,13 +99,13 @@ def single_pipelines(plan: Plan) -> list[Plan]:
 def folded(plan: Plan) -> Plan:
     """The plan with replicas that unfolds to this one, as planner and simulator take it.
 
-    A plan of one pipeline, one that is folded already, and one whose pipelines have cuts of their own stay as
-    they are. Of the last kind, if one pipeline is left, that one is the plan.
+    A plan of one pipeline, one that is folded already, and one whose pipelines have cuts or windows of their
+    own stay as they are. Of the last kind, if one pipeline is left, that one is the plan.
     """
     if not plan.pipelines:
         return plan
     live = single_pipelines(plan)
-    if len(live) > 1 and not plan.has_equal_cuts:
+    if len(live) > 1 and not (plan.has_equal_cuts and len({one.window for one in live}) == 1):
         return plan
     first = live[0]
     placements = [
@@ -127,6 +132,7 @@ def _part(plan: Plan, number: int, first: int) -> Plan:
         ],
         edges=[_moved(edge, -first) for edge in plan.edges if first <= edge.target < over],
         microbatches=one.microbatches,
+        window=one.window or plan.window,
         pipelines=[],
         sums=[],
         home=[segment - first for segment in plan.home if first <= segment < over],

@@ -296,4 +296,4 @@ def coding_bytes(worker: str, plan: Plan, training: Training, segments: Iterable
         return 0
     book = LinkBook(worker, plan, training, segments)
     links = memory.values(book.forms.values())
-    return int(links.plus(sum_memory(form.nbytes for form in book.sum_forms)).bytes(plan.window))
+    return int(links.plus(sum_memory(form.nbytes for form in book.sum_forms)).bytes(plan.window_at(worker)))

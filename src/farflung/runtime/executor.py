@@ -208,8 +208,9 @@ class Executor(Generic[Array]):
         state = self._units.get(number)
         if state is None and not self._is_over and (unit := self._window.get(number)) is not None:
             needs = needs_of(self._segments, self._plan.edges, self._plan.recomputing())
-            mine = self._plan.microbatches_of(min(self._segments), unit.microbatches, unit.alone)
-            policy = Policy(needs, mine, self._plan.window, unit.train)
+            first = min(self._segments)
+            mine = self._plan.microbatches_of(first, unit.microbatches, unit.alone)
+            policy = Policy(needs, mine, self._plan.window_of(first), unit.train)
             summed = self._plan.sums if self._training.has_sums(unit) else ()
             is_coded = self._plan.has_coded_sums and not unit.alone
             sums: UnitSums[Array] = UnitSums(summed, self._segments, is_coded)

@@ -222,7 +222,7 @@ class PipelineCosts:
     """What one pipeline of a plan computes and sends.
 
     Its segments have numbers from 0 on. `workers` holds the number of each one's worker in the topology,
-    `seconds` the times of its tasks. It runs `microbatches` of a step.
+    `seconds` the times of its tasks. It runs `microbatches` of a step, at most `window` of them at a time.
     """
 
     placements: Sequence[Placement]
@@ -230,6 +230,7 @@ class PipelineCosts:
     microbatches: int
     transfers: Sequence[Transfer]
     seconds: Sequence[TaskSeconds]
+    window: int
 
     @property
     def recomputing(self) -> set[int]:
@@ -273,6 +274,7 @@ def pipelines_of(plan: Plan, topology: Topology, conditions: Conditions) -> list
             share,
             transfers[id(part.edges)],
             segment_seconds(part, topology, conditions, workers),
+            conditions.window or part.window,
         )
         for part, workers, share in zip(parts, _numbers_of(parts, topology), plan.live_shares, strict=True)
     ]

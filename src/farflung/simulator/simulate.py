@@ -145,10 +145,10 @@ class _Run:
         self._clock = Clock()
         self._costs = LinkCosts(plan, topology, conditions)
         self._wiring = Wiring(self._clock, self._costs)
-        self._window = conditions.window or plan.window
         self._pieces = pieces_of(plan)
         found, cores = pipelines_of(plan, topology, conditions), _shared_cores(topology)
         self._workers = [one.workers for one in found]
+        self._windows = [one.window for one in found]
         self._pipelines = [
             Pipeline(
                 self._clock,
@@ -156,7 +156,7 @@ class _Run:
                 one.transfers,
                 one.workers,
                 one.microbatches,
-                self._window,
+                one.window,
                 one.seconds,
                 one.recomputing,
                 partial(self._segment_ended, number),
@@ -177,8 +177,9 @@ class _Run:
     def once(self, timeline: bool) -> Simulation | None:
         """Simulate one step; None if the feeder could not have kept up with it."""
         seconds = self._step(timeline)
-        behind = max(pipeline.feeder.under_way for pipeline in self._pipelines)
-        if behind > self._window or seconds < self._least * (1 - _ALIKE):
+        pairs = zip(self._pipelines, self._windows, strict=True)
+        is_behind = any(pipeline.feeder.under_way > window for pipeline, window in pairs)
+        if is_behind or seconds < self._least * (1 - _ALIKE):
             return None
         return self._result(seconds, 1)
 

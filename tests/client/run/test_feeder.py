@@ -14,7 +14,7 @@ from farflung.client.run.feeder import Feeder
 from farflung.client.run.microbatches import Microbatch
 from farflung.errors import ProtocolError
 from farflung.opdag.graph import Graph, Input, ValueType
-from farflung.plans import FEEDER, Edge, Placement, Plan
+from farflung.plans import FEEDER, Edge, Pipeline, Placement, Plan
 from farflung.schedule import Unit
 from farflung.transport.wire.headers import ValueHeader
 
@@ -91,6 +91,27 @@ def test_each_segment_gets_what_it_reads_in_order() -> None:
         header, buffer = setting.links["b"].posted[-1]
         assert header == ValueHeader("j", 1, 0, 3, FEEDER, 1, 1, False, 0, 16)
         assert bytes(buffer) == torch.tensor([3, 2]).numpy().tobytes()
+
+    asyncio.run(scenario())
+
+
+def test_each_pipeline_is_fed_two_windows_of_its_own_ahead() -> None:
+    """The second pipeline, whose window is narrower, doesn't hold up the first before it is full itself."""
+
+    async def scenario() -> None:
+        placements = [Placement(0, ["a"], 1, 1, 1), Placement(1, ["b"], 1, 1, 1)]
+        edges = [Edge(0, FEEDER, 0, 16, False), Edge(0, FEEDER, 1, 16, False)]
+        two = Plan(placements, edges, 12, 2, pipelines=[Pipeline(1, 6), Pipeline(1, 6, 1)])
+        setting = Setting()
+        feeder = Feeder("j", 1, two, graph(), setting.links)
+        task = asyncio.create_task(feeder.run(batches(12)))
+        await settle()
+        assert [len(setting.fed(worker)) for worker in "ab"] == [3, 2]
+        for microbatch, _ in setting.fed("b"):
+            feeder.finished("b", answer(1, microbatch, 0))
+        await settle()
+        assert [len(setting.fed(worker)) for worker in "ab"] == [4, 4]
+        task.cancel()
 
     asyncio.run(scenario())
 

@@ -160,14 +160,14 @@ def test_samples_override_declared_ratios() -> None:
     where = context({(0, 1): 8.0, (1, 0): 8.0}, compute_seconds=0.28, workers=2, microbatches=64)
     assert names(where, choose(where, RUNGS, ANY_LOSS))["a", "b"] == "int8"
     worse = CodecContext(
-        where.links, where.lines, where.pipelines, where.machines, where.window, 1.0,
+        where.links, where.lines, where.pipelines, where.machines, 1.0,
         {(0, "int8", False): CodecSample("int8", False, True, 2.0, 0.006, 0.0, 0.0)},
     )  # fmt: skip
     assert names(worse, choose(worse, RUNGS, ANY_LOSS))["a", "b"] != "int8"
     table = {"int8": Loss(3.9, plain_gap=0.03)}
     lossy = (*RUNGS[:2], costed("int8", table))
     noisy = CodecContext(
-        where.links, where.lines, where.pipelines, where.machines, where.window, 1.0,
+        where.links, where.lines, where.pipelines, where.machines, 1.0,
         {(0, "int8", False): CodecSample("int8", False, True, 4.0, 0.02, 0.0, 0.0)},
     )  # fmt: skip
     assert noisy.loss_gap([lossy[2]] * 2) == pytest.approx(4 * 0.01)

@@ -52,6 +52,7 @@ from farflung.planner.notes import (
     length_notes,
     mode_notes,
     recomputing_notes,
+    window_notes,
 )
 from farflung.planner.replicas import (
     alike_workers,
@@ -338,6 +339,7 @@ def scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJo
         *schedule.notes,
         *predicted.notes,
         *recomputing_notes(made.plan),
+        *window_notes(made.plan),
         *check_notes(made.plan, simulation, training.verify),
         *brief,
         *question.assumed,

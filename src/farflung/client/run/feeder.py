@@ -28,7 +28,7 @@ class Outgoing(Protocol):
 class Feeder:
     """Sends each microbatch's inputs along the plan's feeder edges, in the order of the job's units.
 
-    A segment has at most twice the plan's window of fed microbatches that it has not finished. It reports a
+    A segment has at most twice its window of fed microbatches that it has not finished. It reports a
     finished one with an empty gradient for each value that it was fed. `tell` is called with the number of
     microbatches of a unit that the first fed segment of their pipeline has finished.
     """
@@ -55,7 +55,9 @@ class Feeder:
         by_pipeline: dict[int, list[int]] = {}
         for segment in self._targets:
             by_pipeline.setdefault(plan.pipeline_of(segment), []).append(segment)
-        self._feedings = {at: Feeding(segments, plan.window) for at, segments in by_pipeline.items()}
+        self._feedings = {
+            at: Feeding(segments, plan.window_of(segments[0])) for at, segments in by_pipeline.items()
+        }
         self._first = {min(segments) for segments in by_pipeline.values()}
         self._has_room = asyncio.Event()
         self._unfinished: dict[tuple[int, int, int], set[int]] = {}

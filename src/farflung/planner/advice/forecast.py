@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from farflung.planner.assignment import Schedule, memory_by_worker
-from farflung.planner.notes import recomputing_notes
+from farflung.planner.notes import recomputing_notes, window_notes
 from farflung.plans import Plan, Topology, connected_part
 from farflung.simulator import Simulation
 
@@ -140,7 +140,7 @@ def forecast(
         unreachable=list(connected_part(topology)[1]),
         evaluated=schedule.evaluated,
         capped=schedule.capped,
-        notes=[*schedule.notes, *recomputing_notes(plan)],
+        notes=[*schedule.notes, *recomputing_notes(plan), *window_notes(plan)],
         what_if=None,
         plan=plan,
         unable=dict(unable),

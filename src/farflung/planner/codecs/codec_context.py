@@ -111,11 +111,12 @@ class Carried(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One replica and its number of microbatches in a step."""
+    """One replica, its number of microbatches in a step, and how many of them may be in flight."""
 
     stages: tuple[Stage, ...]
     hops: tuple[Hop, ...]
     microbatches: int
+    window: int
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,6 @@ class CodecContext:
     lines: tuple[Line, ...]
     pipelines: tuple[Pipeline, ...]
     machines: tuple[Machine, ...]
-    window: int
     codec_speed: float = 1.0
     sampled: Mapping[tuple[int, str, bool], CodecSample] = field(default_factory=dict)
     swelling: Mapping[tuple[int, str], float] = field(default_factory=dict)

@@ -26,13 +26,15 @@ class Pace:
 
 def pace_of(context: CodecContext, rungs: Sequence[CostedRung]) -> Pace:
     """The pace of a step with these rungs, one for each link."""
-    alone = max(_alone(context, pipeline, rungs) for pipeline in context.pipelines)
+    trips = [_alone(context, pipeline, rungs) for pipeline in context.pipelines]
+    alone = max(trips)
     microbatches = max(pipeline.microbatches for pipeline in context.pipelines)
     busy = _busy(context, rungs)
     name, longest = max(busy.items(), key=lambda one: one[1])
     each = longest / microbatches
-    if context.window < microbatches and alone / context.window > each:
-        name, each = "the window", alone / context.window
+    for pipeline, trip in zip(context.pipelines, trips, strict=True):
+        if pipeline.window < pipeline.microbatches and trip / pipeline.window > each:
+            name, each = "the window", trip / pipeline.window
     return Pace(alone + (microbatches - 1) * each, name, each)
 
 

@@ -38,7 +38,7 @@ def codec_context(plan: Plan, topology: Topology, conditions: Conditions) -> Cod
         )
         if one.microbatches:
             hops = tuple(_hop(each, one.workers, numbers) for each in one.transfers if each.source != FEEDER)
-            pipelines.append(Pipeline(stages, hops, one.microbatches))
+            pipelines.append(Pipeline(stages, hops, one.microbatches, one.window))
     machines = tuple(
         Machine(tuple(ids[number] for number in members), topology.workers[members[0]].cores or 1)
         for members in topology.machines().values()
@@ -48,7 +48,6 @@ def codec_context(plan: Plan, topology: Topology, conditions: Conditions) -> Cod
         lines=_lines(list(numbers), costs, ids),
         pipelines=tuple(pipelines),
         machines=machines,
-        window=conditions.window or plan.window,
         codec_speed=conditions.codec_speed,
     )
 

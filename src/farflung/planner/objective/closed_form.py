@@ -51,7 +51,7 @@ def step_seconds(plan: Plan, topology: Topology, conditions: Conditions = _DEFAU
     for one, ends in zip(pipelines, all_ends, strict=True):
         if one.microbatches:
             alone = Alone(one.workers, one.seconds, one.transfers, costs, begins, ends)
-            best = max(best, alone.bound(one.microbatches, conditions.window or plan.window))
+            best = max(best, alone.bound(one.microbatches, one.window))
     earliest_begin, earliest_end = min(begins.values(), default=0.0), min(min(ends) for ends in all_ends)
     best = max(best, earliest_begin + _machine_seconds(topology, pipelines) + earliest_end)
     return max(best, throughput_seconds(pipelines, costs))

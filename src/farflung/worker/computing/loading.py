@@ -71,7 +71,7 @@ def needed_bytes(worker: str, load: Load, segments: Collection[Segment], trainin
     from farflung.runtime.optimizers.memory import memory_of_updates
 
     again = {p.segment: p.recompute for p in load.plan.placements}
-    batch, window = training.microbatch_size, load.plan.window
+    batch, window = training.microbatch_size, load.plan.window_at(worker)
     updates = memory_of_updates(training.optimizer, training.copies)
     sums = load.plan.sum_bytes(set(load.plan.segments_of(worker)))
     needed = worker_bytes(segments, batch, window, again, updates) + sums
@@ -116,7 +116,7 @@ def require_compiled_to_fit(
     again = {p.segment: p.recompute for p in load.plan.placements}
     together = NOTHING
     for number, each in needs.items():
-        together = together.beside(each.footprint(load.plan.window, again[number]))
+        together = together.beside(each.footprint(load.plan.window_of(number), again[number]))
     programs = [runner.segment for runner in runners.values()]
     coding = coding_bytes(worker, load.plan, load.training, programs)
     sums = load.plan.sum_bytes(set(load.plan.segments_of(worker)))

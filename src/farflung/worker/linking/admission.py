@@ -119,7 +119,7 @@ class Admission:
         self._units.advance()
 
     def _check_place(self, peer: str, header: ValueHeader) -> None:
-        ahead = 2 * self._load.plan.window if header.source == FEEDER else 1
+        ahead = 2 * self._load.plan.window_of(header.target) if header.source == FEEDER else 1
         if self._load.training.optimizer.diloco is not None:
             ahead += ahead  # the feeder passes merges over, of which there may be one between two steps
         unit = self._units.get(header.unit) if header.unit <= self._units.current + ahead else None
@@ -164,7 +164,7 @@ class Admission:
                 )
             self._sent[edge_key].discard(place)
             return
-        limit = self._load.plan.window * (2 if header.source == FEEDER else 1)
+        limit = self._load.plan.window_of(header.target) * (2 if header.source == FEEDER else 1)
         if len(self._unanswered[edge_key]) >= limit and place not in self._unanswered[edge_key]:
             raise ProtocolError(f"{peer} sent value {header.value} more than {limit} microbatches ahead")
         self._unanswered[edge_key].add(place)

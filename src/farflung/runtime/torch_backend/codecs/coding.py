@@ -77,4 +77,4 @@ def most_crossing(worker: str, plan: Plan) -> int:
         source = "" if edge.source == FEEDER else plan.worker_of(edge.source)
         if (source == worker) != (plan.worker_of(edge.target) == worker):
             found += padded(edge.bytes) * (2 if edge.differentiable else 1)
-    return found * plan.window
+    return found * plan.window_at(worker)

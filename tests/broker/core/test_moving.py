@@ -9,7 +9,7 @@ from tests.broker.scenario import Scenario, plan_over, sent, told
 
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import ConsiderPlan
-from farflung.broker.core.fleet.replanning import LEAST_CONSIDER_SECONDS, LEAST_STEPS
+from farflung.broker.core.fleet.replanning import FORGET_SECONDS, LEAST_CONSIDER_SECONDS, LEAST_STEPS
 from farflung.broker.core.records import LOADING, RUNNING
 from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.planning.messages import PlanResult
@@ -256,6 +256,56 @@ def test_a_slow_worker_is_the_cause_of_a_move_only_if_it_has_less_to_compute(the
     spread(story, MOVE + LEAST_STEPS)
     (back,) = [one for one in told(story.commands) if isinstance(one, RolledBack)]
     assert cause in back.reason
+
+
+def moved(story: Scenario, *workers: str) -> None:
+    """Worker b is three times as slow, so job-1 moves to these workers, and runs."""
+    answer(story, "a", "b", "c")
+    slowed(story, MOVE, b=3.0)
+    story.tick(LEAST_CONSIDER_SECONDS)
+    assert considered(answer(story, *workers)).moves
+    for worker in "abc":
+        story.ready(worker, MOVE + LEAST_STEPS, computing=3.0 if worker == "b" else 1.0)
+    spread(story, MOVE + LEAST_STEPS)
+    for worker in workers:
+        story.loaded(worker, attempt=2)
+    assert job_of(story).state == RUNNING
+
+
+def steps_on(story: Scenario, workers: str, **times: float) -> None:
+    """Five steps, in which these workers compute for a second, or for so many times as long."""
+    first = job_of(story).next_unit
+    for unit in range(first, first + LEAST_STEPS):
+        for worker in workers:
+            story.ready(worker, unit, computing=times.get(worker, 1.0))
+        settle(story, unit)
+    story.tick(LEAST_CONSIDER_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("now", "slow"), [(3.0, {"b": 3.0}), (2.0, {"b": 2.0}), (1.0, {}), (9.0, {"b": 3.0})]
+)
+def test_a_worker_that_is_still_slow_after_a_move_is_not_taken_for_fast(
+    now: float, slow: dict[str, float]
+) -> None:
+    """What it took then counted as usual, and the next plan gave it the work back."""
+    story = computing()
+    moved(story, "c", "a", "b")
+    steps_on(story, "cab", b=now)
+    assert asks(story)[-1].slow == slow
+    said = considered(answer(story, "c", "a", "b")).slow
+    assert len(said) == len(slow) and all(one.startswith(f"b computes {now:g} s a step") for one in said)
+
+
+def test_a_slow_worker_that_is_left_out_is_slow_to_the_planner_for_an_hour() -> None:
+    story = computing()
+    moved(story, "a", "c", "d")
+    steps_on(story, "acd")
+    assert "b" in asks(story)[-1].workers and asks(story)[-1].slow == {"b": 3.0}
+    assert considered(answer(story, "a", "c", "d")).slow == []
+    story.now += FORGET_SECONDS
+    steps_on(story, "acd")
+    assert asks(story)[-1].slow == {}
 
 
 def test_a_broker_that_is_restarted_forgets_a_move() -> None:

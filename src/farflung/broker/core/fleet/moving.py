@@ -110,7 +110,8 @@ def _consider(turn: Transition, job: Job) -> None:
     workers = sorted(_usable(turn.state, job))
     if not job.replanning.is_due(frozenset(workers), turn.now):
         return
-    turn.emit(facts.ReplanningChanged(job.job, job.replanning.asked(frozenset(workers), turn.now)))
+    asked = job.replanning.asked(frozenset(workers), turn.now)
+    turn.emit(facts.ReplanningChanged(job.job, asked))
     abilities = {name: turn.state.workers[name].device.ability for name in workers}
     turn.do(
         ConsiderPlan(
@@ -124,7 +125,7 @@ def _consider(turn: Transition, job: Job) -> None:
             abilities,
             protection.copies_wanted(turn.state, job, workers),
             job.plan,
-            job.replanning.slow,
+            asked.slow,
         )
     )
 

@@ -35,6 +35,9 @@ LEAST_STEPS = 5
 SLOW = 1.5
 """A worker that takes so many times as long as it did is slow."""
 
+FORGET_SECONDS = 3600.0
+"""A slow worker that was left out may have become fast again; nothing measures it, so it is tried again."""
+
 BUSY = 0.8
 """A worker that computes for such a share of each step limits the run."""
 
@@ -114,6 +117,22 @@ class Proposal:
 
 
 @dataclass(frozen=True)
+class Slowness:
+    """In an attempt before, a worker took so many `times` as long as at first: `flop_seconds` for each FLOP.
+
+    The planner was last asked with that `at` this time.
+    """
+
+    times: float
+    flop_seconds: float
+    at: float
+
+    def times_at(self, flop_seconds: float) -> float:
+        """How slow it is if it takes so long now: no slower, as its segment may be of another kind."""
+        return min(self.times, max(1.0, self.times * flop_seconds / self.flop_seconds))
+
+
+@dataclass(frozen=True)
 class Replanning:
     """What is measured of an attempt, and what came of considering another plan.
 
@@ -121,7 +140,8 @@ class Replanning:
     copies or checks had to be through first. `computing` is how long each member computed in each of them,
     `usual` what a member took in the first ones. The planner was last asked at `asked_at`, of the workers
     `asked_of` and those that were slow then, in `asked_slow`; while it answers, `is_busy`. `words` is the
-    newest decision.
+    newest decision. Members have so many `flops` in a microbatch of the plan. Those that `were_slow` in an
+    attempt before may be left out now, or still be slow: then they take that long from the first step on.
     """
 
     steps: tuple[float, ...] = ()
@@ -134,6 +154,21 @@ class Replanning:
     is_busy: bool = False
     proposal: Proposal | None = None
     words: str = ""
+    flops: Mapping[str, int] = field(default_factory=dict)
+    were_slow: Mapping[str, Slowness] = field(default_factory=dict)
+
+    def in_next_attempt(self, plan: Plan | None = None) -> Replanning:
+        """What is known as an attempt begins on a plan; without one, as an attempt has ended."""
+        found = dict(self.were_slow)
+        for name, newest in self.computing.items():
+            if not self._is_judged(name) or not self.flops.get(name):
+                continue
+            found.pop(name, None)
+            if times := self.slow.get(name):
+                seconds = statistics.median(newest[-LEAST_STEPS:])
+                found[name] = Slowness(times, seconds / self.flops[name], self.asked_at)
+        flops = {} if plan is None else {name: flops_of(plan, name) for name in plan.workers()}
+        return Replanning(flops=flops, were_slow=found)
 
     def stepped(self, seconds: float, computing: Mapping[str, float], undecided: float = 0.0) -> Replanning:
         """The same once a step took so long, in which each member computed for so long.
@@ -180,19 +215,30 @@ class Replanning:
     @property
     def slow(self) -> dict[str, float]:
         """The members that have become slow, with how many times as long as before they compute."""
-        found = {
-            name: statistics.median(newest[-LEAST_STEPS:]) / self.usual[name]
-            for name, newest in self.computing.items()
-            if len(newest) >= LEAST_STEPS and self.usual.get(name)
-        }
-        return {name: times for name, times in found.items() if times >= SLOW}
+        found = {name: self._times(name) for name in self.computing if self._is_judged(name)}
+        left_out = {name: one.times for name, one in self.were_slow.items() if name not in self.flops}
+        return left_out | {name: times for name, times in found.items() if times >= SLOW}
+
+    def _is_judged(self, name: str) -> bool:
+        """Whether enough is measured to say if a member has become slow."""
+        return len(self.computing[name]) >= LEAST_STEPS and bool(self.usual.get(name))
+
+    def _times(self, name: str) -> float:
+        """How many times as long as at first a member computes, also if it was slow as the attempt began."""
+        usual, before = self.usual[name], self.were_slow.get(name)
+        times = statistics.median(self.computing[name][-LEAST_STEPS:]) / usual
+        if before is None or not self.flops.get(name):
+            return times
+        return times * before.times_at(usual / self.flops[name])
 
     def slow_words(self) -> list[str]:
         """Each slow member, with what it takes and what it took, in words."""
+        seconds = {name: statistics.median(newest[-LEAST_STEPS:]) for name, newest in self.computing.items()}
         return [
-            f"{name} computes {format_seconds(self.usual[name] * times)} a step,"
-            f" {times:.1f} times the {format_seconds(self.usual[name])} of before"
+            f"{name} computes {format_seconds(seconds[name])} a step,"
+            f" {times:.1f} times the {format_seconds(seconds[name] / times)} of before"
             for name, times in sorted(self.slow.items())
+            if name in seconds
         ]
 
     def is_due(self, workers: frozenset[str], now: float) -> bool:
@@ -214,8 +260,14 @@ class Replanning:
 
     def asked(self, workers: frozenset[str], now: float) -> Replanning:
         """The same once the planner is asked."""
-        slow = frozenset(self.slow)
-        return replace(self, asked_at=now, asked_of=self.subject(workers), asked_slow=slow, is_busy=True)
+        kept = {
+            name: one
+            for name, one in self.were_slow.items()
+            if name in self.flops or now - one.at < FORGET_SECONDS
+        }
+        known = replace(self, were_slow=kept)
+        slow = frozenset(known.slow)
+        return replace(known, asked_at=now, asked_of=known.subject(workers), asked_slow=slow, is_busy=True)
 
     @property
     def is_outdated(self) -> bool:
@@ -241,11 +293,12 @@ def between_faults(seconds: float, faults: int) -> float:
 
 def relieved(slow: Iterable[str], now: Plan, then: Plan) -> list[str]:
     """Those of the slow members that have less to compute in the plan to come than in that of now."""
+    return [name for name in slow if flops_of(then, name) < flops_of(now, name)]
 
-    def flops(plan: Plan, name: str) -> int:
-        return sum(part.flops for part in plan.placements if name in part.workers)
 
-    return [name for name in slow if flops(then, name) < flops(now, name)]
+def flops_of(plan: Plan, name: str) -> int:
+    """The FLOPs of a worker's forward pass of a microbatch."""
+    return sum(part.flops for part in plan.placements if name in part.workers)
 
 
 def cause(slow: Iterable[str], members: Sequence[str], workers: Sequence[str]) -> str:

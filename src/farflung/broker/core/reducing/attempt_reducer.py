@@ -9,7 +9,6 @@ import msgspec
 
 from farflung.broker.core import facts
 from farflung.broker.core.blobs import JobBlobs
-from farflung.broker.core.fleet.replanning import Replanning
 from farflung.broker.core.protecting.history import History
 from farflung.broker.core.protecting.unfit import Unfit
 from farflung.broker.core.protecting.versions import Versions
@@ -121,7 +120,7 @@ def job_restoring(fact: facts.JobRestoring, state: State) -> State:
         donors=dict(fact.donors),
         sources=fact.sources,
         state_donors={},
-        replanning=Replanning(),
+        replanning=held.replanning.in_next_attempt(fact.plan),
         recuts=False,
         restores=True,
         versions=held.versions.seated(tuple(fact.plan.codecs)),
@@ -236,7 +235,7 @@ def job_loading(fact: facts.JobLoading, state: State) -> State:
         sources=fact.sources,
         state_donors={},
         whole=None,
-        replanning=Replanning(),
+        replanning=held.replanning.in_next_attempt(fact.plan),
         recuts=False,
         unprotected="",
         standbys={},
@@ -297,7 +296,9 @@ def _keeping_state(held: Job, fact: facts.JobRegrouped | facts.JobReplaying | fa
         donors={},
         sources={},
         state_donors={},
-        replanning=Replanning(),
+        replanning=held.replanning.in_next_attempt(
+            held.plan if isinstance(fact, facts.JobRegrouped) else fact.plan
+        ),
         standbys={},
         unfit_standbys=Unfit(),
         loaded=frozenset(),
@@ -326,7 +327,7 @@ def without_plan(job: Job) -> Job:
         donors={},
         sources={},
         state_donors={},
-        replanning=Replanning(),
+        replanning=job.replanning.in_next_attempt(),
         recuts=False,
         standbys={},
         unfit_standbys=Unfit(),

@@ -112,6 +112,8 @@ def test_a_message_that_is_computed_again_has_the_same_noise_and_no_two_others_h
     assert bytes(noise().added(sent, VALUE, "float32")) == first != bytes(VALUE)
     for_another = sent._replace(target=2)  # that reads the same value: two noises could be averaged out
     assert bytes(noise().added(for_another, VALUE, "float32")) == first
+    cut_anew = sent._replace(source=3)
+    assert bytes(noise().added(cut_anew, VALUE, "float32")) == first
     changed = memory(np.frombuffer(VALUE, np.float32) * np.float32(1.0001))
     noises = [np.frombuffer(first, np.float32) - np.frombuffer(VALUE, np.float32)]
     for value, place, secret in (

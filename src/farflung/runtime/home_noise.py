@@ -68,8 +68,11 @@ class HomeNoise:
         return noised(data, dtype, self._level, self._key(parcel, data))
 
     def _key(self, parcel: Parcel[Any], data: memoryview) -> bytes:
-        """The key of a message. All that read a value get the same noise, lest they average it out."""
-        place = (self._job, parcel.unit, parcel.microbatch, parcel.source, parcel.value, parcel.gradient)
+        """The key of a message. All that read a value get the same noise, lest they average it out.
+
+        So it does not depend on segments: on another plan, a value that is computed again has other ones.
+        """
+        place = (self._job, parcel.unit, parcel.microbatch, parcel.value, parcel.gradient)
         found = hashlib.blake2b(repr(place).encode(), key=self._secret, digest_size=32)
         found.update(data)
         return found.digest()

@@ -131,6 +131,9 @@ def test_a_broker_starts_with_the_passphrase_and_with_a_key_that_is_kept_apart(t
             command.stop()
         assert "is missing: put a copy of it back, or name with --ca" in on.fails("hub", "broker")
         assert "is encrypted: give its passphrase" in on.fails("hub", "broker", "--ca", str(stick))
+        words.write_text("wrong horse\n")
+        given = ("--ca", str(stick), "--passphrase-file", str(words))
+        assert "does not open" in on.fails("hub", "broker", *given)
 
 
 def typed(command: list[str], *lines: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.broker.scenario import Scenario, training
 from tests.broker.test_service import planner, running, story, submitter
-from tests.support.broker_fleet import Member, PretendedWorker, broker
+from tests.support.broker_fleet import Member, PretendedWorker, broker, identity
 
 from farflung.broker.security.authority import create_token
 from farflung.broker.security.tokens import known_tokens, revoke_token
@@ -66,6 +66,10 @@ def test_a_viewer_sees_the_jobs_of_its_token_and_their_workers(tmp_path: Path) -
             ConnectionFailed, match="job-2 runs no steps now, it is queued: try again once it runs"
         ):
             await ask_step(waiting, "job-2")
+        for role in ("worker", "submitter"):  # any role may ask
+            asker = await identity(service, folder, f"{role}-9", role)
+            with pytest.raises(ConnectionFailed, match=r"^there is no job job-9: `farflung status` lists"):
+                await ask_step(asker, "job-9")
         status = await ask_status(waiting)
         assert ([job.name for job in status.jobs], status.workers) == (["secret"], [])
         assert (await ask_topology(waiting)).topology is None

@@ -98,6 +98,9 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 def test_a_saboteur_is_named_and_the_weights_are_those_of_an_undisturbed_run(place: Place) -> None:
     run = place.train("checked")
     run.reaches(1)
+    run.command.says("waiting for an idle worker to check", "start another worker with `farflung join`")
+    (waits,) = [one["reason"] for one in place.on.status()["jobs"]]
+    assert waits in run.command.err
     place.workers += [place.join("c"), place.join("d")]
     assert run.command.code() == 0, run.command.err
     assert set(place.suspicions()) == {"m"}

@@ -98,6 +98,7 @@ FromWorker = (
     | Probed
     | StepShown
     | Ask
+    | AskStep
     | AskTopology
     | Renew
 )
@@ -127,7 +128,8 @@ FromOperator = (
 ToWorker = (
     Attached | Registered | Load | Continue | Begin | Decide | SendState | Stop | Retain | StandBy
     | Standbys | ServeCheck | ShowStep | PeerMoved | DialBack | Circuit | NotReached | HoldCircuit | Probe
-    | EndProbe | Denied | Released | MemberRemoved | MemberAllowed | Status | FleetTopology | Renewed
+    | EndProbe | Denied | Released | MemberRemoved | MemberAllowed | Status | FleetTopology | StepTimeline
+    | Renewed
 )  # fmt: skip
 ToSubmitter = (
     Attached

@@ -153,9 +153,14 @@ def test_what_limits_a_step_is_said_once_enough_steps_are_after_steps() -> None:
     found = f"a computes 300 ms of the 1 s of a step, no worker more: {rest}"
     assert links == f"{found}, and while workers wait for the broker's decision"
     late = Replanning()
-    for seconds in (0.0, *[0.25] * LEAST_STEPS):
-        late = late.stepped(1.0, {"a": 0.3, "b": 0.2}, seconds)
-    assert late.bottleneck == f"{found}; for 250 ms the broker waits for copies or checks before it decides"
+    for seconds in (0.0, 2.5, *[0.0] * LEAST_STEPS, 1.0):  # some of the steps, for long
+        late = late.stepped(0.5 + seconds, {"a": 0.15, "b": 0.1}, seconds)
+    assert late.bottleneck.endswith(f"{rest}; for 438 ms a step the broker waits for copies or checks")
+    device = Replanning()
+    for _ in range(LEAST_STEPS):
+        device = device.stepped(1.0, {"a": 0.8}, 0.2)
+    said = "its device limits the run; for 200 ms a step the broker waits for copies or checks"
+    assert device.bottleneck.endswith(said)
     assert "no worker more" not in after_steps(1.0, {"a": 0.3}).bottleneck
 
 

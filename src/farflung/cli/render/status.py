@@ -107,7 +107,12 @@ def _links(status: Status) -> Iterator[str]:
         for job in status.jobs
         for link in job.links
     }
-    rows = [_link(view, written, carried.get((view.job, view.holder, view.report.peer))) for view in links]
+    hosts = {(view.holder, view.report.peer): _host(view) for view in links}
+    rows = []
+    for view in links:
+        ends = view.holder, view.report.peer
+        is_near = hosts[ends] != "" and (is_loopback(hosts[ends]) or hosts.get(ends[::-1]) == hosts[ends])
+        rows.append(_link(view, written, carried.get((view.job, *ends)), is_near))
     yield from fitting(LINK, rows)
 
 
@@ -126,18 +131,31 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     )
 
 
+def _host(view: LinkView) -> str:
+    """The address at which a link's holder sees the other end; empty if it does not, or sees a relay."""
+    link = view.report.link
+    if link is None or link.path not in ("direct", "reverse"):
+        return ""
+    return link.remote.rpartition(":")[0].strip("[]")
+
+
 def _link(
-    view: LinkView, written: Mapping[tuple[str, str, str], str], carried: tuple[float | None, float] | None
+    view: LinkView,
+    written: Mapping[tuple[str, str, str], str],
+    carried: tuple[float | None, float] | None,
+    is_near: bool,
 ) -> tuple[str, ...]:
-    """`carried` is the ratio of fp32 bytes to wire bytes, and the codecs' CPU seconds per step."""
+    """`carried` is the ratio of fp32 bytes to wire bytes, and the codecs' CPU seconds per step.
+
+    A link that `is_near` has both ends on one machine: the rate of what it sends says nothing of a line.
+    """
     link = view.report.link
     ends = f"{view.holder} -> {view.report.peer}"
     if link is None:
         return ends, "not connected: farflung doctor shows why", "", "", "", "", "", ""
     round_trip = "" if link.round_trip_ms is None else f"{link.round_trip_ms:.1f} ms"
     sends_at = "" if link.rate_mbps is None else format_rate(link.rate_mbps)
-    if link.path in ("direct", "reverse") and is_loopback(link.remote.rpartition(":")[0].strip("[]")):
-        sends_at = "within one machine"  # what was sent says nothing of a line there
+    sends_at = "within one machine" if is_near else sends_at
     codec = written.get((view.job, view.holder, view.report.peer), "")
     ratio, seconds = carried or (None, 0.0)
     shrunk = "" if ratio is None else f"{ratio:.2f}x"

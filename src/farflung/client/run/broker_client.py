@@ -192,7 +192,7 @@ class _BrokerQuery:
     def control(self, link: Link, message: bytes) -> None:
         reply = decode(message, ToOperator)  # which has all that any role may hear
         if isinstance(reply, Denied):
-            self._fail(f"the broker refused: {reply.reason}")
+            self._fail(reply.reason)
         elif not self.answer.done():
             self.answer.set_result(reply)
 

@@ -204,12 +204,13 @@ class Replanning:
             return ""
         name = max(members, key=members.__getitem__)
         found = f"{name} computes {format_seconds(members[name])} of the {format_seconds(step)} of a step"
+        late, waits = "", sum(self.undecided) / len(self.undecided)
+        if waits >= LATE * sum(self.steps) / len(self.steps):  # means: one of several steps waits, and long
+            late = f"; for {format_seconds(waits)} a step the broker waits for copies or checks"
         if members[name] >= BUSY * step:
-            return f"{found}: its device limits the run"
+            return f"{found}: its device limits the run{late}"
         others = ", no worker more" if len(members) > 1 else ""
-        waits = statistics.median(self.undecided)
-        late = f"; for {format_seconds(waits)} the broker waits for copies or checks before it decides"
-        decision = late if waits >= LATE * step else ", and while workers wait for the broker's decision"
+        decision = late or ", and while workers wait for the broker's decision"
         return f"{found}{others}: the rest goes by on links, in codecs, while the pipeline fills{decision}"
 
     @property

@@ -344,6 +344,16 @@ def test_how_long_steps_wait_for_their_checks_is_measured() -> None:
     assert job_of(story).next_unit == unit + 1 and job_of(story).replanning.undecided[-1] > 5.0
 
 
+def test_a_job_that_has_been_checked_so_far_is_not_to_start_again() -> None:
+    story = after_the_next_version("d")
+    story.leave("d")
+    while job_of(story).versions.under_way is None:
+        story.all_ready(job_of(story).next_unit)
+    spread(story, job_of(story).next_unit - 1)
+    words = job_of(story).words
+    assert words.endswith(": no idle worker is there; start another worker with `farflung join`")
+
+
 def test_a_submitter_that_returns_hears_that_its_job_waits_for_a_checker() -> None:
     story = place(idle="", steps=20)
     story.all_ready(0)

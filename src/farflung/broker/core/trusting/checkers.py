@@ -136,7 +136,10 @@ def _waiting(state: State, job: Job) -> str:
 
 
 def _cure(state: State, job: Job, owner: str) -> str:
-    """What lets an idle worker check the owner's share where none is there that can, in words."""
+    """What lets an idle worker check the owner's share where none is there that can, in words.
+
+    To start again would cost what was checked already, so that is only said of a first version.
+    """
     plan = _plan(job)
     if owner in plan.at_home():
         return ""  # `ANOTHER_HOME` says it
@@ -145,7 +148,7 @@ def _cure(state: State, job: Job, owner: str) -> str:
     more = f"start another worker{like} with `farflung join`" if not job.on else ""
     more = f"start {and_more(absent, joint=' or ')}" if absent else more
     fewer = len(plan.workers()) - 1
-    again = f"start again with --workers {fewer}" if fewer > 1 else ""
+    again = f"start again with --workers {fewer}" if fewer > 1 and job.versions.stable is None else ""
     cures = ", or ".join(filter(None, (more, again)))
     return f"; {cures}" if cures else ""
 

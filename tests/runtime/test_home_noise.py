@@ -52,14 +52,15 @@ def parcel(
     return Parcel(unit, microbatch, source, target, value, gradient, VALUE)
 
 
-VALUE = memory(np.random.default_rng(0).normal(0, 3, 100_001).astype(np.float32))
+SHAPE = (2, 50, 1001)
+VALUE = memory(np.random.default_rng(0).normal(0, 3, SHAPE).astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("level", [0.1, 1.0])
 def test_the_noise_has_the_deviation_and_the_form_of_gaussian_noise(dtype: str, level: float) -> None:
-    clean = np.random.default_rng(1).normal(2, 3, 200_001).astype(dtype)
-    found = np.frombuffer(noised(memory(clean), dtype, level, KEY), dtype)  # type: ignore[arg-type]
+    clean = np.random.default_rng(1).normal(2, 3, 200_000).astype(dtype)
+    found = np.frombuffer(noised(memory(clean), dtype, level, KEY, 20_000), dtype)  # type: ignore[arg-type]
     draws = (found.astype(np.float64) - clean) / (level * np.sqrt(np.square(clean, dtype=np.float64).mean()))
     assert abs(draws.mean()) < 0.01
     assert abs(draws.std() - 1) < 0.01
@@ -71,7 +72,7 @@ def test_the_noise_has_the_deviation_and_the_form_of_gaussian_noise(dtype: str, 
 def test_bfloat16_gets_noise_too() -> None:
     clean = torch.randn(50_000).bfloat16()
     data = memory(clean.view(torch.int16).numpy())
-    found = torch.frombuffer(bytearray(noised(data, "bfloat16", 1.0, KEY)), dtype=torch.bfloat16)
+    found = torch.frombuffer(bytearray(noised(data, "bfloat16", 1.0, KEY, 500)), dtype=torch.bfloat16)
     assert abs(float((found.float() - clean.float()).std()) - 1) < 0.03
 
 
@@ -83,7 +84,7 @@ def test_integers_masks_and_zeros_stay_as_they_are() -> None:
         (np.full(3, np.nan, np.float32), "float32"),
         (np.zeros(0, np.float32), "float32"),
     ):
-        assert bytes(noised(memory(array), dtype, 1.0, KEY)) == array.tobytes()  # type: ignore[arg-type]
+        assert bytes(noised(memory(array), dtype, 1.0, KEY, max(1, len(array)))) == array.tobytes()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
@@ -92,7 +93,7 @@ def test_an_element_that_is_not_finite_leaves_no_other_without_noise(dtype: str,
     """A stranger can have one sample's gradient become NaN by the activation that it sends."""
     clean = np.random.default_rng(1).normal(2, 3, 5000).astype(dtype)
     clean[17] = bad
-    found = np.frombuffer(noised(memory(clean), dtype, 0.5, KEY), dtype)  # type: ignore[arg-type]
+    found = np.frombuffer(noised(memory(clean), dtype, 0.5, KEY, 100), dtype)  # type: ignore[arg-type]
     sent = np.delete(clean, 17).astype(np.float64)
     noise = np.delete(found, 17) - sent
     assert np.isfinite(noise).all() and (noise != 0).mean() > 0.99
@@ -100,20 +101,31 @@ def test_an_element_that_is_not_finite_leaves_no_other_without_noise(dtype: str,
     assert found[17] == bad or np.isnan([found[17], bad]).all()
 
 
+def test_a_row_whose_message_is_made_small_has_noise_of_its_own_size() -> None:
+    """A stranger can have the gradients of all samples but one become zero by the activations it sends."""
+    clean = np.zeros((64, 500), np.float32)
+    clean[7] = np.random.default_rng(1).normal(0, 2, 500)
+    found = np.frombuffer(noised(memory(clean), "float32", 0.5, KEY, 500), np.float32).reshape(64, 500)
+    noise = found - clean
+    assert abs(noise[7].std() / (0.5 * 2) - 1) < 0.15
+    others = 0.5 * 2 / np.sqrt(64)  # the message's: rows of zeros do not show which they are
+    assert abs(np.delete(noise, 7, axis=0).std() / others - 1) < 0.1
+
+
 def test_squares_beyond_the_largest_number_leave_nothing_without_noise() -> None:
     clean = np.array([1e200, -2e200, 3.0, 1e-3] * 500)
-    found = np.frombuffer(noised(memory(clean), "float64", 0.5, KEY))
+    found = np.frombuffer(noised(memory(clean), "float64", 0.5, KEY, 1))
     assert (found != clean).all()
 
 
 def test_a_message_that_is_computed_again_has_the_same_noise_and_no_two_others_have() -> None:
     sent = parcel()
-    first = bytes(noise().added(sent, VALUE, "float32"))
-    assert bytes(noise().added(sent, VALUE, "float32")) == first != bytes(VALUE)
+    first = bytes(noise().added(sent, VALUE, "float32", SHAPE))
+    assert bytes(noise().added(sent, VALUE, "float32", SHAPE)) == first != bytes(VALUE)
     for_another = sent._replace(target=2)  # that reads the same value: two noises could be averaged out
-    assert bytes(noise().added(for_another, VALUE, "float32")) == first
+    assert bytes(noise().added(for_another, VALUE, "float32", SHAPE)) == first
     cut_anew = sent._replace(source=3)
-    assert bytes(noise().added(cut_anew, VALUE, "float32")) == first
+    assert bytes(noise().added(cut_anew, VALUE, "float32", SHAPE)) == first
     changed = memory(np.frombuffer(VALUE, np.float32) * np.float32(1.0001))
     noises = [np.frombuffer(first, np.float32) - np.frombuffer(VALUE, np.float32)]
     for value, place, secret in (
@@ -124,7 +136,7 @@ def test_a_message_that_is_computed_again_has_the_same_noise_and_no_two_others_h
         (VALUE, sent, OTHER),  # another worker
         (changed, sent, KEY),  # the same place with other numbers: the difference would have no noise
     ):
-        got = np.frombuffer(noise(secret).added(place, value, "float32"), np.float32)
+        got = np.frombuffer(noise(secret).added(place, value, "float32", SHAPE), np.float32)
         noises.append(got - np.frombuffer(value, np.float32))
     close = np.corrcoef(np.stack(noises)) - np.eye(len(noises))
     assert np.abs(close).max() < 0.02

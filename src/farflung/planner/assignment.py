@@ -156,7 +156,8 @@ class Options:
     coding
         Rate plans by their steps with these codecs; None: by dense ones. Only `auto` does so.
     equal_cuts
-        Whether all replicas must have the same cuts (`Training.needs_equal_cuts`).
+        Whether all replicas must have the same cuts, as where each segment's gradients are clipped by
+        themselves.
     """
 
     workers: int | None = None
@@ -177,6 +178,15 @@ class Options:
     home: HomeRule | None = None
     coding: Coding | None = None
     equal_cuts: bool = False
+
+    @property
+    def may_cut_unlike(self) -> bool:
+        """Whether replicas may have cuts of their own.
+
+        Not where data stays at home: a stranger could hold what a home worker of another replica holds, and
+        would get its gradients to add them up, which tell of the data.
+        """
+        return not self.equal_cuts and self.home is None
 
     def begin(self, words: str) -> Options:
         """Report a stage, and return the options of its search, whose own stages follow its words."""

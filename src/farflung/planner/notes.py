@@ -62,12 +62,14 @@ def length_notes(lengths: Sequence[int]) -> list[str]:
 
 
 def home_noise_notes(plan: Plan, level: float) -> list[str]:
-    """A note on the noise on what leaves home, by the root mean square of each message, if there is any."""
-    if not (level and plan.home):
+    """A note on the noise on what leaves home, if there is any."""
+    if not (level and plan.leaves_home()):
         return []
     home = and_more(sorted(plan.at_home()), NAMED)
     return [
-        printable(f"noise of {level:g} times its root mean square on each value that leaves home ({home})")
+        printable(
+            f"noise of {level:g} times the root mean square of each row on values that leave home ({home})"
+        )
     ]
 
 

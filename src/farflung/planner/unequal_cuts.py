@@ -54,7 +54,7 @@ def with_unequal_cuts(
         except PlanError as error:
             refusal = error
         found = None
-        if not options.equal_cuts and options.most_replicas > 1:
+        if options.may_cut_unlike and options.most_replicas > 1:
             options.stage("replicas with cuts of their own")
             found = _search(topology, workload, options, single, replicas, known)
         if found is None and known is None:

@@ -322,6 +322,12 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The workers of segments that are bound to home workers."""
         return {worker for segment in self.home for worker in self.placements[segment].workers}
 
+    def leaves_home(self) -> bool:
+        """Whether activations or gradients go from a home worker to one that is not at home."""
+        seats, home = self.seats(), self.at_home()
+        ends = [(seats[edge.source], seats[edge.target]) for edge in self.edges if edge.source != FEEDER]
+        return any((source in home) != (target in home) for source, target in ends)
+
     def strangers(self, home: Collection[str]) -> set[str]:
         """The workers of such segments that are not of `home`."""
         return self.at_home() - set(home)

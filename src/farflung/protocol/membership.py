@@ -16,6 +16,9 @@ MOST_WITHIN_SECONDS = 7 * 86_400
 Within = Annotated[int, Meta(ge=0, le=MOST_WITHIN_SECONDS)]
 
 
+MOST_REFUSAL = 400
+"""Characters of what a removed member hears: more would be cut where a link says why it ends."""
+
 _BACK = "it may come back once an operator runs farflung member allow"
 
 

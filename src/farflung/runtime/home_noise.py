@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from farflung.codec.encoding.floats import PIECE, Float32, as_float32, narrow
@@ -35,7 +35,8 @@ _DTYPES: dict[str, Any] = {
 
 
 class HomeNoise:
-    """The noise that one worker adds in a job, by the root mean square of each message (`Job.home_noise`).
+    """The noise that one worker adds in a job, by the root mean square of what it is added to
+    (`Job.home_noise`).
 
     Parameters
     ----------
@@ -60,12 +61,16 @@ class HomeNoise:
         is_sum = (parcel.target, parcel.value) in self._summed
         return not is_sum and self._seats[parcel.target] not in self._home
 
-    def added(self, parcel: Parcel[Any], data: memoryview, dtype: DTypeName) -> memoryview:
+    def added(
+        self, parcel: Parcel[Any], data: memoryview, dtype: DTypeName, shape: Sequence[int]
+    ) -> memoryview:
         """The bytes of a parcel's value with noise, in memory of their own.
 
-        Integers, masks and zeros stay as they are, as do elements that are not finite.
+        A row is the last dimension. Integers, masks and zeros stay as they are, as do elements that are not
+        finite.
         """
-        return noised(data, dtype, self._level, self._key(parcel, data))
+        width = shape[-1] if len(shape) > 1 else 1
+        return noised(data, dtype, self._level, self._key(parcel, data), width)
 
     def _key(self, parcel: Parcel[Any], data: memoryview) -> bytes:
         """The key of a message. All that read a value get the same noise, lest they average it out.
@@ -78,57 +83,68 @@ class HomeNoise:
         return found.digest()
 
 
-def noised(data: memoryview, dtype: DTypeName, level: float, key: bytes) -> memoryview:
-    """The elements in `data` plus Gaussian noise of `level` times the root mean square of the finite ones.
+def noised(data: memoryview, dtype: DTypeName, level: float, key: bytes, width: int) -> memoryview:
+    """The elements in `data` plus Gaussian noise, in each row of `width` elements of its own deviation.
 
-    Equal keys of 32 bytes give equal draws; use each for one message only. A stranger that has one element
-    become infinite or NaN by what it sends does not have the others without noise by that.
+    That is `level` times the root mean square of the row's finite elements, or of all finite elements if that
+    is more. So a stranger which by what it sends has other rows become zero, infinite or NaN does not have
+    one with less noise by that. Equal keys of 32 bytes give equal draws; use each for one message only.
     """
     if dtype not in _DTYPES or not len(data):
         return data
-    given = np.frombuffer(data, _DTYPES[dtype])
-    deviation = level * _root_mean_square(given)
-    if not deviation:
+    given = np.frombuffer(data, _DTYPES[dtype]).reshape(-1, width)
+    deviations = level * _sizes(given)
+    if not deviations.any():
         return data
-    found = np.empty_like(given)
-    for start, draws in _gaussian(key, len(given)):
-        piece = slice(start, start + len(draws))
+    found, cipher = np.empty_like(given), Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    for part in _parts(given):
+        noise = _gaussian(cipher, given[part].size).reshape(-1, width)
         with np.errstate(over="ignore", invalid="ignore"):
             if dtype == "float64":
-                np.add(given[piece], deviation * draws.astype(np.float64), out=found[piece])
+                np.add(given[part], deviations[part, None] * noise, out=found[part])
             else:
-                narrow(as_float32(given[piece]) + np.float32(deviation) * draws, found[piece])
-    return memoryview(found.view(np.uint8))  # type: ignore[arg-type]
+                noise *= deviations[part, None].astype(np.float32)
+                narrow(as_float32(given[part]) + noise, found[part])
+    return memoryview(found.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
-def _root_mean_square(given: np.ndarray) -> float:
-    """That of the finite elements; the largest is taken out first, or squares of float64 would overflow."""
-    pieces = [given[start : start + PIECE] for start in range(0, len(given), PIECE)]
-    sizes = [
-        float(np.max(np.abs(piece), where=np.isfinite(piece), initial=0)) for piece in map(_wide, pieces)
-    ]
-    if not (largest := max(sizes)):
-        return 0.0
-    total, count = 0.0, 0
-    for piece in map(_wide, pieces):
-        finite = piece[np.isfinite(piece)]
-        total += float(np.square(finite / largest, dtype=np.float64).sum())
-        count += len(finite)
-    return largest * math.sqrt(total / count)
+def _sizes(given: np.ndarray) -> np.ndarray:
+    """The root mean square of each row, or that of all rows if it is more; of finite elements only.
+
+    The largest is taken out first, or squares of float64 would overflow.
+    """
+    largest = max(float(np.max(np.abs(_finite(given[part])))) for part in _parts(given))
+    if not largest:
+        return np.zeros(len(given))
+    means, counts = np.empty(len(given)), np.empty(len(given))
+    for part in _parts(given):
+        finite = _finite(given[part])
+        means[part] = np.square(finite / largest, dtype=np.float64).mean(axis=1)
+        counts[part] = np.isfinite(_wide(given[part])).mean(axis=1)
+    rows = np.divide(means, counts, out=np.zeros_like(means), where=counts > 0)
+    return largest * np.sqrt(np.maximum(rows, means.sum() / counts.sum()))
+
+
+def _parts(given: np.ndarray) -> Iterator[slice]:
+    """Whole rows, some `PIECE` elements at a time."""
+    rows = max(1, PIECE // given.shape[1])
+    return (slice(start, start + rows) for start in range(0, len(given), rows))
+
+
+def _finite(piece: np.ndarray) -> np.ndarray:
+    """The elements with zeros for those that are not finite."""
+    wide = _wide(piece)
+    return np.where(np.isfinite(wide), wide, 0)
 
 
 def _wide(piece: np.ndarray) -> np.ndarray:
     return piece if piece.dtype == np.float64 else as_float32(piece)
 
 
-def _gaussian(key: bytes, count: int) -> Iterator[tuple[int, Float32]]:
-    """`count` draws with mean 0 and deviation 1 in pieces, each with its start (Box and Muller, 1958)."""
-    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
-    for start in range(0, count, PIECE):
-        size = min(PIECE, count - start)
-        half = -(-size // 2)
-        words = np.frombuffer(stream.update(bytes(8 * half)), "<u4").astype(np.float32)
-        radius = np.sqrt(-2 * np.log((words[:half] + 1) / np.float32(2**32)))
-        angle = words[half:] * np.float32(2 * math.pi / 2**32)
-        draws = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))
-        yield start, draws[:size]
+def _gaussian(cipher: CipherContext, count: int) -> Float32:
+    """The next `count` draws with mean 0 and deviation 1 (Box and Muller, 1958)."""
+    half = -(-count // 2)
+    words = np.frombuffer(cipher.update(bytes(8 * half)), "<u4").astype(np.float32)
+    radius = np.sqrt(-2 * np.log((words[:half] + 1) / np.float32(2**32)))
+    angle = words[half:] * np.float32(2 * math.pi / 2**32)
+    return np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))[:count]

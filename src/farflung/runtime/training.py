@@ -45,7 +45,7 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     changes numbers there. `monitors` say what evaluations decide. Other workers run the share `verify` of all
     past work again and compare it. Each microbatch has one of the `lengths`, ascending, if there are any: the
     graph has the sizes of the longest, and a bucket for each other one. `home_noise` is the deviation of the
-    noise on what leaves home workers, by each message's root mean square (`runtime.home_noise`): 0 adds none.
+    noise on what leaves home workers, by each row's root mean square (`runtime.home_noise`): 0 adds none.
     """
 
     steps: Whole
@@ -104,16 +104,6 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def segment_clip(self) -> float | None:
         """The bound of the norm of each segment's gradients, if there is one."""
         return self.clip if self.clip_by == "segment" else None
-
-    @property
-    def needs_equal_cuts(self) -> bool:
-        """Whether all replicas must have the same cuts.
-
-        They must where each segment's gradients are clipped by themselves, or where noise is on what leaves
-        home: else a stranger may have a home worker's part in another replica, and sums of gradients get no
-        noise.
-        """
-        return self.clip_by == "segment" or bool(self.home_noise)
 
     @property
     def buckets(self) -> int:

@@ -40,10 +40,8 @@ def graph() -> bytes:
     return wire.dump(capture(Classifier(), batch).graph)
 
 
-def planned(
-    home: KeepHome, measured: MeasuredTopology | None, replicas: int = 1, noise: float = 0.0, on: str = "abcd"
-) -> Plan:
-    job = training(microbatch_size=4, microbatches=4, home_noise=noise)
+def planned(home: KeepHome, measured: MeasuredTopology | None, replicas: int = 1, on: str = "abcd") -> Plan:
+    job = training(microbatch_size=4, microbatches=4)
     wishes, count = Wishes(home=home, replicas=replicas), 0 if replicas > 1 else 3
     answer = answered(graph(), job, *on, count=count, wishes=wishes, measured=measured)
     assert isinstance(answer, PlanMade), answer
@@ -78,16 +76,13 @@ def test_each_copy_of_the_model_has_a_home_worker() -> None:
     assert len(plan.pipelines) == 2 and plan.at_home() == {"b", "d"} == fed(plan)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_no_gradient_is_added_up_over_home_and_strangers_where_noise_is_on_what_leaves_home(
-    noise: float,
-) -> None:
+def test_no_gradient_is_added_up_over_home_and_strangers() -> None:
+    """Cuts of their own are faster here, and would have c hold what b or d holds in the other replica."""
     fast = MeasuredTopology(fleet("b", "c", "d", tflops=1e-7), ())
-    plan = planned(KeepHome(BOTH.data, ("b", "d")), fast, 2, noise, on="bcd")
+    plan = planned(KeepHome(BOTH.data, ("b", "d")), fast, 2, on="bcd")
     assert len(plan.pipelines) == 2 and plan.at_home() == {"b", "d"}
     holders = [{plan.worker_of(segment) for segment in one.holders()} for one in plan.sums]
-    assert any("c" in one for one in holders) == (not noise)
-    assert not noise or all(one == {"b", "d"} for one in holders)
+    assert holders and all(one == {"b", "d"} for one in holders)
 
 
 @pytest.mark.parametrize(

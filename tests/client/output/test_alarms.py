@@ -215,6 +215,23 @@ def test_of_replicas_with_cuts_of_their_own_those_are_named_that_add_up_with_it(
     assert "segment 1 on workers b, d, f (" in alarm.words and alarm.segments == (1,)
 
 
+def test_a_dropped_replica_with_cuts_of_its_own_is_not_taken_for_silent() -> None:
+    parts = [
+        Plan([Placement(n, [name], 1, 0, 1) for n, name in enumerate(names)], [], 1, 1)
+        for names in ("a", "bc", "de")
+    ]
+    halves: list[dict[int, int]] = [{5: 8}, {6: 8}]
+    plan = side_by_side(parts[0], parts, [[{5: 8, 6: 8}], halves, halves], {})
+    alarms, owned = Alarms(), [["x", "y"], ["x"], ["y"], ["x"], ["y"]]
+    alarms.planned(plan, owned)
+    for step in range(30):
+        assert alarms.stepped(step, 1.0, dict.fromkeys(range(5), 1.0)) == []
+    alarms.planned(seated(plan, dict(enumerate("bcde", 1))), owned)
+    for step in range(30, 90):
+        assert alarms.stepped(step, 1.0, dict.fromkeys(range(1, 5), 1.0)) == []
+    assert alarms.stepped(90, 1.0, dict.fromkeys(range(1, 5), 0.0)) == []  # data without targets
+
+
 def trained(change: Callable[[int], float], clip: float | None) -> list[Alarm]:
     """Alarms of a real run in one process, whose segment `FALSE` multiplies its gradients of each step."""
     subject = case("gpt")

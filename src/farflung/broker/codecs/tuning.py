@@ -19,7 +19,7 @@ from farflung.broker.core.events import CodecsConsidered, ConsiderCodecs
 from farflung.broker.core.records import Job
 from farflung.broker.core.training.commit import CommitGroup, Verdict
 from farflung.broker.core.transition import Transition
-from farflung.errors import FarflungError
+from farflung.errors import FarflungError, PlanError
 from farflung.plans import LinkCodec, Plan, folded
 from farflung.plans.codec_pair import DENSE
 from farflung.protocol.fields import one_line
@@ -78,6 +78,8 @@ def begin(
 
     try:
         plan = turn.state.jobs[job.job].plan
+        if codecs and plan is not None and len(plan.live_pipelines()) < len(plan.pipelines):
+            raise PlanError("a replica of the plan was dropped")
         rows = [placed.workers for placed in folded(plan).placements] if plan is not None and codecs else []
         steering = CodecTuner.start(initial_state, codecs, rows, job.findings)
     except (FarflungError, msgspec.MsgspecError, ValueError) as error:

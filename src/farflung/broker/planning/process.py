@@ -315,7 +315,7 @@ def scheduled(question: Question, graph: Graph, watch: Watch) -> tuple[PlannedJo
         seconds=question.search_seconds,
         watch=watch,
         home=HomeRule.of(graph, question.home),
-        equal_cuts=training.needs_equal_cuts,
+        equal_cuts=training.clip_by == "segment",
     )
     conditions = Conditions(efficiency=question.efficiency)
     planning = scheduler_for_replicas(question.scheduler, question.replicas)

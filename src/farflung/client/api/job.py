@@ -182,7 +182,8 @@ class Job:
         can still tell of the data (docs/explanation/security.md). Local fleets keep all at home anyway.
     home_noise
         With `keep_home`, home workers add Gaussian noise to each value and gradient that they send to others,
-        in training and evaluations: its deviation is so many times the message's root mean square. It blurs
+        in training and evaluations: its deviation is so many times the root mean square of each row (the last
+        dimension), or of the whole message if that is more. It blurs
         what others can reconstruct of the data, and costs loss (docs/how-to/keep-data-at-home.md); it is no
         differential privacy. Each home worker draws from a secret of its process, so two runs differ, and so
         does a run after a home worker was lost. 0, the default, adds none.

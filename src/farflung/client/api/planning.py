@@ -147,7 +147,7 @@ def plan(
         recompute=recompute != "never",
         most_replicas=copies or len(fleet.workers),
         inner_steps=job.training().inner_steps,
-        equal_cuts=job.training().needs_equal_cuts,
+        equal_cuts=job.clip_by == "segment",
         budget=budget,
         seconds=seconds,
         seed=seed,
@@ -185,7 +185,7 @@ def _tries_replicas(scheduler: str, model: Model, options: Options) -> bool:
     """Whether a search that may choose the number of replicas looks at more than one."""
     most = min(options.most_replicas, model.workload.microbatches, options.workers or options.most_replicas)
     copies = scheduler == AUTO and options.workers is None
-    return most > 1 and (copies or not options.equal_cuts)
+    return most > 1 and (copies or options.may_cut_unlike)
 
 
 def _no_bound(found: Forecast, codecs: CodecWishes, replicas: int) -> str:

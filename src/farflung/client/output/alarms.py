@@ -152,6 +152,7 @@ class Alarms:
         self._trains_apart = trains_apart
         self._loss = _History()
         self._norms: dict[int, _History] = {}
+        self._heard = 0  # of these; pipelines that were dropped say nothing any more
         self._owned: list[list[str]] = []
         self._plan: Plan | None = None
         self._is_equal = True
@@ -230,16 +231,18 @@ class Alarms:
         return squares[segment] / total if total else 0.0, clip_scale(self._clip, math.sqrt(total))
 
     def _add_norms(self, step: int, squares: Mapping[int, float]) -> None:
-        for place, segment in self._places(squares).items():
+        places = self._places(squares)
+        self._heard = len(places)
+        for place, segment in places.items():
             self._norms.setdefault(place, _History()).add(step, _log(math.sqrt(squares[segment])))
 
     def _of_norms(self, step: int, high: list[_Norm], low: list[_Norm]) -> list[Alarm]:
         if high:
             largest = max(high, key=lambda one: one.share)
-            if largest.scale < 0.5 and largest.share > MOST_OF_STEP and len(self._norms) > 1:
+            if largest.scale < 0.5 and largest.share > MOST_OF_STEP and self._heard > 1:
                 return [self._clipped(step, largest)]
             return [self._unusual(step, high)]
-        is_alone = len(low) < len(self._norms)  # data without targets leaves no gradient anywhere
+        is_alone = len(low) < self._heard  # data without targets leaves no gradient anywhere
         return [self._unusual(step, low)] if low and is_alone else []
 
     def _clipped(self, step: int, one: _Norm) -> Alarm:
@@ -251,7 +254,7 @@ class Alarms:
         return Alarm(words, (one.segment,))
 
     def _unusual(self, step: int, found: list[_Norm]) -> Alarm:
-        if 1 < len(found) == len(self._norms):
+        if 1 < len(found) == self._heard:
             first = found[0]
             whose = f"norms of all segments, such as {self._who(first.segment)} ({_change(first)}),"
         else:

@@ -146,7 +146,7 @@ class StateSaver:
         Replicas have buffers of their own, such as the statistics of batch norms, and share an evaluation.
         """
         training, plan = self._checkpoints.start.training, self._attempt.planned.plan
-        is_exact = (unit.plain or not training.codecs) and not (training.home_noise and plan.home)
+        is_exact = (unit.plain or not training.codecs) and not (training.home_noise and plan.leaves_home())
         return is_exact and len(plan.pipelines) <= 1
 
     async def _save_last(self, state: ReceivedState, step: int) -> None:

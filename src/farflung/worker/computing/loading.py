@@ -142,10 +142,10 @@ def _require_runnable(plan: Plan, training: Training, unit: int) -> None:
             "gradients are clipped by segment, and replicas that are cut unlike would drift apart: the broker"
             " should have planned equal cuts"
         )
-    if training.home_noise and not plan.has_equal_cuts:
+    if plan.home and not plan.has_equal_cuts:
         raise GraphError(
-            "home workers would add up gradients with strangers, without noise, as replicas are cut unlike:"
-            " the broker should have planned equal cuts"
+            "home workers could add up gradients with strangers, as replicas are cut unlike: the broker"
+            " should have planned equal cuts"
         )
     if training.units().at(unit) is None:
         raise GraphError(f"the job would begin at unit {unit}, which it does not have")

@@ -254,6 +254,17 @@ def test_a_job_of_which_some_is_checked_says_whose_last_units_were_drawn_in_vain
     assert [(one.worker, one.first, one.over) for one in last] == [(name, 0, 1) for name in "abc"]
 
 
+def test_of_a_last_version_that_is_given_up_only_what_was_not_checked_is_named() -> None:
+    story = place(steps=1, verify=0.999999)
+    story.all_ready(0)
+    spread(story, 0)
+    check(story)  # a is checked
+    give_up(story, "its copy is lost")
+    assert job_of(story).state == "collecting"
+    unchecked = [one.worker for one in said(story) if one.worker and not one.checker]
+    assert unchecked == ["b", "c"]
+
+
 def test_last_units_that_a_restart_leaves_unchecked_are_named() -> None:
     story = place(steps=1, verify=0.999999)
     story.all_ready(0)

@@ -16,8 +16,8 @@ from farflung.broker.core.state import Outcome, durable, replay
 from farflung.broker.core.trusting.events import AllowAsked, CancelAsked, RemovalAsked
 from farflung.broker.core.trusting.records import Removal
 from farflung.protocol.copies import HeldCopy, StateVersion
-from farflung.protocol.fields import TEXT_LENGTH
 from farflung.protocol.members import JobCancelled, MemberAllowed, MemberChanged, MemberRemoved
+from farflung.protocol.membership import MOST_REFUSAL, is_removal
 from farflung.protocol.messages import (
     Accepted,
     Broken,
@@ -30,7 +30,9 @@ from farflung.protocol.messages import (
     RolledBack,
     Stop,
 )
+from farflung.transport.wire.frames import closing
 
+WAITS = "job-1 goes on with others as soon as there are enough"
 WHY = (
     "worker b was removed by operator olga: it lies; it may come back once an operator runs farflung member"
     " allow b"
@@ -145,7 +147,9 @@ def test_a_job_awaits_a_worker_no_longer_that_is_removed_and_goes_on_from_others
     assert planning.restores  # from the copies on a and c, not from what the submitter has
     what = membership(story.state, story.state.workers["b"], None, 3.0)
     assert what.reason == "it was removed by operator olga: it lies"
-    assert answer(outcome) == MemberChanged("b", "worker", "its share of job-1 goes to others")
+    assert answer(outcome) == MemberChanged(
+        "b", "worker", "job-1 goes on with others as soon as there are enough"
+    )
 
 
 def test_the_last_worker_of_a_running_job_is_removed_and_the_job_waits_by_name() -> None:
@@ -213,7 +217,7 @@ def test_removed_operators_have_no_effect() -> None:
 
 def test_a_long_reason_leaves_room_for_what_lets_a_member_back_in() -> None:
     removal = Removal("b", "worker", 1.0, "olga", "it lies\n" * 1000)
-    assert len(removal.refusal) == TEXT_LENGTH and "\n" not in removal.refusal
+    assert len(removal.refusal) == MOST_REFUSAL and "\n" not in removal.refusal
     assert removal.refusal.endswith("; it may come back once an operator runs farflung member allow b")
 
 
@@ -311,3 +315,19 @@ def test_a_cancel_is_repeated_without_effect() -> None:
     assert answer(cancel(story)) == JobCancelled("job-1", "its weights come to its submitter first")
     assert job_of(story).state == "collecting"
     assert job_of(story).reason == "operator olga cancelled it: too costly"
+
+
+def test_a_job_whose_only_worker_is_removed_is_said_to_wait() -> None:
+    story = Scenario()
+    story.join("a")
+    story.running(1)
+    outcome = remove(story, "a")
+    assert job_of(story).state == "queued"
+    assert answer(outcome) == MemberChanged(
+        "a", "worker", "job-1 goes on with others as soon as there are enough"
+    )
+
+
+def test_who_hears_of_a_removal_hears_by_whose_word_it_ends_however_long_the_reason() -> None:
+    removal = Removal("w" * 64, "submitter", 0.0, "o" * 64, "x" * 300)
+    assert is_removal(closing(removal.refusal).reason)

@@ -81,6 +81,7 @@ class Checks:
     `carried` were drawn in a version that was given up before they were checked. So many checks have begun in
     the attempt that the newest has this `number`. The copies had these `digests` at `since`: members
     could exchange those that are not drawn. Workers that `failed` in a check of the job are taken last.
+    `drawn_last` is the newest version of which shares were drawn, also once it is given up.
     """
 
     attempt: int = 0
@@ -97,13 +98,14 @@ class Checks:
     number: int = 0
     digests: Mapping[int, Digest] = field(default_factory=dict)
     failed: frozenset[str] = frozenset()
+    drawn_last: StateVersion | None = None
 
     def of_version(
         self, version: StateVersion, now: float, shares: Iterable[int], digests: Mapping[int, Digest]
     ) -> Checks:
         """The checks once all copies of a version are there, and these shares of it are to be checked."""
         begun = replace(self, version=version, since=now, pending=tuple(sorted(shares)), digests=digests)
-        return replace(begun, pieces=(), carried=frozenset())
+        return replace(begun, pieces=(), carried=frozenset(), drawn_last=version)
 
     def is_given_up(self, versions: Versions) -> bool:
         """Whether the version that is checked is given up, with some of its shares left to check."""
@@ -113,7 +115,13 @@ class Checks:
     def given_up(self) -> Checks:
         """The checks once their version is given up: what is left is checked with the next one."""
         left = self.carried.union(self.pending)
-        return Checks(self.attempt, said=self.said, carried=left, number=self.number, failed=self.failed)
+        return replace(
+            Checks(self.attempt, carried=left),
+            said=self.said,
+            number=self.number,
+            failed=self.failed,
+            drawn_last=self.drawn_last,
+        )
 
     def in_attempt(self, attempt: int, keeps: bool) -> Checks:
         """The checks as an attempt begins; members have the state that they had if it `keeps` that."""

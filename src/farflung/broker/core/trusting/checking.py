@@ -186,9 +186,9 @@ def _end(turn: Transition, job: Job) -> None:
 
 def _drawn_in_vain(turn: Transition, job: Job) -> list[int]:
     """The shares whose last units would have been checked, had the copies after them not been given up."""
-    if checkers.hindrance(turn.state, job):
-        return []
     name = StateVersion(job.attempt, job.next_unit - 1)
+    if job.checks.drawn_last == name or checkers.hindrance(turn.state, job):
+        return []  # what is left of those that were drawn is carried
     return [*drawn(job.draws, job.training.verify, name, shares_of(_plan(job)))]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from farflung.protocol.fields import TEXT_LENGTH, one_line
-from farflung.protocol.membership import until_allowed
+from farflung.protocol.fields import one_line
+from farflung.protocol.membership import MOST_REFUSAL, until_allowed
 
 MOST_SUSPICIONS = 3
 """After so many suspicions a worker gets no jobs until an operator allows it, unless the broker is told
@@ -33,7 +33,7 @@ class Removal:
     def refusal(self) -> str:
         """What it hears: who removed it and why, and by whose word it comes back."""
         back = until_allowed(self.member)
-        return one_line(f"{self.role} {self.member} {self.words}")[: TEXT_LENGTH - len(back)] + back
+        return one_line(f"{self.role} {self.member} {self.words}")[: MOST_REFUSAL - len(back)] + back
 
 
 @dataclass(frozen=True)

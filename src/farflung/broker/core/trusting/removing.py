@@ -9,7 +9,7 @@ from __future__ import annotations
 from farflung.broker.core import events, facts
 from farflung.broker.core.events import Expel, Reject, Reply, Send
 from farflung.broker.core.protecting import standbys
-from farflung.broker.core.records import CANCELLED, PLANNING, Job, State
+from farflung.broker.core.records import CANCELLED, PLANNING, QUEUED, Job, State
 from farflung.broker.core.recovering import awaiting, recovery
 from farflung.broker.core.training import job_queue, jobs
 from farflung.broker.core.transition import Transition
@@ -122,15 +122,19 @@ def _lose(turn: Transition, name: str, words: str) -> list[str]:
             why = f"worker {name} {words}, {jobs.moment(job)}"
             recovery.worker_lost(turn, job, name, why)
     _wait_no_longer(turn, name, words)
-    return [] if job is None else [_share_words(job, name)]
+    return [] if job is None else [_share_words(job, turn.state.jobs[job.job], name)]
 
 
-def _share_words(job: Job, name: str) -> str:
-    """Who may take over what a removed worker had of a job, as it stood before."""
+def _share_words(job: Job, after: Job, name: str) -> str:
+    """Who may take over what a removed worker had of a job, as it stood before and as it stands after."""
+    if after.over:
+        return f"{job.job} has ended: {after.reason}"
     if job.state == PLANNING:
         return f"{job.job}, which was being planned, has to do without it"
     if job.plan is not None and name in job.plan.at_home():
         return f"only another home worker of {job.job} may take its share of it"
+    if after.state == QUEUED:
+        return f"{job.job} goes on with others as soon as there are enough"
     return f"its share of {job.job} goes to others"
 
 

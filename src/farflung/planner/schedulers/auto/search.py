@@ -323,7 +323,10 @@ class Search:
         return assignment
 
     def _with_tables(self, rated: RatedPlan) -> RatedPlan:
-        """The plan with the tables that are needed to improve its cuts."""
+        """The plan with the tables that are needed to improve its cuts, if there are any.
+
+        Cuts of a loop may separate uses of a parameter, which those of a plain pipeline may not.
+        """
         if rated.tables is not None:
             return rated
         loops = rated.assignment.workers[0] == rated.assignment.workers[-1] and len(rated.assignment.cuts) > 1
@@ -331,4 +334,4 @@ class Search:
         for tables in self.tables:
             if (tables.loop is not None) == loops:
                 return replace(rated, tables=tables)
-        return replace(rated, tables=self.tables[0])
+        return rated

@@ -32,7 +32,7 @@ class Attempts:
     ----------
     current : The attempt that the broker last planned, None before the first one and after the end of one.
     start : The state with which an attempt begins unless workers keep theirs.
-    has_rolled_back : Whether any attempt ended before the job did.
+    ended_because : Why the newest attempt ended that did so before the job; empty if none has.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Attempts:
         self._tasks = BackgroundTasks(post)
         self.current: Attempt | None = None
         self.start = checkpoints.start
-        self.has_rolled_back = False
+        self.ended_because = ""
         self._plan: Plan | None = None
         self._is_collecting = False
         self._ended = 0
@@ -175,7 +175,7 @@ class Attempts:
             return
         self._ended = message.attempt
         self._held = message.attempt if message.held else 0
-        self.has_rolled_back = True
+        self.ended_because = message.reason or "the attempt ended"
         self._returns.arrived()
         self.end(message.reason)
         await self._recorder.rolled_back(message)

@@ -341,9 +341,11 @@ class Submitter:
         await self.recorder.accepted(message)
         if reason := self._stop_reason or self._failure:
             self._cancel(reason)
-        if self._closed and (message.lacking or (message.missing and self._attempts.has_rolled_back)):
-            why = f"no other workers will join here: {message.state}"
-            return Outcome(FAILED, f"{why}{self.recorder.stored_note()}")
+        before = self._attempts.ended_because
+        if self._closed and (message.lacking or (message.missing and before)):
+            why = f"{before}; {message.state}" if before else message.state
+            note = self.recorder.stored_note()
+            return Outcome(FAILED, f"no other workers will join here: {why}{note}")
         return None
 
     async def _check_said(self, message: CheckSaid) -> Outcome | None:

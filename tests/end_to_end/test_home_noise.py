@@ -84,4 +84,4 @@ def test_a_stranger_receives_values_that_are_off_by_the_noise(
     assert -0.12 < found - LEVEL < 0.2  # of 64 draws; larger rows have more
     assert abs(np.corrcoef(noise, exact)[0, 1]) < 0.5
     first = json.loads((noisy_run.folder / "events.jsonl").read_text().splitlines()[0])
-    assert "noise of 0.3 times its root mean square" in json.dumps(first) + noisy_run.command.err
+    assert "noise of 0.3 times the root mean square of each row" in json.dumps(first) + noisy_run.command.err

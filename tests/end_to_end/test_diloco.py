@@ -16,7 +16,7 @@ from tests.end_to_end.test_replicas import fleet_of
 from tests.end_to_end.zoo_jobs import job_of
 from tests.runtime.test_diloco import parameters_of, pipeline_of, plain_loop, resumed
 from tests.runtime.test_diloco import run as run_in_process
-from tests.support.processes import machines, train
+from tests.support.processes import eventually, machines, train
 
 import farflung
 from farflung.client.output.checkpoints.store import CheckpointStore
@@ -123,4 +123,24 @@ def test_a_run_goes_on_with_one_replica(tmp_path: Path) -> None:
         assert sorted({row["step"] for row in run.rows}) == list(range(1, 31))
         assert killed not in run.workers and len(run.workers) == 2
         for command in (*(one for name, one in workers.items() if name != killed), broker):
+            command.stop()
+
+
+@pytest.mark.faults
+def test_a_lost_replica_holds_up_no_one_and_is_there_again_after_a_merge(tmp_path: Path) -> None:
+    with machines(tmp_path) as on:
+        (on.folder / "apart.py").write_text(JOB.replace("warmup=2", "warmup=2, quorum=1"))
+        broker, workers, first = fleet_of(on, "abcd")
+        run = train(on, "quorum", "--workers", "4", "--replicas", "2", *first, job="apart.py")
+        run.reaches(9)
+        lost = run.workers[-1]
+        workers.pop(lost).signal(signal.SIGKILL)
+        eventually("one replica is left", lambda: lost not in run.workers)
+        workers[lost] = on.worker(lost, on.token("worker"))
+        eventually("the other replica again", lambda: lost in run.workers)
+        run.reaches(len(run.rows) + 9)  # replicas compare all bits of what they have merged
+        run.command.stop()
+        assert [row["step"] for row in run.rows] == [*range(1, len(run.rows) + 1)]
+        assert not run.events("rolled back")
+        for command in (*workers.values(), broker):
             command.stop()

@@ -19,6 +19,8 @@ from farflung.client.capture.check import capture_shapes
 from farflung.opdag.capture.capture import LossModule
 from farflung.planner import plan_job
 from farflung.planner.replicas import evenly_replicated
+from farflung.plans import Plan, dealt, seated
+from farflung.plans.seating import dealt_anew
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.worker import Share
 from farflung.runtime.in_process import InProcessPipeline
@@ -31,17 +33,19 @@ STEPS = 10
 Batch = dict[str, Tensor]
 
 
-def parts_of(batches: Sequence[Batch], replicas: int, alone: bool) -> list[list[Batch]]:
-    """The microbatches of each replica: dealt in turn, or all of them for the first."""
-    return (
-        [[*batches], *([] for _ in range(replicas - 1))]
-        if alone
-        else [[*batches[r::replicas]] for r in range(replicas)]
-    )
+def parts_of(batches: Sequence[Batch], shares: Sequence[int]) -> list[list[Batch]]:
+    """The microbatches of each replica, dealt in turn."""
+    return [[batches[number] for number in part] for part in dealt(len(batches), tuple(shares))]
 
 
-def plain_loop(job: farflung.Job, replicas: int) -> tuple[list[float], list[dict[str, Tensor]]]:
-    """Losses, and each replica's state, of DiLoCo as one would write it with `torch.optim`."""
+def plain_loop(
+    job: farflung.Job, replicas: int, left_out: range = range(0)
+) -> tuple[list[float], list[dict[str, Tensor]]]:
+    """Losses, and each replica's state, of DiLoCo as one would write it with `torch.optim`.
+
+    In the steps that are `left_out`, up to a merge, the last replica has no part. Then it goes on with what
+    the merge left, and with the inner optimizer's state of the first.
+    """
     sync, optimizer = job.sync, job.optimizer
     assert sync is not None and isinstance(optimizer, farflung.AdamW)
     models: list[nn.Module] = [copy.deepcopy(job.model) for _ in range(replicas)]
@@ -52,9 +56,13 @@ def plain_loop(job: farflung.Job, replicas: int) -> tuple[list[float], list[dict
     values = {entry.name: entry.value for entry in capture_shapes(job).graph.inputs}
     losses = []
     for step in range(job.steps):
-        alone = step < sync.warmup
+        shares = [MICROBATCHES // replicas] * replicas
+        if step < sync.warmup:
+            shares = [MICROBATCHES, *[0] * (replicas - 1)]
+        elif step in left_out:
+            shares = dealt_anew(shares, range(replicas - 1))
         together = 0.0
-        for r, part in enumerate(parts_of(microbatches_of(job, step), replicas, alone)):
+        for r, part in enumerate(parts_of(microbatches_of(job, step), shares)):
             inner[r].zero_grad()
             for batch in part:
                 loss = losses_of[r](dict(batch))
@@ -70,9 +78,15 @@ def plain_loop(job: farflung.Job, replicas: int) -> tuple[list[float], list[dict
                 anchors[at].data.copy_(own[0].data)
         elif (step + 1 - sync.warmup) % sync.inner_steps == 0 or step + 1 == job.steps:
             for at, own in enumerate(zip(*(model.parameters() for model in models), strict=True)):
-                moved = [(anchors[at].data - one.data) / replicas for one in own]
+                moved = [
+                    (anchors[at].data - one.data) * (share / MICROBATCHES)
+                    for one, share in zip(own, shares, strict=True)
+                    if share
+                ]
                 anchors[at].grad = sum(moved[1:], moved[0])
             outer.step()
+            if step in left_out:
+                inner[-1].load_state_dict(copy.deepcopy(inner[0].state_dict()))
         else:
             continue
         for model in models:
@@ -178,3 +192,51 @@ def test_equals_a_plain_loop_bit_for_bit(replicas: int, warmup: int, bound: floa
     assert losses == pytest.approx(expected, rel=1e-12)  # a plain loop adds them in another order
     for ours, theirs in zip(parameters_of(pipeline, replicas), states, strict=True):
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def gone_on(before: InProcessPipeline, job: farflung.Job, plan: Plan, first: int) -> InProcessPipeline:
+    """The job from unit `first` on with this plan: a pipeline that was dropped has the first one's state."""
+    graph, module = capture_shapes(job).graph, copy.deepcopy(job.model)
+    programs = [one.segment for one in before.segments]
+    after = InProcessPipeline(graph, plan, programs, named_state(module, graph), job.training(), first)
+    live = before.plan.live_segments()
+    for at, segment in enumerate(after.segments):
+        donor = before.segments[at if at in live else at % before.plan.pipelines[0].segments]
+        segment.restore(donor.snapshot(set(donor.segment.owned), slots=True))
+    return after
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_replica_that_is_left_out_until_a_merge_equals_a_plain_loop_bit_for_bit(replicas: int) -> None:
+    """Merges weight the others by their parts of a batch; after one all have the same parameters again."""
+    sync = farflung.DiLoCo(inner_steps=3, quorum=1)
+    job = replace(job_of("gpt", STEPS, farflung.AdamW(lr=3e-3), clip=0.5), sync=sync)
+    expected, states = plain_loop(job, replicas, left_out=range(4, 6))
+    units = job.training().units()
+    lost, back = units.after(4), units.after(6)
+    assert lost is not None and back is not None
+    whole = pipeline_of(job, replicas)
+    losses = run(whole, job, end=lost)
+    seats = {at: name for at, name in whole.plan.seats().items() if whole.plan.pipeline_of(at) < replicas - 1}
+    left = gone_on(whole, job, seated(whole.plan, seats), lost)
+    losses += run(left, job, lost, back)
+    merged = parameters_of(left, replicas)[:-1]
+    assert all(torch.equal(one[name], merged[0][name]) for one in merged for name in states[0])
+    again = gone_on(left, job, whole.plan, back)
+    losses += run(again, job, back)
+    assert losses == pytest.approx(expected, rel=1e-12)
+    for ours, theirs in zip(parameters_of(again, replicas), states, strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_without_the_first_replica_the_next_one_evaluates_and_trains_on() -> None:
+    sync = farflung.DiLoCo(inner_steps=3, quorum=1)
+    job = replace(job_of("gpt", STEPS, farflung.AdamW(lr=3e-3)), sync=sync)
+    whole = pipeline_of(job, 2)
+    lost = job.training().units().after(4)
+    assert lost is not None
+    run(whole, job, end=lost)
+    seats = {at: name for at, name in whole.plan.seats().items() if whole.plan.pipeline_of(at)}
+    plan = seated(whole.plan, seats)
+    assert [[*plan.microbatches_of(segment, 4, alone=True)] for segment in (0, 2)] == [[], [0, 1, 2, 3]]
+    assert len(run(gone_on(whole, job, plan, lost), job, lost)) == STEPS - 4

@@ -272,11 +272,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.window_of(segments[0]) if segments else self.window
 
     def microbatches_of(self, segment: int, microbatches: int, alone: bool = False) -> Sequence[int]:
-        """Which of a unit's `microbatches` the segment runs, ascending; the first pipeline all if `alone`."""
+        """Which of a unit's `microbatches` the segment runs, ascending; the first pipeline all if `alone`.
+
+        If the first one was dropped, that is the next that is left.
+        """
         if not self.pipelines:
             return range(microbatches)
         if alone:
-            return () if self.pipeline_of(segment) else range(microbatches)
+            return range(microbatches) if self.pipeline_of(segment) == self.home_pipeline else ()
         shares = tuple(one.microbatches for one in self.pipelines)
         return dealt(microbatches, shares)[self.pipeline_of(segment)]
 

@@ -291,7 +291,7 @@ class Executor(Generic[Array]):
         if not unit.merges:
             return segment.parameter_gradients()
         if unit.alone:
-            return segment.trained_parameters() if self._pipeline == 0 else {}
+            return segment.trained_parameters() if self._pipeline == self._plan.home_pipeline else {}
         return segment.outer_gradients(self._plan.share_of(self._pipeline))
 
     def _post_sums(self, state: _UnitState[Array], messages: Sequence[SumMessage[Array]]) -> None:

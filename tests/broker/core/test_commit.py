@@ -10,7 +10,7 @@ from tests.broker.scenario import plan_over
 
 from farflung.broker.core.training.commit import CommitGroup, add_traffic
 from farflung.errors import ProtocolError
-from farflung.plans import Pipeline, Placement, Plan, Sum
+from farflung.plans import Pipeline, Placement, Plan, Sum, seated
 from farflung.protocol.messages import UnitReady
 from farflung.protocol.traffic import LinkBytes, LinkRate, LinkTraffic
 from farflung.protocol.worker import Share
@@ -251,6 +251,15 @@ def test_pipelines_that_train_apart_have_scales_of_their_own() -> None:
 
 def test_one_that_trains_alone_has_the_whole_gradient() -> None:
     assert apart(STEP._replace(alone=True), 9.0, 0.0).verdict(clip=None).scales == (1.0, 1.0)
+
+
+def test_a_pipeline_that_was_dropped_keeps_its_number_and_has_no_part_in_the_norm() -> None:
+    whole = two_pipelines()
+    plan = seated(whole, {1: "b"})
+    group = CommitGroup.for_plan(plan, 1, STEP, [frozenset({10})] * 2, is_apart=True)
+    verdict = group.add("b", ready(Share(1, True, 0.25, {10: 16.0}))).verdict(clip=2.0)
+    assert (verdict.gradient_norm, verdict.scales[1]) == (4.0, pytest.approx(2 / (4 + 1e-6)))
+    assert len(verdict.scales) == 2
 
 
 def test_merges_are_not_clipped_and_must_be_equal() -> None:

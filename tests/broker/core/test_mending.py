@@ -37,12 +37,17 @@ def plan_of(members: str, replicas: int = 2) -> Plan:
     return unfolded(evenly_replicated(one, [*members], replicas), sizes, {})
 
 
-def place(members: str = "abcd", replicas: int = 2, idle: str = "", disk_bytes: int = 0) -> Scenario:
-    """A job with replicas on these workers, of which each step runs on all; one unit is decided."""
+def place(
+    members: str = "abcd", replicas: int = 2, idle: str = "", disk_bytes: int = 0, **changes: object
+) -> Scenario:
+    """A job with replicas on these workers, of which each step runs on all; one unit is decided.
+
+    `changes` are fields of its training.
+    """
     plan = plan_of(members, replicas)
     count = len(plan.placements) // replicas
     owned = [[f"weight-{part.segment % count}"] for part in plan.placements]
-    return place_plan(plan, owned, members, idle, disk_bytes)
+    return place_plan(plan, owned, members, idle, disk_bytes, **changes)
 
 
 def unlike_place(idle: str = "") -> Scenario:
@@ -74,13 +79,18 @@ def cascading_place(idle: str) -> Scenario:
 
 
 def place_plan(
-    plan: Plan, owned: list[list[str]], members: str, idle: str = "", disk_bytes: int = 0
+    plan: Plan,
+    owned: list[list[str]],
+    members: str,
+    idle: str = "",
+    disk_bytes: int = 0,
+    **changes: object,
 ) -> Scenario:
     """A job with this plan, of which one unit is decided."""
     story = Scenario()
     for worker in members:
         story.join(worker, device=KERNELS, disk_bytes=disk_bytes)
-    story.submit(len(members), steps=STEPS, microbatches=6)
+    story.submit(len(members), steps=STEPS, microbatches=6, **changes)
     programs = [SegmentProgram(n, b"program", dict.fromkeys(names, 4)) for n, names in enumerate(owned)]
     result = PlanResult(plan, programs, owned, None)
     story.feed(events.PlanMade(story.now, "job-1", 1, result))

@@ -26,6 +26,7 @@ from farflung.protocol.submitter import PATIENCE_SECONDS
 from farflung.protocol.traffic import LinkTraffic
 from farflung.protocol.worker import Decide
 from farflung.runtime.backend import EMULATED
+from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.runtime.training import Training
 from farflung.schedule import Unit
 
@@ -273,6 +274,7 @@ class Job:
     checked: tuple[PieceDigest, ...] = ()
     draws: int = 0
     ran_at: float = 0.0
+    late: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:
@@ -310,8 +312,18 @@ class Job:
 
         Those that train apart (DiLoCo) do not.
         """
-        is_apart = self.training.optimizer.diloco is not None
-        return self.plan is not None and bool(self.plan.sums) and not is_apart
+        return self.plan is not None and bool(self.plan.sums) and self.sync is None
+
+    @property
+    def sync(self) -> DiLoCo | None:
+        """How pipelines train apart; None if they add up gradients in each step."""
+        return self.training.optimizer.diloco
+
+    @property
+    def has_just_merged(self) -> bool:
+        """Whether the unit that was decided last brought the parameters of all pipelines together."""
+        before = self.training.units().at(self.next_unit - 1)
+        return before is not None and before.merges
 
     @property
     def newcomers(self) -> set[str]:

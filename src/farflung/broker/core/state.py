@@ -152,6 +152,9 @@ def _on_tick(event: events.Tick, turn: Transition) -> None:
     for job in list(turn.state.jobs.values()):
         if job.held or turn.state.away_for(job) or checking.is_waited_for(job):
             continue  # it waits for them, with deadlines of its own
+        recovery.leave_out_late(turn, job)
+        if turn.state.jobs[job.job] is not job:
+            continue
         if job.state == QUEUED and job.plan is not None:
             recovery.wait_no_longer(turn, job, event.replace_seconds)
         elif reason := overdue(job, event.now, event.patience_seconds):

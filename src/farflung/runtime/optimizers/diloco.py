@@ -19,6 +19,8 @@ from farflung.runtime.optimizers.bounds import require_number, require_whole
 from farflung.schedule import Rounds
 
 MOST_STEPS = 10**9
+MOST_PIPELINES = 1_000
+MOST_SECONDS = 1e6
 
 
 class Nesterov(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +61,14 @@ class DiLoCo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     warmup
         Steps at the beginning that the first replica takes alone, with the whole batch; the others wait, and
         then take over its parameters. Without it, replicas that start from random weights drift apart.
+    quorum
+        With at least so many replicas left, the others go on at once if one loses a worker, from the state
+        that they have: it is left out of merges, which weight the others by their parts of a batch, and is
+        there again after a merge, with what that left. None: all go back to a version of the state that has
+        every replica's part.
+    grace
+        Seconds that a replica may be later with a step than `quorum` of them; then it is left out, too. None:
+        the others wait for it.
 
     Raises
     ------
@@ -69,10 +79,18 @@ class DiLoCo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inner_steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)]
     outer: Nesterov = msgspec.field(default_factory=Nesterov)
     warmup: Annotated[int, Meta(ge=0, le=MOST_STEPS)] = 0
+    quorum: Annotated[int, Meta(ge=1, le=MOST_PIPELINES)] | None = None
+    grace: Annotated[float, Meta(gt=0, le=MOST_SECONDS)] | None = None
 
     def __post_init__(self) -> None:
         require_whole("inner_steps", self.inner_steps, 1, MOST_STEPS)
         require_whole("warmup", self.warmup, 0, MOST_STEPS)
+        if self.quorum is not None:
+            require_whole("quorum", self.quorum, 1, MOST_PIPELINES)
+        if self.grace is not None:
+            require_number("grace", self.grace, 0.0, MOST_SECONDS)
+            if not self.grace or self.quorum is None:
+                raise ValueError("grace must be above 0 seconds, and counts from a quorum: give both")
         if not isinstance(self.outer, Nesterov):
             raise ValueError(f"outer must be farflung.Nesterov(...), found {self.outer!r:.60}")
 

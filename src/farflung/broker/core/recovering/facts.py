@@ -101,7 +101,7 @@ class JobMended(Decision, frozen=True):
 
     All members of `plan` keep their state, but those of the segments in `donors`, which get it from the
     segments of other pipelines that are named there. The unit in flight is dropped. `holders` are as in
-    `JobRestoring`.
+    `JobRestoring`. The workers that are `late` were in pipelines that are dropped as others waited for them.
     """
 
     job: str
@@ -110,6 +110,7 @@ class JobMended(Decision, frozen=True):
     holders: dict[str, str]
     donors: dict[int, int]
     reason: str
+    late: list[str] = []
 
 
 class WaitLimited(msgspec.Struct, frozen=True):

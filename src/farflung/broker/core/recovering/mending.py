@@ -6,6 +6,9 @@ flight. If none can take a place, the job goes on without that pipeline: the oth
 its workers that are well are free. Once there are workers for it, it is there again. Where pipelines have
 cuts of their own, no member of another one may hold just what a lost worker had: then its pipeline is dropped
 at once, and stays so.
+
+Pipelines that train apart (DiLoCo) hold the same parameters after a merge only. If a quorum of them is named,
+one that loses a worker is dropped until then, and is there again with the parameters that the merge left.
 """
 
 from __future__ import annotations
@@ -17,6 +20,11 @@ from farflung.broker.core.records import Job, State
 from farflung.broker.core.recovering import restoring
 from farflung.broker.core.recovering.replaying import Obstacle
 from farflung.plans import Plan, renamed_codecs, seated
+
+MOST_LATE = 3
+"""A worker takes no place any more once the replica that it was in has been late so often: a replica that is
+there again costs the others the time in which it loads.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,9 +49,12 @@ class _Place:
 
 
 def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obstacle:
-    """How the job goes on once the members `lost` are lost, if its pipelines hold the same state."""
+    """How the job goes on once the members `lost` are lost, if its pipelines hold the same state.
+
+    Those that train apart can be dropped, as far as their quorum allows.
+    """
     plan = job.plan
-    if plan is None or not job.has_equal_pipelines:
+    if plan is None or not (job.has_equal_pipelines or _has_quorum(job)):
         return Obstacle("no other pipeline holds the same state")
     without = {*lost, *job.without_state}
     kept = {segment: name for segment, name in plan.seats().items() if name not in without}
@@ -56,6 +67,8 @@ def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obs
         for name in plan.workers()
         if name in without and (own := plan.segments_of(name))
     ]
+    if not job.has_equal_pipelines:
+        return _dropping(state, job, plan, {place.pipeline for place in places})
     dropped = _without_donor(job, plan, places, kept, set())
     while (taken := _taken(state, job, plan, places, dropped)) is None:
         open_places = [place.pipeline for place in places if place.pipeline not in dropped]
@@ -67,13 +80,35 @@ def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obs
     )
 
 
+def _has_quorum(job: Job) -> bool:
+    """Whether pipelines that train apart may be dropped."""
+    return job.sync is not None and job.sync.quorum is not None and job.unit is not None
+
+
+def _dropping(state: State, job: Job, plan: Plan, dropped: set[int]) -> Mending | Obstacle:
+    """How pipelines that train apart go on without some of them.
+
+    In the warm-up, and till the others have taken its parameters over, the first one alone has learned.
+    """
+    assert job.sync is not None and job.sync.quorum is not None and job.unit is not None
+    is_warming_up = job.unit.step < job.sync.warmup or (job.unit.merges and job.unit.alone)
+    if is_warming_up and plan.home_pipeline in dropped:
+        return Obstacle("only the first replica has trained so far")
+    if len(plan.live_pipelines()) - len(dropped) < job.sync.quorum:
+        return Obstacle(f"fewer replicas than the quorum of {job.sync.quorum} would be left")
+    seats = {at: name for at, name in plan.seats().items() if plan.pipeline_of(at) not in dropped}
+    return _found(state, job, seats, {})
+
+
 def growing(state: State, job: Job) -> Mending | None:
     """How the job goes on with a pipeline again that was dropped; None if too few workers for it are idle.
 
     A job with codecs between its workers stays as it is: those of the links that are gone are not known. So
-    does one whose pipelines have cuts of their own.
+    does one whose pipelines have cuts of their own, and one whose pipelines are apart.
     """
     plan = job.plan
+    if job.sync is not None and not job.has_just_merged:
+        return None
     if plan is None or job.whole is None or job.unit is None or job.codecs or plan.later:
         return None
     if not job.whole.has_equal_cuts:
@@ -134,6 +169,7 @@ def _taken(
     freed = {name for at, name in plan.seats().items() if plan.pipeline_of(at) in dropped}
     there = [name for name in freed if _present(state, job, name) and name not in job.unable]
     idle = [name for name in (*state.idle_for(job), *sorted(there)) if not job.on or name in job.on]
+    idle = [name for name in idle if job.late.get(name, 0) < MOST_LATE]
     for place in places:
         if place.pipeline in dropped:
             continue

@@ -21,6 +21,7 @@ from farflung.broker.core.recovering import mending, recutting, replaying, resto
 from farflung.broker.core.recovering.mending import Mending
 from farflung.broker.core.recovering.replaying import Obstacle, Takeover
 from farflung.broker.core.training import job_queue, jobs, loads
+from farflung.broker.core.training.lateness import late_members
 from farflung.broker.core.transition import Transition
 from farflung.broker.planning.messages import PlanResult
 from farflung.protocol.fields import one_line
@@ -95,8 +96,9 @@ def way_on(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | Men
 
 
 def _way_on(state: State, job: Job, lost: Collection[str]) -> Takeover | Mending | Obstacle:
-    find = mending.mending if job.has_equal_pipelines else replaying.takeover
-    return find(state, job, lost)
+    if job.has_equal_pipelines or (job.sync is not None and job.sync.quorum is not None):
+        return mending.mending(state, job, lost)
+    return replaying.takeover(state, job, lost)
 
 
 def can_regroup(turn: Transition, job: Job) -> bool:
@@ -159,11 +161,22 @@ def keep_on(
         mend(turn, job, found, reason, in_order)
 
 
-def mend(turn: Transition, job: Job, found: Mending, reason: str, in_order: bool = False) -> None:
-    """Begin an attempt in which members get their state from other pipelines, or pipelines are dropped."""
+def mend(
+    turn: Transition,
+    job: Job,
+    found: Mending,
+    reason: str,
+    in_order: bool = False,
+    late: Collection[str] = (),
+) -> None:
+    """Begin an attempt in which members get their state from other pipelines, or pipelines are dropped.
+
+    Those of members that are `late` are dropped as the others have waited long enough.
+    """
     before, holders = job, protection.holders_for(turn.state, job, found.plan)
     attempt, reason = job.attempt + 1, one_line(reason)
-    turn.emit(facts.JobMended(turn.now, job.job, attempt, found.plan, holders, found.donors, reason))
+    made = facts.JobMended(turn.now, job.job, attempt, found.plan, holders, found.donors, reason, [*late])
+    turn.emit(made)
     job = turn.state.jobs[job.job]
     for name in before.members:
         is_kept = name in job.members and name not in job.newcomers
@@ -176,6 +189,20 @@ def mend(turn: Transition, job: Job, found: Mending, reason: str, in_order: bool
     turn.tell(job.job, msgspec.structs.replace(planned, in_order=in_order))
     if job.blobs.steering is not None:
         turn.do(ReadTuning(job.job, job.attempt, job.blobs.steering))
+
+
+def leave_out_late(turn: Transition, job: Job) -> None:
+    """Go on without pipelines that train apart and are later than their job allows."""
+    late = late_members(job, turn.now)
+    if not late or is_in_vain(job):
+        return
+    found = mending.mending(turn.state, job, late)
+    if isinstance(found, Mending):
+        assert job.sync is not None and job.unit is not None and job.plan is not None
+        replicas = {job.plan.pipeline_of(job.plan.segments_of(name)[0]) + 1 for name in late}
+        who = f"replica{'s' * (len(replicas) > 1)} {', '.join(map(str, sorted(replicas)))}"
+        why = f"{who}: more than {job.sync.grace:g} s later with step {job.unit.step + 1} than"
+        mend(turn, job, found, f"{why} {count_of(job.sync.quorum or 0, 'other')}", late=late)
 
 
 def grow(turn: Transition) -> None:

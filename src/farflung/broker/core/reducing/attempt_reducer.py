@@ -211,6 +211,7 @@ def job_mended(fact: facts.JobMended, state: State) -> State:
         logged={},
         history=History(),
         versions=_mended(held, fact.plan),
+        late={**held.late, **{name: held.late.get(name, 0) + 1 for name in fact.late}},
     )
     return assign_workers(state, held, job.members).with_job(job)
 

@@ -49,9 +49,9 @@ class Verdict:
 class CommitGroup:
     """The shares of one unit in one attempt received so far, from `ready_messages`.
 
-    The newest of them was added `at` this time (seconds since 1970). Pipelines that train `apart` each have
-    their segments in it, and how many times as large their gradients must become: a pipeline weights each of
-    its microbatches by all of the step's.
+    The newest of them was added `at` this time (seconds since 1970), and each at its one of `times`.
+    Pipelines that train `apart` each have their segments in it, and how many times as large their gradients
+    must become: a pipeline weights each of its microbatches by all of the step's.
     """
 
     attempt: int
@@ -64,6 +64,7 @@ class CommitGroup:
     ready_messages: tuple[tuple[str, UnitReady], ...] = ()
     bytes_copied: int = 0
     at: float = 0.0
+    times: tuple[float, ...] = ()
     apart: tuple[tuple[frozenset[int], float], ...] = ()
 
     @classmethod
@@ -132,6 +133,7 @@ class CommitGroup:
             links=(*self.links, *self._links(worker, ready)),
             ready_messages=(*self.ready_messages, (worker, ready)),
             at=at,
+            times=(*self.times, at),
         )
 
     def verdict(self, clip: float | None) -> Verdict:
@@ -222,11 +224,14 @@ class CommitGroup:
 
 
 def _apart(plan: Plan, unit: Unit) -> tuple[tuple[frozenset[int], float], ...]:
-    """The segments of each pipeline of a plan that has several, and the factor of its gradients."""
+    """The segments of each pipeline of a plan that has several, and the factor of its gradients.
+
+    One that was dropped has none.
+    """
     found = []
     for pipeline in range(len(plan.pipelines)):
-        segments = frozenset(p.segment for p in plan.placements if plan.pipeline_of(p.segment) == pipeline)
-        found.append((segments, 1.0 if unit.alone else 1 / plan.share_of(pipeline)))
+        segments = frozenset(at for at in plan.live_segments() if plan.pipeline_of(at) == pipeline)
+        found.append((segments, 1 / plan.share_of(pipeline) if segments and not unit.alone else 1.0))
     return tuple(found)
 
 

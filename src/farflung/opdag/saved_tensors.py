@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from farflung.opdag.cost import Types
-from farflung.opdag.graph import ITEM_BYTES, Node, Ref
+from farflung.opdag.graph import ITEM_BYTES, DType, Node, Ref
 from farflung.opdag.opset import lookup
 from farflung.opdag.storage import Storage, reshaped, uses_fused_attention
 from farflung.opdag.workspaces import workspace_bytes
@@ -68,15 +68,21 @@ _RULES = {name: rule.split() for names, rule in _KEPT.items() for name in names.
 _NOTHING = frozenset({"view", "movement", "creation"})
 
 _BACKWARD_COPIES = {
-    "abs": 1, "sin": 1, "cos": 1, "sqrt": 1, "rsqrt": 2, "reciprocal": 2, "erf": 3, "pow": 2, "div": 1,
+    "abs": 1, "sin": 1, "cos": 2, "sqrt": 1, "rsqrt": 2, "reciprocal": 2, "erf": 4, "pow": 2, "diff": 2,
     "square": 2, "var": 2, "std": 2, "maximum": 2, "minimum": 2, "max": 2, "min": 2, "amax": 2, "amin": 2,
     "clamp": 1, "clamp_min": 1, "clamp_max": 1, "logsumexp": 2, "log1p": 1, "log2": 1, "expm1": 1, "atan": 2,
     "cumsum": 2, "prelu": 1, "remainder": 1, "prod": 3, "linalg_vector_norm": 2, "scatter_reduce": 4,
-    "binary_cross_entropy_with_logits": 3, "cross_entropy_loss": 1,
+    "binary_cross_entropy_with_logits": 3, "cross_entropy_loss": 1, "rms_norm": 3, "native_dropout": 1,
 }  # fmt: skip
 """Temporary tensors of a backward pass besides gradients, each as large as the op's largest operand."""
 
-_FORWARD_COPIES = {"binary_cross_entropy_with_logits": 3}
+_FORWARD_COPIES = {"binary_cross_entropy_with_logits": 3, "logsumexp": 1}
+
+_SUMMED = frozenset({
+    "sub", "mul", "div", "maximum", "minimum", "remainder", "where", "masked_fill", "mse_loss",
+    "smooth_l1_loss",
+})  # fmt: skip
+"""Ops that make the gradient of a broadcast operand at the size of the result, before it is summed."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,10 @@ def saved_by(node: Node, types: Types, batch: int, storage: Storage, gradients: 
         Values whose gradient is needed (`differentiable_values`).
     """
     base, group = node.op.split(".")[1], lookup(node.op).group
-    largest = max((types[v].bytes(batch) for v in (*node.reads(), *node.writes())), default=0)
-    forward = _FORWARD_COPIES.get(base, 0) * largest + workspace_bytes(node, types, batch, False)
+    cast = _cast(node, types, batch)
+    largest = max((cast, *(types[v].bytes(batch) for v in (*node.reads(), *node.writes()))))
+    copies = _FORWARD_COPIES.get(base, 0) + _more_forward(node, base, types)
+    forward = copies * largest + cast + workspace_bytes(node, types, batch, False)
     if base in ("mse_loss", "smooth_l1_loss"):
         forward += _broadcast(node, types, batch, storage)
     if base == "matmul":
@@ -123,9 +131,10 @@ def saved_by(node: Node, types: Types, batch: int, storage: Storage, gradients: 
         return SavedTensors(values, extra, around, around)
     if not gradients.intersection(node.writes()):
         return SavedTensors(frozenset(), 0, forward)
-    backward = _BACKWARD_COPIES.get(base, 0) * largest + workspace_bytes(node, types, batch, True)
+    copies = _BACKWARD_COPIES.get(base, 0) + _more_backward(node, base, types, batch, gradients)
+    backward = copies * largest + cast + workspace_bytes(node, types, batch, True)
     values = _values(node, base, group, gradients)
-    extra = _extra(node, base, types, batch)
+    extra = _extra(node, base, types, batch, gradients)
     if base == "matmul":
         copied = _copied(node, types, batch, storage)
         kept = sum(copied[value] for value in values.intersection(copied))
@@ -133,6 +142,51 @@ def saved_by(node: Node, types: Types, batch: int, storage: Storage, gradients: 
         expanded = (value for value, size in copied.items() if size > types[value].bytes(batch))
         backward += sum(copied[value] for value in gradients.intersection(expanded))
     return SavedTensors(values, extra, forward, backward)
+
+
+def _cast(node: Node, types: Types, batch: int) -> int:
+    """Bytes of an operand in the type in which an op computes, if it is told another one than it has."""
+    dtype = node.arguments.get("dtype")
+    if not isinstance(dtype, DType) or node.op == "aten._to_copy.default":
+        return 0
+    operands = [types[value] for value in _named(node, "self") if types[value].dtype != dtype.name]
+    return sum(kind.numel(batch) for kind in operands) * ITEM_BYTES[dtype.name]
+
+
+def _more_forward(node: Node, base: str, types: Types) -> int:
+    """Further temporary tensors of a forward pass, as its arguments have it."""
+    if base in ("diff", "roll"):  # in one step after the other
+        steps = node.arguments.get("n" if base == "diff" else "dims", 1)
+        return int((len(steps) if isinstance(steps, list) else steps or 1) > 1)  # type: ignore[operator]
+    if base == "native_dropout":
+        return int(node.outputs[1] >= 0)  # else autograd keeps it
+    if base == "scatter_reduce":
+        return 2 * (node.arguments.get("reduce") == "mean")
+    if base != "cross_entropy_loss":
+        return 0
+    weighted = bool(_named(node, "weight"))
+    if _is_by_index(node, types):
+        return int(weighted and bool(node.arguments.get("label_smoothing")))
+    return 1 + weighted
+
+
+def _more_backward(node: Node, base: str, types: Types, batch: int, gradients: set[int]) -> int:
+    """Further temporary tensors of a backward pass, as its arguments and shapes have it."""
+    if base == "pow" and _named(node, "self") and _named(node, "exponent"):
+        return 3
+    if base == "roll":
+        return _more_forward(node, base, types)
+    if base == "pad":
+        return 2 * (node.arguments.get("mode") == "circular")
+    if base in ("addmm", "baddbmm"):
+        return int(any(node.arguments.get(name, 1) != 1 for name in ("beta", "alpha")))
+    if base not in _SUMMED:
+        return 0
+    if base == "masked_fill" and not gradients.isdisjoint(_named(node, "value")):
+        return 5
+    size = max(types[value].numel(batch) for value in (*node.reads(), *node.writes()))
+    summed = sum(types[v].numel(batch) < size for v in gradients.intersection(node.reads()))
+    return summed + 2 * (base == "div" and not gradients.isdisjoint(_named(node, "other")))
 
 
 def _values(node: Node, base: str, group: str, gradients: set[int]) -> frozenset[int]:
@@ -157,14 +211,15 @@ def _named(node: Node, name: str) -> list[int]:
     return [element.id for element in elements if isinstance(element, Ref)]
 
 
-def _extra(node: Node, base: str, types: Types, batch: int) -> int:
+def _extra(node: Node, base: str, types: Types, batch: int, gradients: set[int]) -> int:
     """Bytes that autograd saves in addition to the graph's values."""
 
     def size(name: str) -> int:
         return sum(types[value].bytes(batch) for value in _named(node, name))
 
     if base == "cross_entropy_loss":
-        return size("self")  # log-probabilities
+        smoothed = bool(node.arguments.get("label_smoothing")) and not _is_by_index(node, types)
+        return size("self") * (1 + smoothed)  # log-probabilities, and probabilities as targets
     if base == "log_sigmoid":
         return size("self")  # the exponentials
     if base in ("max", "min") and node.outputs[1:] == [-1]:
@@ -173,12 +228,31 @@ def _extra(node: Node, base: str, types: Types, batch: int) -> int:
         return size("input")  # noise as numbers, if the mask is not used elsewhere
     if base in ("max_pool2d", "max_pool3d"):
         return sum(types[v].numel(batch) for v in node.writes()) * ITEM_BYTES["int64"]
-    if base in ("layer_norm", "group_norm", "rms_norm"):
+    if base == "rms_norm":
+        return _statistics(node, base, types, batch) + _normalised(node, types, batch, gradients)
+    if base in ("layer_norm", "group_norm"):
         return _statistics(node, base, types, batch)
     if base.startswith("_native_batch_norm"):
         channels = sum(types[v].shape_at(batch)[1] for v in _named(node, "input"))
         return 2 * channels * ITEM_BYTES["float32"]
     return 0
+
+
+def _normalised(node: Node, types: Types, batch: int, gradients: set[int]) -> int:
+    """What `rms_norm` keeps, which PyTorch makes of other ops: what it multiplies by the weight, if that
+    wants a gradient, and an operand in halves as float32.
+    """
+    (operand,) = _named(node, "input")
+    dtype = types[operand].dtype
+    wide = max(ITEM_BYTES[dtype], ITEM_BYTES["float32"])
+    kept = [*gradients.intersection(_named(node, "weight"))]
+    kept += [operand] if dtype in ("float16", "bfloat16") and operand in gradients else []
+    return len(kept) * types[operand].numel(batch) * wide
+
+
+def _is_by_index(node: Node, types: Types) -> bool:
+    """Whether a loss has targets that are classes, and not probabilities."""
+    return all("int" in types[value].dtype for value in _named(node, "target"))
 
 
 def _statistics(node: Node, base: str, types: Types, batch: int) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.broker.scenario import EMULATED_DEVICE, Scenario, told
 
 from farflung.broker.core import events
+from farflung.broker.core.training import job_queue
 from farflung.protocol.messages import Accepted
 
 
@@ -60,3 +62,18 @@ def test_workers_of_another_kind_do_not_count() -> None:
     story.submit(2)
     story.submit(1)
     assert states(story) == ["queued", "planning"]
+
+
+def test_a_turn_looks_at_each_job_that_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    story, looked_at, start = Scenario("a"), list[str](), job_queue._start
+
+    def noting(turn: object, job: object, blocked: object) -> object:
+        looked_at.append(job.job)  # type: ignore[attr-defined]
+        return start(turn, job, blocked)  # type: ignore[arg-type]
+
+    for _ in range(50):
+        story.submit(1)
+    monkeypatch.setattr(job_queue, "_start", noting)
+    story.tick(1)
+    assert states(story).count("queued") == 49
+    assert len(looked_at) == len({*looked_at}) == 49

@@ -31,7 +31,7 @@ from farflung.client.run.checkpoints import RunCheckpoints
 from farflung.client.run.state_collector import ReceivedState
 from farflung.client.run.state_saver import StateSaver
 from farflung.errors import RunFailed
-from farflung.plans import Placement, Plan
+from farflung.plans import Edge, Placement, Plan
 from farflung.protocol.messages import Kept, Message, Planned
 from farflung.runtime.monitoring import Monitored
 from farflung.runtime.state import StateKey
@@ -260,12 +260,16 @@ def test_the_weights_are_saved_before_this_machine_evaluates_more(
     assert is_saved and first_seconds > 0  # as measured when the weights' loss was compared
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_a_loss_with_noise_in_it_is_not_held_against_the_weights(tmp_path: Path, noise: float) -> None:
+@pytest.mark.parametrize(("noise", "home"), [(0.0, [0]), (0.5, [0]), (0.5, [0, 1])])
+def test_a_loss_with_noise_in_it_is_not_held_against_the_weights(
+    tmp_path: Path, noise: float, home: list[int]
+) -> None:
+    """There is none where no stranger takes part."""
+
     async def ends() -> None:
         *_, last = run.prepared.training.units()
         run.recorder.metrics.claim = Claim(last._replace(microbatches=1), 119.0**2 * 1.1, 1.0)
-        if noise:
+        if noise and len(home) < 2:
             assert await run.ended(40, best=None) == (40, 40.0)
         else:
             with pytest.raises(RunFailed, match="the weights that came home have a loss of"):
@@ -273,9 +277,13 @@ def test_a_loss_with_noise_in_it_is_not_held_against_the_weights(tmp_path: Path,
 
     run = Submitting(tmp_path / "run", keep_best=False, keep_home=["inputs"], home_noise=noise)
     planned = run.attempt.planned
-    run.attempt.planned = msgspec.structs.replace(
-        planned, plan=msgspec.structs.replace(planned.plan, home=[0])
+    plan = msgspec.structs.replace(
+        planned.plan,
+        placements=[*planned.plan.placements[:1], Placement(1, ["another"], 1, 0, 1)],
+        edges=[Edge(1, 0, 1, 8, True)],
+        home=home,
     )
+    run.attempt.planned = msgspec.structs.replace(planned, plan=plan)
     asyncio.run(ends())
 
 

@@ -41,6 +41,10 @@ def p(*shape: int) -> Given:
     return ("p", shape)
 
 
+def h(*shape: int) -> Given:
+    return ("h", shape)
+
+
 def b(*shape: int) -> Given:
     return ("b", shape)
 
@@ -198,6 +202,17 @@ def layers() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "upsample_nearest3d.vec", {"input": VOLUMES, **solid, **by_size}
 
 
+def halves() -> Iterator[tuple[str, dict[str, Any]]]:
+    given = h(1000, 1000)
+    yield "mean.default", {"self": given}
+    yield "mean.dim", {"self": given, "dim": [0]}
+    yield "sum.default", {"self": given}
+    for name, mean in product(("mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits"), (0, 1)):
+        yield f"{name}.default", {"self": given, "target": given, "reduction": mean}
+    for name in ("rms_norm.default", "layer_norm.default"):
+        yield name, {"input": given, "normalized_shape": [1000], "weight": h(1000)}
+
+
 def movements() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "_to_copy.default", {"self": X, "dtype": "float64"}
     yield "cat.default", {"tensors": [X, X], "dim": 0}
@@ -238,7 +253,7 @@ def movements() -> Iterator[tuple[str, dict[str, Any]]]:
 
 CALLS = [
     Call(f"aten.{name}", arguments)
-    for part in (elementwise, reductions, products, layers, movements)
+    for part in (elementwise, reductions, products, layers, halves, movements)
     for name, arguments in part()
 ]
 
@@ -266,7 +281,7 @@ def said_of(call: Call, peak: Peak) -> SavedTensors:
     made = [ValueType(name, shape) for name, shape in peak.results]  # type: ignore[arg-type]
     results = list(range(len(types), len(types) + len(made)))
     segment = segment_of(types, [(call.op, arguments, results)], made)
-    wanted = {number for number, (kind, *_) in enumerate(given) if kind == "f"}
+    wanted = {number for number, (kind, *_) in enumerate(given) if kind in "fh"}
     if wanted:
         wanted |= {number for number, kind in zip(results, made, strict=True) if "float" in kind.dtype}
     storage = storage_of(segment.nodes, segment.values, 1)

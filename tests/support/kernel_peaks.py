@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-DTYPES = {"f": torch.float32, "p": torch.float32, "i": torch.int64, "b": torch.bool}
+DTYPES = {"f": torch.float32, "h": torch.bfloat16, "p": torch.float32, "i": torch.int64, "b": torch.bool}
 
 Given = tuple[Any, ...]
-"""A tensor: "f" with gradient, "p" of probabilities, "b" of bools, or "i" of indices below the last entry;
-and its shape."""
+"""A tensor: "f" with gradient, "h" the same in bfloat16, "p" of probabilities, "b" of bools, or "i" of
+indices below the last entry; and its shape."""
 
 
 class Call(NamedTuple):
@@ -83,7 +83,9 @@ def _made_up(kind: str, shape: tuple[int, ...], most: int = 0) -> Tensor:
     drawn = torch.rand(shape)
     if kind == "b":
         return drawn > 0.5
-    return torch.softmax(drawn, -1) if kind == "p" else (drawn * 0.8 + 0.1).requires_grad_()
+    if kind == "p":
+        return torch.softmax(drawn, -1)
+    return (drawn * 0.8 + 0.1).to(DTYPES[kind]).requires_grad_()
 
 
 class _Calling:

@@ -78,6 +78,9 @@ _BACKWARD_COPIES = {
 
 _FORWARD_COPIES = {"binary_cross_entropy_with_logits": 3, "logsumexp": 1}
 
+_MEAN = 1
+"""The `reduction` of a loss that is a mean."""
+
 _SUMMED = frozenset({
     "sub", "mul", "div", "maximum", "minimum", "remainder", "where", "masked_fill", "mse_loss",
     "smooth_l1_loss",
@@ -119,7 +122,8 @@ def saved_by(node: Node, types: Types, batch: int, storage: Storage, gradients: 
     cast = _cast(node, types, batch)
     largest = max((cast, *(types[v].bytes(batch) for v in (*node.reads(), *node.writes()))))
     copies = _FORWARD_COPIES.get(base, 0) + _more_forward(node, base, types)
-    forward = copies * largest + cast + workspace_bytes(node, types, batch, False)
+    wide = _widened(node, base, types, batch)
+    forward = copies * largest + cast + wide + workspace_bytes(node, types, batch, False)
     if base in ("mse_loss", "smooth_l1_loss"):
         forward += _broadcast(node, types, batch, storage)
     if base == "matmul":
@@ -133,6 +137,7 @@ def saved_by(node: Node, types: Types, batch: int, storage: Storage, gradients: 
         return SavedTensors(frozenset(), 0, forward)
     copies = _BACKWARD_COPIES.get(base, 0) + _more_backward(node, base, types, batch, gradients)
     backward = copies * largest + cast + workspace_bytes(node, types, batch, True)
+    backward += 2 * wide * (base == "rms_norm")
     values = _values(node, base, group, gradients)
     extra = _extra(node, base, types, batch, gradients)
     if base == "matmul":
@@ -151,6 +156,16 @@ def _cast(node: Node, types: Types, batch: int) -> int:
         return 0
     operands = [types[value] for value in _named(node, "self") if types[value].dtype != dtype.name]
     return sum(kind.numel(batch) for kind in operands) * ITEM_BYTES[dtype.name]
+
+
+def _widened(node: Node, base: str, types: Types, batch: int) -> int:
+    """Bytes of the copy in float32 that a mean makes of halves, also that of a loss or norm."""
+    if base not in ("mean", "mse_loss", "smooth_l1_loss", "binary_cross_entropy_with_logits", "rms_norm"):
+        return 0
+    if node.arguments.get("reduction", _MEAN) != _MEAN:
+        return 0
+    halves = [types[v].numel(batch) for v in node.reads() if types[v].dtype in ("float16", "bfloat16")]
+    return max(halves, default=0) * ITEM_BYTES["float32"]
 
 
 def _more_forward(node: Node, base: str, types: Types) -> int:

@@ -54,7 +54,7 @@ def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obs
     Those that train apart can be dropped, as far as their quorum allows.
     """
     plan = job.plan
-    if plan is None or not (job.has_equal_pipelines or _has_quorum(job)):
+    if plan is None or not (job.has_equal_pipelines or has_quorum(job)):
         return Obstacle("no other pipeline holds the same state")
     without = {*lost, *job.without_state}
     kept = {segment: name for segment, name in plan.seats().items() if name not in without}
@@ -80,9 +80,11 @@ def mending(state: State, job: Job, lost: Collection[str] = ()) -> Mending | Obs
     )
 
 
-def _has_quorum(job: Job) -> bool:
-    """Whether pipelines that train apart may be dropped."""
-    return job.sync is not None and job.sync.quorum is not None and job.unit is not None
+def has_quorum(job: Job) -> bool:
+    """Whether pipelines that train apart may be dropped: there are several, and a quorum is named."""
+    if job.sync is None or job.plan is None or job.unit is None:
+        return False
+    return job.sync.quorum is not None and bool(job.plan.sums)
 
 
 def _dropping(state: State, job: Job, plan: Plan, dropped: set[int]) -> Mending | Obstacle:

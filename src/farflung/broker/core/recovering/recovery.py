@@ -96,9 +96,8 @@ def way_on(state: State, job: Job, lost: Collection[str] = ()) -> Takeover | Men
 
 
 def _way_on(state: State, job: Job, lost: Collection[str]) -> Takeover | Mending | Obstacle:
-    if job.has_equal_pipelines or (job.sync is not None and job.sync.quorum is not None):
-        return mending.mending(state, job, lost)
-    return replaying.takeover(state, job, lost)
+    has_others = job.has_equal_pipelines or mending.has_quorum(job)
+    return (mending.mending if has_others else replaying.takeover)(state, job, lost)
 
 
 def can_regroup(turn: Transition, job: Job) -> bool:

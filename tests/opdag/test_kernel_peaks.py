@@ -19,6 +19,7 @@ from farflung.opdag.storage import storage_of
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.full,
+    pytest.mark.timeout(1800),  # the first test waits for all processes: a second each on a busy machine
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc"),
 ]
 

@@ -11,7 +11,7 @@ from farflung.plans import FEEDER, Pipeline, Sum
 from farflung.protocol.messages import Load
 from farflung.runtime.optimizers.diloco import DiLoCo
 from farflung.transport.wire.headers import ValueHeader
-from farflung.worker.linking.admission import Admission
+from farflung.worker.linking.admission import UNITS_A_STEP, Admission
 from farflung.worker.linking.intake import Intake
 from farflung.worker.step_watch import StepWatch
 
@@ -160,7 +160,7 @@ def test_the_feeder_may_run_ahead_of_peers() -> None:
     admission = Admission("a", load())
     assert admission.admit("desk", fed)
     with pytest.raises(ProtocolError, match="not due"):
-        admission.admit("desk", changed(fed, unit=2 * WINDOW + 1))
+        admission.admit("desk", changed(fed, unit=UNITS_A_STEP * 2 * WINDOW + 1))
 
 
 PART = ValueHeader("job-1", 5, 0, 0, 3, 0, 9, True, 0, 64)
@@ -257,6 +257,23 @@ def test_a_pipeline_admits_no_more_than_its_own_window() -> None:
                 admission.admit(peer, headers[1])
 
 
+def test_a_narrow_pipeline_is_fed_past_evaluations_in_which_it_has_no_part() -> None:
+    """Of an evaluation with one microbatch the second pipeline runs nothing: its window reaches further."""
+    job = summing()
+    pipelines = [Pipeline(3, 2, 2), Pipeline(3, 1, 1)]
+    plan = msgspec.structs.replace(job.plan, microbatches=3, pipelines=pipelines)
+    training = msgspec.structs.replace(
+        job.training, microbatches=3, validate_every=1, validation_microbatches=1
+    )
+    admission = Admission("d", msgspec.structs.replace(job, plan=plan, training=training))
+    (mine,) = plan.microbatches_of(3, 3)
+    assert not plan.microbatches_of(3, 1)
+    fed = ValueHeader("job-1", 5, 0, mine, FEEDER, 3, 0, False, 0, 8)
+    steps = [unit.number for unit in training.units() if unit.train]
+    for unit in steps[1:3]:
+        assert admission.admit("desk", changed(fed, unit=unit))
+
+
 def test_a_microbatch_of_another_pipeline_is_refused() -> None:
     job = summing()
     theirs = job.plan.microbatches_of(3, MICROBATCHES)[0]
@@ -288,7 +305,7 @@ def test_the_feeder_passes_merges_over() -> None:
     fed = ValueHeader("job-1", 5, 0, 0, FEEDER, 0, 0, False, 0, 8)
     for unit in range(0, 2 * 2 * WINDOW, 2):
         assert admission.admit("desk", changed(fed, unit=unit))
-    for wrong in (1, 2 * 2 * WINDOW + 2):  # a merge, and a step too far ahead
+    for wrong in (1, UNITS_A_STEP * 2 * WINDOW + 2):  # a merge, and a step too far ahead
         with pytest.raises(ProtocolError, match=f"of unit {wrong}, which is not due"):
             admission.admit("desk", changed(fed, unit=wrong))
 

@@ -234,11 +234,16 @@ def test_a_plan_that_was_sought_before_a_worker_became_slow_does_not_count() -> 
     said = considered(answer(story, "b", "d"))
     assert not said.moves and said.words.endswith("which rests on their old speeds: it stays")
     assert job_of(story).replanning.proposal is None
-    # The planner's own search may have been what made it slow, so it is measured anew.
+    # The planner's own search may have been what made it slow: it is measured anew, and asked for once more.
     slowed(story, MOVE + LEAST_STEPS)
     story.tick(LEAST_CONSIDER_SECONDS)
-    assert len(asks(story)) == 1
+    assert len(asks(story)) == 2 and asks(story)[-1].slow == {}
     slowed(story, MOVE + 2 * LEAST_STEPS, b=3.0)
+    assert considered(answer(story, "b", "d")).words.endswith("old speeds: it stays")
+    slowed(story, MOVE + 3 * LEAST_STEPS)
+    story.tick(LEAST_CONSIDER_SECONDS)
+    assert len(asks(story)) == 2  # not at once again: each search may slow it
+    slowed(story, MOVE + 4 * LEAST_STEPS, b=3.0)
     story.tick(LEAST_CONSIDER_SECONDS)
     assert asks(story)[-1].slow == {"b": 3.0}
     assert considered(answer(story, "a", "c", "d")).moves
@@ -306,6 +311,15 @@ def test_a_slow_worker_that_is_left_out_is_slow_to_the_planner_for_an_hour() -> 
     story.now += FORGET_SECONDS
     steps_on(story, "acd")
     assert asks(story)[-1].slow == {}
+    assert considered(answer(story, "a", "b", "c")).moves  # it is tried again, and as slow as before
+    unit = job_of(story).next_unit
+    for worker in "acd":
+        story.ready(worker, unit, computing=1.0)
+    spread(story, unit)
+    for worker in "abc":
+        story.loaded(worker, attempt=3)
+    steps_on(story, "abc", b=3.0)
+    assert asks(story)[-1].slow == {"b": 3.0}
 
 
 def test_a_broker_that_is_restarted_forgets_a_move() -> None:

@@ -15,6 +15,12 @@ Place = tuple[int, int]  # unit, microbatch
 EdgeKey = tuple[int, int, int]  # producer segment (or the feeder), consumer segment, value
 
 
+UNITS_A_STEP = 4
+"""A step may be followed by two evaluations, of which a pipeline may run nothing, and by a merge. The feeder
+passes over what a pipeline has no part in.
+"""
+
+
 class Admission:
     """The values and gradients that one worker expects in one attempt.
 
@@ -119,9 +125,9 @@ class Admission:
         self._units.advance()
 
     def _check_place(self, peer: str, header: ValueHeader) -> None:
-        ahead = 2 * self._load.plan.window_of(header.target) if header.source == FEEDER else 1
-        if self._load.training.optimizer.diloco is not None:
-            ahead += ahead  # the feeder passes merges over, of which there may be one between two steps
+        ahead = 1
+        if header.source == FEEDER:
+            ahead = UNITS_A_STEP * 2 * self._load.plan.window_of(header.target)
         unit = self._units.get(header.unit) if header.unit <= self._units.current + ahead else None
         end = header.source if header.gradient else header.target
         if unit is None or header.microbatch not in self._load.plan.microbatches_of(

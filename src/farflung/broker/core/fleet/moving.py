@@ -66,9 +66,7 @@ def on_considered(turn: Transition, job: Job, event: PlanConsidered) -> None:
         words = (
             "workers became slower or faster while another plan was sought, which rests on their old speeds"
         )
-        _say(turn, job, known.answered(f"{words}: it stays"))
-        anew = turn.state.jobs[job.job].replanning.measured_anew()
-        turn.emit(facts.ReplanningChanged(job.job, anew))
+        _say(turn, job, known.outdated(f"{words}: it stays"))
         return
     measured = known.step_seconds
     found = _figures(turn, job, measured, measured * predicted.step_seconds / current)

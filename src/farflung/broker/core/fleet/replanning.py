@@ -120,12 +120,14 @@ class Proposal:
 class Slowness:
     """In an attempt before, a worker took so many `times` as long as at first: `flop_seconds` for each FLOP.
 
-    The planner was last asked with that `at` this time.
+    The planner was last asked with that `at` this time. If it `may_return`, the planner hears no more of it,
+    so that the worker may be tried again.
     """
 
     times: float
     flop_seconds: float
     at: float
+    may_return: bool = False
 
     def times_at(self, flop_seconds: float) -> float:
         """How slow it is if it takes so long now: no slower, as its segment may be of another kind."""
@@ -141,7 +143,8 @@ class Replanning:
     `usual` what a member took in the first ones. The planner was last asked at `asked_at`, of the workers
     `asked_of` and those that were slow then, in `asked_slow`; while it answers, `is_busy`. `words` is the
     newest decision. Members have so many `flops` in a microbatch of the plan. Those that `were_slow` in an
-    attempt before may be left out now, or still be slow: then they take that long from the first step on.
+    attempt before may be left out now, or still be slow: then they take that long from the first step on. The
+    newest answer may be such that it `was_outdated`.
     """
 
     steps: tuple[float, ...] = ()
@@ -156,6 +159,7 @@ class Replanning:
     words: str = ""
     flops: Mapping[str, int] = field(default_factory=dict)
     were_slow: Mapping[str, Slowness] = field(default_factory=dict)
+    was_outdated: bool = False
 
     def in_next_attempt(self, plan: Plan | None = None) -> Replanning:
         """What is known as an attempt begins on a plan; without one, as an attempt has ended."""
@@ -217,7 +221,11 @@ class Replanning:
     def slow(self) -> dict[str, float]:
         """The members that have become slow, with how many times as long as before they compute."""
         found = {name: self._times(name) for name in self.computing if self._is_judged(name)}
-        left_out = {name: one.times for name, one in self.were_slow.items() if name not in self.flops}
+        left_out = {
+            name: one.times
+            for name, one in self.were_slow.items()
+            if name not in self.flops and not one.may_return
+        }
         return left_out | {name: times for name, times in found.items() if times >= SLOW}
 
     def _is_judged(self, name: str) -> bool:
@@ -261,12 +269,11 @@ class Replanning:
 
     def asked(self, workers: frozenset[str], now: float) -> Replanning:
         """The same once the planner is asked."""
-        kept = {
-            name: one
+        were_slow = {
+            name: replace(one, may_return=name not in self.flops and now - one.at >= FORGET_SECONDS)
             for name, one in self.were_slow.items()
-            if name in self.flops or now - one.at < FORGET_SECONDS
         }
-        known = replace(self, were_slow=kept)
+        known = replace(self, were_slow=were_slow)
         slow = frozenset(known.slow)
         return replace(known, asked_at=now, asked_of=known.subject(workers), asked_slow=slow, is_busy=True)
 
@@ -275,16 +282,19 @@ class Replanning:
         """Whether other members are slow than when the planner was asked: its plan rests on old speeds."""
         return self.asked_slow != self.slow.keys()
 
-    def measured_anew(self) -> Replanning:
-        """The same once an answer is outdated: it is measured anew what steps and members take.
-
-        A planner beside workers of its machine makes these slow for as long as it searches.
-        """
-        return replace(self, steps=(), undecided=(), computing={})
-
     def answered(self, words: str, proposal: Proposal | None = None) -> Replanning:
         """The same once it is decided, in these words, whether the job moves."""
-        return replace(self, is_busy=False, words=words, proposal=proposal)
+        return replace(self, is_busy=False, words=words, proposal=proposal, was_outdated=False)
+
+    def outdated(self, words: str) -> Replanning:
+        """The same once an answer is outdated: it is measured anew what steps and members take.
+
+        A planner beside workers of its machine makes these slow for as long as it searches. It is asked once
+        more soon, and if that answer is outdated, too, only after a while.
+        """
+        asked_of = self.asked_of if self.was_outdated else frozenset[str]()
+        known = replace(self.answered(words), steps=(), undecided=(), computing={}, asked_of=asked_of)
+        return replace(known, was_outdated=True)
 
 
 def between_faults(seconds: float, faults: int) -> float:

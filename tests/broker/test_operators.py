@@ -101,7 +101,8 @@ def test_what_an_operator_asks_for_in_vain_is_denied(tmp_path: Path) -> None:
             for question, words in (
                 (ask_to_remove(olga, "nobody", ""), "no member nobody has joined"),
                 (ask_to_remove(olga, "olga", ""), "an operator cannot remove itself"),
-                (ask_to_allow(olga, "nobody"), "nothing is held against nobody"),
+                (ask_to_allow(olga, "nobody"), "no member nobody has joined"),
+                (ask_to_allow(olga, "olga"), "nothing is held against olga"),
                 (ask_to_cancel(olga, "job-9", "", False), "olga has no job job-9 here"),
             ):
                 with pytest.raises(ConnectionFailed, match=words):

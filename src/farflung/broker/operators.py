@@ -9,6 +9,7 @@ from farflung.broker.arrivals import Arrival
 from farflung.broker.core.records import State
 from farflung.broker.core.trusting.events import AllowAsked, CancelAsked, RemovalAsked
 from farflung.broker.dispatcher import Dispatcher
+from farflung.broker.security.scopes import decode_scope
 from farflung.broker.security.tokens import lets_in, token_id
 from farflung.broker.sessions import Origin
 from farflung.broker.storage.contract import BrokerStore, Holder
@@ -41,7 +42,7 @@ class Operators:
             case RemoveMember(member, reason):
                 await self._remove(session, member, reason)
             case AllowMember(member):
-                self._dispatcher.put(Arrival(session, AllowAsked(self._clock(), member, peer.id)))
+                await self._allow(session, member)
             case CancelJob(job, reason, at_once):
                 asked = CancelAsked(self._clock(), job, peer.role, peer.id, reason, at_once)
                 self._dispatcher.put(Arrival(session, asked))
@@ -64,11 +65,10 @@ class Operators:
                 None if holder is None else await asyncio.to_thread(self._store.token, holder.token_digest)
             )
         except StoreError as error:
-            session.send_control(messages.encode(Denied(one_line(str(error)))))
+            _deny(session, str(error))
             return
         if holder is None:
-            why = f"no member {member} has joined this broker: `farflung member list` shows them"
-            session.send_control(messages.encode(Denied(one_line(why))))
+            _deny(session, _unknown(member))
             return
         now = self._clock()
         asked = RemovalAsked(
@@ -81,6 +81,25 @@ class Operators:
             lets_in(token, now),
         )
         self._dispatcher.put(Arrival(session, asked))
+
+    async def _allow(self, session: Origin, member: str) -> None:
+        try:
+            holder = await asyncio.to_thread(self._store.holder, member)
+        except StoreError as error:
+            _deny(session, str(error))
+            return
+        if holder is None:
+            _deny(session, _unknown(member))
+            return
+        self._dispatcher.put(Arrival(session, AllowAsked(self._clock(), member, session.peer.id)))
+
+
+def _deny(session: Origin, why: str) -> None:
+    session.send_control(messages.encode(Denied(one_line(why))))
+
+
+def _unknown(member: str) -> str:
+    return f"no member {member} has joined this broker: `farflung member list` shows them"
 
 
 def members_of(holders: Iterable[Holder], state: State, connected: Collection[str]) -> list[MemberStatus]:
@@ -97,7 +116,7 @@ def _status_of(holder: Holder, state: State, is_connected: bool) -> MemberStatus
         if not job.over and (holder.id == job.submitter or holder.id in job.members)
     ]
     ends = certificate_from_pem(holder.certificate).not_valid_after_utc.timestamp()
-    suspicion = state.suspicions.get(holder.id)
+    suspicion, sees = state.suspicions.get(holder.id), decode_scope(holder.scope)
     return MemberStatus(
         holder.id,
         holder.role,
@@ -109,4 +128,5 @@ def _status_of(holder: Holder, state: State, is_connected: bool) -> MemberStatus
         0 if suspicion is None else suspicion.count,
         "" if suspicion is None else suspicion.words,
         state.is_suspended(holder.id),
+        None if sees is None else sorted(sees),
     )

@@ -23,7 +23,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     it is not removed. `token` is the id of the token that it joined with, `valid_until` the end of its
     newest certificate (seconds since 1970). `jobs` are those that it works on, or has submitted, and that
     are not over. `suspicions` counts the jobs that it made fail and that others got through; `suspected`
-    says more. One that is `suspended` gets no jobs.
+    says more. One that is `suspended` gets no jobs. A viewer `sees` these jobs alone; None: all.
     """
 
     member: str
@@ -36,6 +36,7 @@ class MemberStatus(msgspec.Struct, frozen=True):
     suspicions: int = 0
     suspected: str = ""
     suspended: bool = False
+    sees: list[str] | None = None
 
 
 class Members(Message, frozen=True):

@@ -24,6 +24,7 @@ MEMBERS = [
     MemberStatus("home-b", "worker", False, REMOVED, "4e5f6a7b", 1.8e9),
     MemberStatus("home-c", "worker", True, "", "4e5f6a7b", 1.8e9, ["job-1"]),
     MemberStatus("home-d", "worker", True, "", "4e5f6a7b", 1.8e9, [], 3, SUSPECTED, True),
+    MemberStatus("vic", "viewer", False, "", "8c9d0e1f", 1.8e9, sees=["gpt"]),
 ]
 
 

@@ -21,8 +21,22 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+MOST_CHARACTERS = 64
+
+
+def _id(text: str) -> str:
+    if not 1 <= len(text) <= MOST_CHARACTERS:
+        raise typer.BadParameter(
+            f"an id has 1 to {MOST_CHARACTERS} characters: `farflung member list` shows them"
+        )
+    return text
+
+
 MemberArgument = Annotated[
-    str, typer.Argument(metavar="MEMBER", help="Id of the member, as `farflung member list` has it.")
+    str,
+    typer.Argument(
+        metavar="MEMBER", help="Id of the member, as `farflung member list` has it.", callback=_id
+    ),
 ]
 HEADINGS = ("member", "role", "is", "certificate until", "token", "jobs")
 
@@ -115,4 +129,5 @@ def _row(one: MemberStatus) -> tuple[str, ...]:
     state = "connected" if one.connected else "away"
     if one.removed or one.suspended:
         state = "removed" if one.removed else "suspended"
-    return one.member, one.role, state, format_utc(one.valid_until), one.token, and_more(one.jobs, 3)
+    role = one.role if one.sees is None else f"{one.role} of {and_more(one.sees, 3)}"
+    return one.member, role, state, format_utc(one.valid_until), one.token, and_more(one.jobs, 3)

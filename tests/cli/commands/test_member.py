@@ -84,10 +84,20 @@ def test_members_are_listed_with_what_is_held_against_them(capsys: pytest.Captur
         ["home-c", "worker", "connected"],
         ["home-d", "worker", "suspended"],
     ]
-    assert lines[5:] == [f"  home-b {REMOVED}", f"  home-d {SUSPECTED}"]
+    assert lines[5].split()[:5] == ["vic", "viewer", "of", "gpt", "away"]
+    assert lines[6:] == [f"  home-b {REMOVED}", f"  home-d {SUSPECTED}"]
     assert run(["member", "list", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["members"][1]["removed"] == REMOVED
+
+
+@pytest.mark.parametrize("action", ["remove", "allow"])
+def test_an_id_that_no_member_can_have_is_refused_before_the_broker_is_asked(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for member in ("", "x" * 65):
+        assert run(["member", action, member]) == 2
+        assert "an id has 1 to 64 characters" in capsys.readouterr().err
 
 
 def test_remove_and_allow_say_what_came_of_it(

@@ -66,8 +66,8 @@ class HomeNoise:
     ) -> memoryview:
         """The bytes of a parcel's value with noise, in memory of their own.
 
-        A row is the last dimension. Integers, masks and zeros stay as they are, as do elements that are not
-        finite.
+        A row is the last dimension. Integers, masks and a value of zeros stay as they are, as do elements that are
+        not finite.
         """
         width = shape[-1] if len(shape) > 1 else 1
         return noised(data, dtype, self._level, self._key(parcel, data), width)

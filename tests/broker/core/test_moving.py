@@ -8,7 +8,7 @@ from tests.broker.core.test_restoring import place
 from tests.broker.scenario import Scenario, plan_over, sent, told
 
 from farflung.broker.core import events, facts
-from farflung.broker.core.events import ConsiderPlan
+from farflung.broker.core.events import ConsiderPlan, RunPlanner
 from farflung.broker.core.fleet.replanning import FORGET_SECONDS, LEAST_CONSIDER_SECONDS, LEAST_STEPS
 from farflung.broker.core.records import LOADING, RUNNING
 from farflung.broker.core.state import Outcome, durable, replay
@@ -320,6 +320,17 @@ def test_a_slow_worker_that_is_left_out_is_slow_to_the_planner_for_an_hour() -> 
         story.loaded(worker, attempt=3)
     steps_on(story, "abc", b=3.0)
     assert asks(story)[-1].slow == {"b": 3.0}
+
+
+def test_a_job_that_is_planned_anew_after_a_fault_takes_a_slow_worker_for_slow() -> None:
+    story = computing()
+    moved(story, "a", "c", "d")
+    for worker in "acd":
+        story.leave(worker)
+    for worker in "acd":
+        story.join(worker)
+    plans = [one for one in story.commands if type(one) is RunPlanner]
+    assert len(plans) > 1 and plans[-1].slow == {"b": 3.0} and "b" in plans[-1].workers
 
 
 def test_a_broker_that_is_restarted_forgets_a_move() -> None:

@@ -323,7 +323,8 @@ class RunPlanner:
 
     Answered by `PlanMade`, `PlanFailed` or `PlanLacks`. Each of the `count` workers gets a part; with 0 the
     planner chooses how many to use. `abilities` say what each worker can compute; a worker that is not listed
-    can run everything. The plan should leave memory for `copies` copies of each worker's state.
+    can run everything. The plan should leave memory for `copies` copies of each worker's state. `slow` workers
+    take so many times as long as was measured when they joined.
     """
 
     job: str
@@ -335,17 +336,14 @@ class RunPlanner:
     wishes: Wishes = NO_WISHES
     abilities: Mapping[str, Ability] = field(default_factory=dict)
     copies: int = 0
+    slow: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ConsiderPlan(RunPlanner):
-    """Look for a better plan of a job that runs on the plan `current`. Answered by `PlanConsidered`.
-
-    `slow` members take so many times as long as they did.
-    """
+    """Look for a better plan of a job that runs on the plan `current`. Answered by `PlanConsidered`."""
 
     current: Plan | None = None
-    slow: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

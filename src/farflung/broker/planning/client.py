@@ -122,10 +122,7 @@ def question_for(
         workers=list(command.workers),
         count=command.count,
         scheduler=wishes.scheduler,
-        topology=_slowed(
-            None if topology is None else topology.computing(arithmetic),
-            command.slow if isinstance(command, ConsiderPlan) else {},
-        ),
+        topology=_slowed(None if topology is None else topology.computing(arithmetic), command.slow),
         efficiency=wishes.efficiency or (DATA_SHEET_EFFICIENCY if is_own else MEASURED_EFFICIENCY),
         recompute=wishes.recompute,
         measured=not is_own,

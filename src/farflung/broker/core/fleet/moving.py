@@ -122,8 +122,8 @@ def _consider(turn: Transition, job: Job) -> None:
             home.wishes_of(turn.state, job),
             abilities,
             protection.copies_wanted(turn.state, job, workers),
-            job.plan,
             asked.slow,
+            job.plan,
         )
     )
 

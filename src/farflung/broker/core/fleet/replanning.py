@@ -308,8 +308,9 @@ def relieved(slow: Iterable[str], now: Plan, then: Plan) -> list[str]:
 
 
 def flops_of(plan: Plan, name: str) -> int:
-    """The FLOPs of a worker's forward pass of a microbatch."""
-    return sum(part.flops for part in plan.placements if name in part.workers)
+    """The FLOPs of a worker's forward passes in a step, for each of the step's microbatches."""
+    own = [part for part in plan.placements if name in part.workers]
+    return round(sum(part.flops * plan.share_of(plan.pipeline_of(part.segment)) for part in own))
 
 
 def cause(slow: Iterable[str], members: Sequence[str], workers: Sequence[str]) -> str:

@@ -259,6 +259,7 @@ def _plan(turn: Transition, job: Job, workers: list[str], count: int, restores: 
             home.wishes_of(turn.state, job),
             abilities,
             copies,
+            turn.state.jobs[job.job].replanning.slow,
         )
     )
 

@@ -185,7 +185,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         count = self.pipelines[0].segments if self.pipelines else len(self.placements)
         cuts = {
-            tuple((p.nodes, p.parameter_bytes, p.flops) for p in self.placements[first : first + count])
+            tuple(
+                (p.nodes, p.parameter_bytes, p.flops, p.recompute)
+                for p in self.placements[first : first + count]
+            )
             for first in range(0, len(self.placements), count)
         }
         sums = (len({segment % count for segment in one.holders()}) == 1 for one in self.sums)

@@ -22,28 +22,31 @@ from pathlib import Path
 import numpy as np
 from farflung.cli import main
 from farflung.runtime.executor import Executor
-from farflung.runtime.home_noise import HomeNoise
+from farflung.worker.computing.running_job import RunningJob
 
 name = Path(os.environ["FARFLUNG_HOME"]).name
 out = (Path(__file__).parent / "seen" / f"{name}-{os.getpid()}").open("w", buffering=1)
-added, receive = HomeNoise.added, Executor.receive
+noised, receive = RunningJob._noised, Executor.receive
 
 def keep(parcel, *arrays):
     place = (parcel.unit, parcel.microbatch, parcel.value, bool(parcel.gradient))
     print(json.dumps([place, *(np.frombuffer(one, np.float32).tolist() for one in arrays)]), file=out)
 
-def tapped_added(self, parcel, data, dtype):
-    found = added(self, parcel, data, dtype)
-    keep(parcel, data, found)
+def memory(tensor):
+    return tensor.detach().contiguous().numpy().tobytes()
+
+def tapped_noised(self, parcel, noise):
+    found = noised(self, parcel, noise)
+    keep(parcel, memory(parcel.payload), memory(found))
     return found
 
 def tapped_receive(self, parcel):
     from_home = parcel.source in self._plan.home and parcel.payload is not None
     if from_home and name in ("a", "b"):
-        keep(parcel, parcel.payload.detach().contiguous().numpy().tobytes())
+        keep(parcel, memory(parcel.payload))
     receive(self, parcel)
 
-HomeNoise.added, Executor.receive = tapped_added, tapped_receive
+RunningJob._noised, Executor.receive = tapped_noised, tapped_receive
 sys.exit(main.run(sys.argv[3:]))  # after `-m farflung`
 """
 """A worker that keeps what it adds noise to, without and with it, or what a stranger receives from home."""
@@ -152,7 +155,7 @@ def received_noise(homes: Homes) -> list[dict[Place, list[list[np.ndarray]]]]:
     received = [homes.on.kept(process) for process in homes.processes["a"]]
     off = [off_by(one, sent[at]) for seen in received for at, times in seen.items() for (one,) in times]
     assert len(off) > 200 and min(off) > LEVEL / 8  # of 16 draws in each
-    assert abs(float(np.mean(off)) / LEVEL - 1) < 0.15
+    assert -0.15 < float(np.mean(off)) / LEVEL - 1 < 0.4  # larger rows have more
     before, after = received
     again = before.keys() & after.keys()
     assert {unit for unit, *_ in again} and all(

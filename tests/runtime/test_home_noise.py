@@ -33,8 +33,10 @@ PLAN = Plan(
 TRAINING = Training(2, 2, 4, SGD(0.1), home_noise=0.5)
 
 
-def noise(secret: bytes = KEY, worker: str = "home", training: Training = TRAINING) -> HomeNoise:
-    return HomeNoise(secret, worker, PLAN, training, "job-1")
+def noise(
+    secret: bytes = KEY, worker: str = "home", training: Training = TRAINING, job: str = "job-1"
+) -> HomeNoise:
+    return HomeNoise(secret, worker, PLAN, training, job)
 
 
 def memory(array: np.ndarray) -> memoryview:
@@ -118,25 +120,18 @@ def test_squares_beyond_the_largest_number_leave_nothing_without_noise() -> None
     assert (found != clean).all()
 
 
-def test_a_message_that_is_computed_again_has_the_same_noise_and_no_two_others_have() -> None:
-    sent = parcel()
-    first = bytes(noise().added(sent, VALUE, "float32", SHAPE))
-    assert bytes(noise().added(sent, VALUE, "float32", SHAPE)) == first != bytes(VALUE)
-    for_another = sent._replace(target=2)  # that reads the same value: two noises could be averaged out
-    assert bytes(noise().added(for_another, VALUE, "float32", SHAPE)) == first
-    cut_anew = sent._replace(source=3)
-    assert bytes(noise().added(cut_anew, VALUE, "float32", SHAPE)) == first
+def test_equal_messages_have_the_same_noise_and_no_two_others_have() -> None:
+    """Another unit, microbatch or reader of the same bits would else average the noise out."""
+    first = bytes(noise().added(VALUE, "float32", SHAPE))
+    assert bytes(noise().added(VALUE, "float32", SHAPE)) == first != bytes(VALUE)
     changed = memory(np.frombuffer(VALUE, np.float32) * np.float32(1.0001))
     noises = [np.frombuffer(first, np.float32) - np.frombuffer(VALUE, np.float32)]
-    for value, place, secret in (
-        (VALUE, parcel(unit=4), KEY),
-        (VALUE, parcel(microbatch=0), KEY),
-        (VALUE, parcel(value=2), KEY),
-        (VALUE, parcel(gradient=True), KEY),
-        (VALUE, sent, OTHER),  # another worker
-        (changed, sent, KEY),  # the same place with other numbers: the difference would have no noise
+    for value, of in (
+        (VALUE, noise(OTHER)),  # another worker
+        (VALUE, noise(job="job-2")),
+        (changed, noise()),  # other numbers in the same place: the difference would have no noise
     ):
-        got = np.frombuffer(noise(secret).added(place, value, "float32", SHAPE), np.float32)
+        got = np.frombuffer(of.added(value, "float32", SHAPE), np.float32)
         noises.append(got - np.frombuffer(value, np.float32))
     close = np.corrcoef(np.stack(noises)) - np.eye(len(noises))
     assert np.abs(close).max() < 0.02

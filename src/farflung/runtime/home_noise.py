@@ -5,8 +5,8 @@ home, before a codec writes it. Backward passes it over: the gradient that comes
 
 A stranger that knows some samples of a message knows the noise on these. So the draws are a stream cipher's
 (ChaCha20, RFC 8439, section 2.4), of which a part tells nothing of the rest, and each message has a key of
-its own: a keyed BLAKE2b of its place in the job and of its bytes without noise. A message that is computed
-again with the same bits gets the same noise, and no two other messages share theirs: it cannot be subtracted.
+its own: a keyed BLAKE2b of the job and of the message's bytes without noise. Equal messages get the same
+noise, so that it is not averaged out, and no two others share theirs: it cannot be subtracted.
 """
 
 from __future__ import annotations
@@ -61,24 +61,20 @@ class HomeNoise:
         is_sum = (parcel.target, parcel.value) in self._summed
         return not is_sum and self._seats[parcel.target] not in self._home
 
-    def added(
-        self, parcel: Parcel[Any], data: memoryview, dtype: DTypeName, shape: Sequence[int]
-    ) -> memoryview:
-        """The bytes of a parcel's value with noise, in memory of their own.
+    def added(self, data: memoryview, dtype: DTypeName, shape: Sequence[int]) -> memoryview:
+        """The bytes of a value with noise, in memory of their own.
 
         A row is the last dimension. Integers, masks and a value of zeros stay as they are, as do elements that are
         not finite.
         """
         width = shape[-1] if len(shape) > 1 else 1
-        return noised(data, dtype, self._level, self._key(parcel, data), width)
+        return noised(data, dtype, self._level, self._key(data), width)
 
-    def _key(self, parcel: Parcel[Any], data: memoryview) -> bytes:
-        """The key of a message. All that read a value get the same noise, lest they average it out.
-
-        So it does not depend on segments: on another plan, a value that is computed again has other ones.
+    def _key(self, data: memoryview) -> bytes:
+        """The key of a message. Equal bits get the same noise whoever reads them and when, lest it is averaged
+        out: what frozen layers give of the same data is equal in each evaluation.
         """
-        place = (self._job, parcel.unit, parcel.microbatch, parcel.value, parcel.gradient)
-        found = hashlib.blake2b(repr(place).encode(), key=self._secret, digest_size=32)
+        found = hashlib.blake2b(self._job.encode(), key=self._secret, digest_size=32)
         found.update(data)
         return found.digest()
 

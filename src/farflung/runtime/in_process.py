@@ -201,7 +201,7 @@ class InProcessPipeline:
         if value is None or not noise.covers(parcel):
             return parcel
         kind = self.segments[parcel.source].segment.values[parcel.value]
-        data = noise.added(parcel, tensors.memory(value.contiguous()), kind.dtype, value.shape)
+        data = noise.added(tensors.memory(value.contiguous()), kind.dtype, value.shape)
         return parcel.carrying(tensors.like(data, value))
 
     def _transfer(self, source: str, target: str, parcel: Parcel[Tensor]) -> Parcel[Tensor]:

@@ -22,8 +22,8 @@ count: so 200 workers behind one router may join at once.
 PER_SECOND = 20
 """How many of these a source gets back each second; so many handshakes take 2 to 4 % of a processor.
 
-An honest member behind the router of a flood of 50 to 200 connections a second waits 8 to 9 s in the median
-(simulated). With 10 it would be 17 to 38 s.
+An honest member behind the router of a flood draws lots with it for these: the more there are, the shorter it
+waits.
 """
 
 MOST_DEFERRED = 256

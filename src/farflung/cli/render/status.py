@@ -107,11 +107,10 @@ def _links(status: Status) -> Iterator[str]:
         for job in status.jobs
         for link in job.links
     }
-    hosts = {(view.holder, view.report.peer): _host(view) for view in links}
     rows = []
     for view in links:
         ends = view.holder, view.report.peer
-        is_near = hosts[ends] != "" and (is_loopback(hosts[ends]) or hosts.get(ends[::-1]) == hosts[ends])
+        is_near = is_loopback(_host(view))
         rows.append(_link(view, written, carried.get((view.job, *ends)), is_near))
     yield from fitting(LINK, rows)
 

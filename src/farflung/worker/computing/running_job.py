@@ -204,7 +204,7 @@ class RunningJob(Generic[Array]):
         """A value that leaves home with its noise, which is made on the host."""
         assert parcel.payload is not None
         form = self._forms[parcel.bucket, parcel.source, parcel.value]
-        data = noise.added(parcel, self._backend.memory(parcel.payload), form.dtype, form.shape)
+        data = noise.added(self._backend.memory(parcel.payload), form.dtype, form.shape)
         return self._backend.array(data, form)
 
     def _decoded(self, parcel: Parcel[Any]) -> None:

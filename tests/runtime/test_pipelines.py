@@ -69,7 +69,7 @@ def test_pipelines_train_as_one_process_that_adds_in_the_same_order(
     [([2, 2], [0, 1], 2), ([5, 3], [0, 1], 3), ([2, 2, 2, 2], [0, 0, 1, 1], 4)],
 )
 def test_they_do_so_for_fifty_steps(name: str, shares: list[int], sites: list[int], segments: int) -> None:
-    """With a tied table the last bits of sums differ, which AdamW makes larger from step to step: 0.3 % after 50."""
+    """With a tied table the last bits of sums differ, which AdamW makes larger: to 0.3 % after 50 steps."""
     trains_as_one_process(name, shares, sites, AdamW(lr=3e-3), segments, steps=50)
 
 

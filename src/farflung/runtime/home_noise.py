@@ -64,15 +64,15 @@ class HomeNoise:
     def added(self, data: memoryview, dtype: DTypeName, shape: Sequence[int]) -> memoryview:
         """The bytes of a value with noise, in memory of their own.
 
-        A row is the last dimension. Integers, masks and a value of zeros stay as they are, as do elements that are
-        not finite.
+        A row is the last dimension. Integers, masks and a value of zeros stay as they are, as do elements
+        that are not finite.
         """
         width = shape[-1] if len(shape) > 1 else 1
         return noised(data, dtype, self._level, self._key(data), width)
 
     def _key(self, data: memoryview) -> bytes:
-        """The key of a message. Equal bits get the same noise whoever reads them and when, lest it is averaged
-        out: what frozen layers give of the same data is equal in each evaluation.
+        """The key of a message. Equal bits get the same noise whoever reads them and when, lest it is
+        averaged out: what frozen layers give of the same data is equal in each evaluation.
         """
         found = hashlib.blake2b(self._job.encode(), key=self._secret, digest_size=32)
         found.update(data)

@@ -323,8 +323,8 @@ class RunPlanner:
 
     Answered by `PlanMade`, `PlanFailed` or `PlanLacks`. Each of the `count` workers gets a part; with 0 the
     planner chooses how many to use. `abilities` say what each worker can compute; a worker that is not listed
-    can run everything. The plan should leave memory for `copies` copies of each worker's state. `slow` workers
-    take so many times as long as was measured when they joined.
+    can run everything. The plan should leave memory for `copies` copies of each worker's state. Workers that
+    are `slow` take so many times as long as was measured when they joined.
     """
 
     job: str

@@ -82,7 +82,7 @@ def _command(state: State, name: str) -> ConsiderPlan:
     copies = protection.copies_wanted(state, job, workers)
     return ConsiderPlan(
         job.job, job.attempt, job.blobs.graph, job.training, tuple(workers), 0, job.wishes, abilities,
-        copies, _running_plan(job, job.plan), job.replanning.slow,
+        copies, job.replanning.slow, _running_plan(job, job.plan),
     )  # fmt: skip
 
 

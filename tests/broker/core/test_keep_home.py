@@ -198,7 +198,8 @@ def removal(story: Scenario, worker: str) -> str:
 
 
 def test_an_operator_hears_who_may_take_the_share_of_a_removed_home_worker() -> None:
-    assert removal(place(), "a") == "only another home worker of job-1 may take its share of it"
+    lost = ", and what only its disk had is lost"
+    assert removal(place(), "a") == f"only another home worker of job-1 may take its share of it{lost}"
     assert removal(place(), "c") == "job-1 goes on with others as soon as there are enough"
     story = Scenario()
     join(story, "a", of=["ana"])

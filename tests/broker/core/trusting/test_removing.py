@@ -170,7 +170,15 @@ def test_a_job_on_named_workers_says_that_one_was_removed() -> None:
     story = Scenario("a", "b")
     remove(story, "b")
     story.submit(on=["a", "b"])
-    assert "waiting for b (removed)" in told(story.commands)[-1].state  # type: ignore[union-attr]
+    said = told(story.commands)[-1].state  # type: ignore[union-attr]
+    assert "waiting for b (removed)" in said and "`farflung member allow b` lets that one back in" in said
+
+
+def test_of_a_job_on_named_workers_no_others_are_promised_its_share() -> None:
+    story = Scenario("a", "b", "c")
+    story.running(2, on=["a", "b"])
+    words = "job-1 goes on once enough of the workers that it names (--on) are there"
+    assert answer(remove(story, "b")) == MemberChanged("b", "worker", words)
 
 
 def test_a_standby_that_is_removed_holds_copies_no_more() -> None:
@@ -224,7 +232,7 @@ def test_a_long_reason_leaves_room_for_what_lets_a_member_back_in() -> None:
 @pytest.mark.parametrize(
     ("member", "operator", "words"),
     [
-        ("b", "olga", "b was removed by operator olga: it lies"),
+        ("b", "olga", "b is removed already: it was removed by operator olga: it lies"),
         ("olga", "olga", "an operator cannot remove itself"),
     ],
 )

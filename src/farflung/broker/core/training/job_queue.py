@@ -273,7 +273,9 @@ def _waiting(state: State, job: Job, needs: int, usable: list[str], lacking: Map
     if job.on:
         names = [name for name in job.on if name not in usable]
         any_of = f"{missing} of " if missing < len(names) else ""
-        return f"{waiting_for(any_of + and_more(_marked(state, names), NAMED))} {account}"
+        removed = [name for name in names if name in state.removed]
+        back = f"; `farflung member allow {removed[0]}` lets that one back in" if removed else ""
+        return f"{waiting_for(any_of + and_more(_marked(state, names), NAMED))} {account}{back}"
     kind = "emulated worker" if job.training.emulated else "worker"
     able = " with the model's ops" if lacking else ""
     return f"{waiting_for(count_of(missing, f'more {kind}'))}{able} {account}"

@@ -39,7 +39,7 @@ def remove(turn: Transition, event: RemovalAsked) -> None:
     """Remove a member, and answer the operator who asks for it."""
     name = event.member
     if known := turn.state.removed.get(name):
-        turn.do(Reply(Denied(one_line(f"{name} {known.words}"))))
+        turn.do(Reply(Denied(one_line(f"{name} is removed already: it {known.words}"))))
         return
     if name == event.operator:
         turn.do(Reply(Denied("an operator cannot remove itself: let another one do it")))
@@ -132,7 +132,10 @@ def _share_words(job: Job, after: Job, name: str) -> str:
     if job.state == PLANNING:
         return f"{job.job}, which was being planned, has to do without it"
     if job.plan is not None and name in job.plan.at_home():
-        return f"only another home worker of {job.job} may take its share of it"
+        lost = ", and what only its disk had is lost" if after.state == QUEUED else ""
+        return f"only another home worker of {job.job} may take its share of it{lost}"
+    if after.state == QUEUED and job.on:
+        return f"{job.job} goes on once enough of the workers that it names (--on) are there"
     if after.state == QUEUED:
         return f"{job.job} goes on with others as soon as there are enough"
     return f"its share of {job.job} goes to others"

@@ -116,6 +116,7 @@ def test_a_fleet_goes_on_with_a_broker_that_was_restored_from_a_backup(on: Machi
     restored = on.start("hub", "broker", "restore", str(file))
     assert restored.code() == 0, restored.err
     broker = on.broker()
+    assert "a new broker" not in broker.err
     on.idle("a")  # which needed no new token
     assert [job["state"] for job in on.status()["jobs"]] == ["done"]
     second = train(on, "second", "--workers", "1", "--steps", "5")

@@ -118,6 +118,8 @@ class Authority:
         except IdentityError as error:
             if (self.folder / RECORD_FILE).exists():
                 _log.info("the broker's own certificate is issued again (%s)", error)
+            elif self.store.holders():
+                _log.info("the broker's own certificate is issued again, as after a restore")
             else:
                 _log.info("a new broker: its certificates are kept in %s", self.folder)
         certificate = self._sign((BROKER_ID, "broker"), key_in(self.folder).public_key())

@@ -108,7 +108,7 @@ def revoke(
         print_json({"revoked": revoked})
         return
     left = count_of(max(0, revoked.uses - revoked.used), "use")
-    stay = f"; {and_more(revoked.joined)} joined with it and can still connect" if revoked.joined else ""
+    stay = f"; {and_more(revoked.joined)} joined with it and can still connect, unless removed" if revoked.joined else ""
     note(f"token {revoked.id} for {with_article(revoked.role)} is revoked, with {left} left{stay}")
 
 

@@ -84,6 +84,7 @@ def test_a_test_that_fails_twice_fails_and_is_not_recorded(pytester: pytest.Pyte
     assert not second_runs(pytester)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("marks", "processes"),
     [

@@ -44,6 +44,7 @@ def eager() -> Reference:
 QUICKLY = ("zero-bubble", "1f1b-int8")
 
 
+@pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "system",

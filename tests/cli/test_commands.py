@@ -224,6 +224,7 @@ def test_ctrl_c_ends_a_run(machine: Start, tmp_path: Path, times: int) -> None:
         assert (tmp_path / "run" / "model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_check_and_capture_say_what_they_found(machine: Start) -> None:
     report = document(machine("s", "check", "chain.py", "--segments", "3", "--json"))
     assert report["ok"] and report["segments"] == 3 and report["cut_bytes"] > 0

@@ -158,7 +158,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
             command.stop()
 
 
-FIRST_READ = ("README.md", "two-machines.md")
+FIRST_READ = ("README.md",)
 """The pages whose commands `make test` runs; `make test-all` runs those of all pages."""
 
 

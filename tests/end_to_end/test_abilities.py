@@ -99,6 +99,7 @@ def test_a_local_fleet_that_lacks_an_op_fails_at_once(tmp_path: Path) -> None:
         assert "no other workers will join here: waiting for" in run.err and f"has no {RELU}" in run.err
 
 
+@pytest.mark.full
 def test_another_table_of_the_same_version_is_refused_with_both_hashes(tmp_path: Path) -> None:
     with machines(tmp_path) as place:
         broker = place.broker()

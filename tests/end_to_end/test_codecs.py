@@ -238,6 +238,7 @@ def test_workers_try_codecs_on_their_own_tensors_and_what_fares_badly_is_relaxed
     assert all(link["coding_seconds"] > 0 for link in rows[0]["links"])  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_a_codec_that_costs_held_out_loss_is_relaxed_and_the_log_says_why(fleet: Fleet) -> None:
     """bf16 counts as lossless, so a budget of nothing allows it; evaluated it does change something."""
     ids = [f"worker-{number}" for number in range(WORKERS)]

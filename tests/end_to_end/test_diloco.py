@@ -126,6 +126,7 @@ def test_a_run_goes_on_with_one_replica(tmp_path: Path) -> None:
             command.stop()
 
 
+@pytest.mark.full
 @pytest.mark.faults
 def test_a_lost_replica_holds_up_no_one_and_is_there_again_after_a_merge(tmp_path: Path) -> None:
     with machines(tmp_path) as on:

@@ -274,6 +274,7 @@ def broken_plans() -> dict[str, bytes]:
     }
 
 
+@pytest.mark.full
 def test_a_worker_refuses_what_a_hostile_broker_gives_it(tmp_path: Path) -> None:
     async def scene(on: Machines, authority: Authority, worker: list[Command]) -> dict[str, str]:
         answers: dict[str, str] = {}

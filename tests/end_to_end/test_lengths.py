@@ -26,7 +26,7 @@ def bytes_of(job: farflung.Job, out: Path) -> int:
         return sum(row.bytes_on_wire for row in run.metrics.rows)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [language, classifier], ids=["gpt", "bert"])
 def test_a_run_equals_one_process_bit_for_bit(kind: Callable[..., farflung.Job], tmp_path: Path) -> None:
     equal_on_four_workers(kind(), tmp_path / "run")

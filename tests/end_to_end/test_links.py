@@ -135,6 +135,7 @@ def test_a_link_that_is_cut_beyond_the_lease_costs_the_step_in_flight(
     assert {row["attempt"] for row in run.rows} == {1, 2} and not run.events("rolled back")
 
 
+@pytest.mark.full
 def test_a_worker_may_move_to_another_address(place: Place, losses: list[float]) -> None:
     run = place.train("moved", "--steps", str(STEPS))
     run.reaches(5)

@@ -164,6 +164,7 @@ def received_noise(homes: Homes) -> list[dict[Place, list[list[np.ndarray]]]]:
     return received
 
 
+@pytest.mark.full
 def test_another_home_worker_runs_steps_again_and_no_stranger_sees_a_clean_value(homes: Homes) -> None:
     run = train(homes.on, "dense", "--home", "h1,h2,h3", "--workers", "3")
     lose_each(homes, run)
@@ -179,6 +180,7 @@ def test_another_home_worker_runs_steps_again_and_no_stranger_sees_a_clean_value
     assert len(twice) <= 1  # the step in flight: no other noise on the same value could be averaged
 
 
+@pytest.mark.full
 def test_with_codecs_all_go_back_to_a_version_and_no_stranger_sees_a_clean_value(homes: Homes) -> None:
     run = train(homes.on, "coded", "--home", "h1,h2,h3", "--workers", "3", "--codec", "int8")
     done = lose_each(homes, run)

@@ -15,6 +15,7 @@ WORKERS = "abcdef"
 STEPS = 40
 
 
+@pytest.mark.full
 def test_two_killed_neighbours_are_replaced_and_no_committed_step_runs_again(tmp_path: Path) -> None:
     with machines(tmp_path) as on:
         broker, token = on.broker(), on.token("worker", "--uses", str(len(WORKERS)))

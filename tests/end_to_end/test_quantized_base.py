@@ -54,7 +54,7 @@ def trained(module: nn.Module) -> dict[str, Any]:
     return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.parametrize("form", FORMATS)
 def test_workers_train_as_one_process_with_the_same_base(fleet: Fleet, tmp_path: Path, form: str) -> None:
     job = job_of(form)

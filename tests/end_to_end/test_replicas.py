@@ -352,6 +352,7 @@ def test_a_run_goes_on_with_what_is_left_of_its_replicas(tmp_path: Path, count: 
             command.stop()
 
 
+@pytest.mark.full
 @pytest.mark.faults
 def test_a_worker_that_joins_makes_the_lost_replica_again(tmp_path: Path) -> None:
     with machines(tmp_path) as on:

@@ -77,6 +77,7 @@ def off(found: dict[str, Any]) -> list[str]:
 MOST_REFRESHED = 3  # a machine that is busy for a moment measures what it is busy with
 
 
+@pytest.mark.full
 @pytest.mark.lab
 def test_an_idle_fleet_is_surveyed_unasked_and_its_lines_are_what_they_are(
     tmp_path: Path, lab_machine: None

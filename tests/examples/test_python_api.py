@@ -44,6 +44,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "sines" / "model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_the_first_program_of_the_page_runs(tmp_path: Path) -> None:
     first = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert first is not None

@@ -53,6 +53,7 @@ def test_a_plan_mixes_devices_and_recomputes(name: str, there: Ask) -> None:
     assert found.loss < 1e-6 and found.gradient < 1e-5 and found.state < 1e-6
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
     "codec", ["int8/int4-stochastic", "row-topk30-int4/masked30-int4", "bf16/bf16", "even30/even100-dithered"]

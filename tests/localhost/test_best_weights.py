@@ -76,6 +76,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.full
 def test_a_run_ends_with_the_weights_of_its_best_evaluation(
     fleet: farflung.Fleet, whole: farflung.Run, tmp_path: Path
 ) -> None:

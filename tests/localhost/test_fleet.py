@@ -230,6 +230,7 @@ def test_the_fleet_still_serves_after_failed_runs(run: Callable[..., Summary], t
     assert run(tmp_path / "run", steps=2).state == "done"
 
 
+@pytest.mark.full
 def test_a_killed_process_is_named(prepared: Prepared, temporary: Path, tmp_path: Path) -> None:
     async def killed(name: str, victim: str) -> Summary:
         async with LocalFleet(2, tmp_path / "logs" / name) as fleet:

@@ -84,7 +84,7 @@ def test_random_graphs_at_random_cuts(seed: int) -> None:
     require_sound(graph, random_cuts(graph, draw))
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)
 def test_models_at_random_cuts(entry: Case) -> None:

@@ -50,7 +50,7 @@ def saved_bytes(segment: Segment, state: dict[str, Tensor], batch: dict[str, Ten
     return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in others)
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)
 def test_a_tape_is_as_large_as_what_autograd_keeps(entry: Case) -> None:

@@ -22,6 +22,7 @@ QUICK = Options(budget=60)
 EACH = pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.slow
 @EACH
 @settings(max_examples=12)

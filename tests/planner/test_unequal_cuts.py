@@ -182,6 +182,7 @@ def seconds_of(found: Schedule | None) -> float:
     return float("inf") if found is None else found.step_seconds
 
 
+@pytest.mark.full
 @settings(max_examples=6, deadline=None)
 @given(SEEDS, st.sampled_from([0, 2, 3]))
 def test_a_step_is_never_longer_than_with_equal_cuts_or_one_pipeline(seed: int, replicas: int) -> None:

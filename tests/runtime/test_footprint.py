@@ -54,7 +54,7 @@ def frozen() -> tuple[nn.Module, dict[str, Tensor]]:
     return Frozen(), {"words": torch.randint(40_000, (8, 64))}
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "worker", "recompute", "optimizer"),

@@ -261,7 +261,7 @@ def test_a_forward_pass_that_keeps_nothing_makes_the_same_bits(op: Op) -> None:
     assert not any(tensor.requires_grad for tensor in found.values())
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", [entry.name for entry in CASES])
 def test_segments_of_models_have_the_gradients_of_one_run(name: str) -> None:
     """Every segment but the first of each model, on what the ones before it send."""

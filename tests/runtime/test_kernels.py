@@ -37,6 +37,7 @@ def elsewhere(threads: int) -> tuple[str, str]:
     return digest, imported
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_processes_with_the_same_number_of_threads_have_one_digest() -> None:
     one, two = elsewhere(1), elsewhere(2)

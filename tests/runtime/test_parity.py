@@ -75,6 +75,7 @@ def require_close(side: SideBySide, subject_case: Case, steps: int) -> None:
         assert parameter_difference(*side.states())[0] < 1e-5
 
 
+@pytest.mark.cases(40)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "sgd"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", NAMES)
@@ -108,7 +109,7 @@ def placed_somewhere(graph: Graph, cuts: list[int], placement: list[str]) -> Pla
         return placed(graph, cuts, [placement[0]] * len(placement), MICROBATCHES, SAMPLES)
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_legal_cut_on_any_workers_trains_as_eager(name: str) -> None:
     module, graph = subject(name)

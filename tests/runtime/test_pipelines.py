@@ -47,6 +47,7 @@ def replicated(plan: Plan, shares: list[int]) -> Plan:
     return msgspec.structs.replace(plan, placements=placements, shares=shares, microbatches=sum(shares))
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", ["gpt-dropout", "gpt-tied", "resnet", "batch-norm"])
 @pytest.mark.parametrize(
     ("shares", "sites", "optimizer"),

@@ -133,6 +133,7 @@ def test_replicas_keep_their_state_when_members_of_others_are_lost() -> None:
     assert happened["mended while running"] > 2 and happened["mended while loading"] > 0
 
 
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.usefixtures("doubled")
 @pytest.mark.parametrize("plant", MENDING_BUGS)

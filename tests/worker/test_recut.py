@@ -103,7 +103,7 @@ CASES = [
 ]
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "optimizer", "codec", "before", "after"), CASES)
 def test_a_job_in_other_parts_has_the_bits_of_one_that_was_not_disturbed(
     tmp_path: Path, name: str, optimizer: Optimizer, codec: str, before: int, after: int

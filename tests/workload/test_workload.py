@@ -94,6 +94,7 @@ def require_memory_of_every_segment(
     assert needed <= memory_of(workload, assignment, "a") <= close * needed + len(segments) * SMALL
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)
 def test_what_is_said_to_fit_is_what_a_worker_accepts_and_not_much_more(entry: Case) -> None:
     _, graph = captured(entry, BATCH)

@@ -82,7 +82,7 @@ def require_learnt(subject: Subject, ours: Iterator[Step], theirs: Sequence[Step
     assert difference.gradient == 0.0 or tolerance
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "count", [pytest.param(2, marks=pytest.mark.full), 4, pytest.param(7, marks=pytest.mark.full)]
 )
@@ -92,7 +92,7 @@ def test_trains_as_eager_at_the_planners_cuts(subject: Subject, count: int) -> N
     require_same(subject, by_segments(subject, plan, SAMPLES, STEPS), subject.eager)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("cuts", [8, pytest.param(30, marks=pytest.mark.full)])
 def test_trains_as_eager_at_random_legal_cuts(subject: Subject, cuts: int) -> None:
     draw = random.Random(subject.case.name)

@@ -226,6 +226,7 @@ def test_a_job_is_planned_at_the_rates_of_its_precision_and_mode(
     assert planned(at(1e-6, rates)) == planned(at(tflops, None))
 
 
+@pytest.mark.full
 def test_a_worker_without_bfloat16_is_left_out_of_a_job_that_needs_it() -> None:
     graph = wire.dump(capture(Tower(), {"x": torch.randn(4, 8)}, precision="bfloat16").graph)
     abilities = {"b": Ability(10_000, ("bfloat16",), "torch")}
@@ -234,6 +235,7 @@ def test_a_worker_without_bfloat16_is_left_out_of_a_job_that_needs_it() -> None:
     assert answer.result.unable == {"b": "its device has no bfloat16: train in float32, or without it"}
 
 
+@pytest.mark.full
 def test_a_topology_of_the_jobs_own_counts_more_than_what_was_measured() -> None:
     slow, wishes = fleet("a", "b", mbps=0.01), Wishes("equal-compute", fleet("c", "b", "a"))
     job = training(microbatch_size=4)
@@ -253,7 +255,7 @@ def test_a_prediction_beyond_all_bounds_ends_only_the_job() -> None:
     assert isinstance(answer, PlanFailed) and "the plan cannot be sent" in answer.reason
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.parametrize("measured", [None, MeasuredTopology(fleet("a", "b"), ())])
 def test_all_segments_recompute_if_that_is_wished_for(measured: MeasuredTopology | None) -> None:
     job = training(microbatch_size=4)
@@ -344,6 +346,7 @@ def considered(current: PlanMade, measured: MeasuredTopology | None, *workers: s
     return asyncio.run(consider(command, graph, measured, Timeouts(), lambda: 7.0))
 
 
+@pytest.mark.full
 def test_a_better_plan_is_looked_for_beside_the_one_that_a_job_has() -> None:
     measured = MeasuredTopology(fleet("a", "b", "c"), ())
     current = answered(tower(), training(microbatch_size=4), "a", "b", measured=measured)

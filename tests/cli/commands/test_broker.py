@@ -111,6 +111,7 @@ def test_the_key_is_replaced_and_until_when_the_old_one_counts_is_said(
     assert "cannot be read" in capsys.readouterr().err and not (folder / "none").exists()
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_a_broker_starts_with_the_passphrase_and_with_a_key_that_is_kept_apart(tmp_path: Path) -> None:
     words, stick = tmp_path / "words", tmp_path / "stick.pem"

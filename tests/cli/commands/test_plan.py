@@ -82,6 +82,7 @@ def plan(*more: str, topology: str = "fleet.json") -> int:
     return run(["plan", "tower.py", "--topology", topology, "--budget", "50", *more])
 
 
+@pytest.mark.full
 def test_a_plan_is_told_saved_drawn_and_simulated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Planned as a user does it, in a process of its own."""
     options = ("--topology", "fleet.json", "--efficiency", "1")

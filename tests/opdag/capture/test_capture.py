@@ -363,7 +363,7 @@ def test_random_ops_draw_what_eager_draws() -> None:
     require_gradients_of_eager(module, capture(module, pairs()))
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda entry: entry.name)
 def test_capture_leaves_the_module_and_the_generator_alone(case: Case) -> None:

@@ -263,6 +263,7 @@ def test_workers_who_share_cores_share_the_work_evenly_where_that_sends_no_more(
     assert found.assignment.cuts == (4, 8, 12)
 
 
+@pytest.mark.full
 def test_workers_who_share_cores_are_not_sent_bytes_for_little() -> None:
     """Four workers on two cores: even segments are little faster and send much more."""
     little = (3, 8, 13)

@@ -45,6 +45,7 @@ each_optimizer = pytest.mark.parametrize("declared", DECLARED.values(), ids=DECL
 BEFORE, AFTER = 2, 5
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize(
     ("name", "cut"),
     [("gpt-dropout", 3), ("gpt-tied", 3), ("batch-norm", 3), ("frozen", 2), ("shared-module", (6,))],

@@ -36,12 +36,12 @@ train: $(STAMP)
 	@echo "To type farflung yourself, as the lines below do: source $(VENV)/bin/activate"
 	$(BIN)/farflung train examples/gpt.py --local 4 --out runs/gpt
 
-# Three processes at a time, for two cores: many tests wait for a network. tests/conftest.py says which stay together.
+# Four processes at a time, for two cores: many tests wait for a network. tests/conftest.py says which stay together.
 PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 30
 
 # What CI runs: at most 15 minutes on two cores.
 test: $(TOOLS)
-	$(PYTEST) --numprocesses 3 -m "not full"
+	$(PYTEST) --numprocesses 4 -m "not full"
 
 # Pure tests only, at most 3 minutes on two cores: no processes, no labs, no fuzzing.
 test-fast: $(TOOLS)
@@ -49,7 +49,7 @@ test-fast: $(TOOLS)
 
 # Also the largest models, the longest runs, the other cases of long tests, and all examples of laws.
 test-all: $(TOOLS)
-	$(PYTEST) --numprocesses 3
+	$(PYTEST) --numprocesses 4
 
 # A million each of damaged documents, payloads of codecs, frames, and events of simulated fleets
 # (docs/measurements/fuzzing.md). Goes on where it was broken off, payloads and events apart.

@@ -1,4 +1,4 @@
-"""How tests are spread over processes, of which `make test` runs three, and what hypothesis may take."""
+"""How tests are spread over processes, of which `make test` runs four, and what hypothesis may take."""
 
 from __future__ import annotations
 

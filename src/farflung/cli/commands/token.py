@@ -108,7 +108,8 @@ def revoke(
         print_json({"revoked": revoked})
         return
     left = count_of(max(0, revoked.uses - revoked.used), "use")
-    stay = f"; {and_more(revoked.joined)} joined with it and can still connect, unless removed" if revoked.joined else ""
+    joined = and_more(revoked.joined)
+    stay = f"; {joined} joined with it and can still connect, unless removed" if joined else ""
     note(f"token {revoked.id} for {with_article(revoked.role)} is revoked, with {left} left{stay}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -75,13 +75,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def leave_further_cases_to_test_all(items: list[pytest.Item]) -> None:
-    """Mark `full` what comes after the first `n` cases of a test that is marked `cases(n)`."""
-    count: Counter[str] = Counter()
+    """Mark `full` all but `n` cases, spread evenly, of each test that is marked `cases(n)`."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if (mark := item.get_closest_marker("cases")) and not item.get_closest_marker("full"):
-            test = item.nodeid.partition("[")[0]
-            count[test] += 1
-            if count[test] > mark.args[0]:
+        if item.get_closest_marker("cases") and not item.get_closest_marker("full"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for own in cases.values():
+        mark = own[0].get_closest_marker("cases")
+        assert mark is not None
+        kept = {at * len(own) // mark.args[0] for at in range(mark.args[0])}
+        for at, item in enumerate(own):
+            if at not in kept:
                 item.add_marker("full")
 
 

@@ -64,6 +64,7 @@ def second_runs(pytester: pytest.Pytester) -> dict[str, int]:
     return {row["id"]: row["count"] for row in rows}
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("mark", "processes"), [("processes", "0"), ("processes", "2"), ("lab", "2")])
 def test_a_test_that_passes_the_second_time_passes_and_is_recorded(
     pytester: pytest.Pytester, mark: str, processes: str

@@ -118,6 +118,7 @@ def test_a_race_is_simulated_without_a_lab(
     assert [cost["codec"] for cost in found["coding"]] == ["int8"]
 
 
+@pytest.mark.full
 def test_a_measured_race_has_intervals_and_says_what_limits_whom(fleet: Fleet) -> None:
     plans = {"farflung int8": planned(fleet, "int8")}
     choice = Choice(("a-0", "a-1"), 4, 9.0, 6.0)

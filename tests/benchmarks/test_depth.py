@@ -77,6 +77,7 @@ def test_every_run_has_its_dense_one_before_it() -> None:
         seen.add(case)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt", "resnet"])
 def test_each_boundary_of_sixteen_segments_is_one_value_that_codecs_write(model: str) -> None:

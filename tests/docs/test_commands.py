@@ -62,6 +62,7 @@ def farflung_commands(page: Path) -> Iterator[list[str]]:
 COMMANDS = [(page, command) for page in PAGES for command in farflung_commands(page)]
 
 
+@pytest.mark.cases(60)
 @pytest.mark.parametrize(
     ("page", "command"),
     [pytest.param(page, words, id=f"{page.stem}: {' '.join(words)[:80]}") for page, words in COMMANDS],

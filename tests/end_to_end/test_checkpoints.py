@@ -90,6 +90,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(
     assert same(resumed.weights, whole.weights)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_run_resumes_on_another_number_of_workers(fleet: Fleet, tmp_path: Path, workers: int) -> None:
     job = job_of("gpt", STEPS, OPTIMIZERS["adamw"])

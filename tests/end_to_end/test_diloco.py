@@ -33,6 +33,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield started
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("codec", ["dense", "int8"])
 def test_worker_processes_have_the_bits_of_one_process(fleet: Fleet, codec: str) -> None:
     sync = farflung.DiLoCo(inner_steps=3, warmup=2)

@@ -102,6 +102,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         place.close()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -131,6 +132,7 @@ def test_a_checkpoint_shows_whose_weights_are_false(place: Place) -> None:
     assert "of worker m had in the checkpoint of step" in line and "worker a" not in line
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("kind", "steps", "words"), [("jump", 24, "was clipped to"), ("climb", 60, "has climbed")]
 )

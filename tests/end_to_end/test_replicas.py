@@ -328,7 +328,7 @@ def as_it_was_dealt(run: Run, shares: Mapping[int, Sequence[int]]) -> list[float
     return losses
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.faults
 @pytest.mark.parametrize(("count", "replicas"), [(4, 2), (3, 3)])
 def test_a_run_goes_on_with_what_is_left_of_its_replicas(tmp_path: Path, count: int, replicas: int) -> None:

@@ -134,6 +134,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_job_is_refused_and_the_run_stays_as_it_was(desk: Machines, stopped: Run, name: str) -> None:
     old, new, words = OTHERS[name]

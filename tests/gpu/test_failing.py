@@ -9,6 +9,7 @@ from tests.gpu.conftest import Ask
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("op", "thread"), [("aten::addmm", "farflung-compute"), ("aten::empty", "farflung-codec")]
 )

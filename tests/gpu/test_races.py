@@ -28,6 +28,7 @@ WRONG = {
 """Computation runs at once on the accelerator that is not there, so the others cannot give wrong numbers."""
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(("fault", "codec", "says"), FAULTS)
 def test_a_mistake_is_found(fault: Callable[[], Any], codec: str, says: str, there: Ask) -> None:
     found = there(races.run, fault, "chain", codec)

@@ -57,7 +57,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[farflung.Fleet]:
         yield fleet
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("fails", ["label", "item"])
 def test_the_steps_before_bad_data_run_and_their_weights_come_home(
     fleet: farflung.Fleet, tmp_path: Path, fails: str

@@ -94,6 +94,7 @@ def test_by_default_few_microbatches_cross_slow_lines_and_steps_are_the_same(
     assert few.home_losses.final == pytest.approx(asked.validation_loss, rel=1e-6)
 
 
+@pytest.mark.full
 def test_what_a_user_says_is_evaluated(run: Run, tmp_path: Path) -> None:
     summary, seen = run(tmp_path / "run", validation_batches=3, validate_every=2)
     assert seen == [(0, 3, False), (2, 3, False), (STEPS, 3, False)]

@@ -31,6 +31,7 @@ class Merges(farflung.Observer):
         self.order.append(("validated", step))
 
 
+@pytest.mark.full
 def test_parameters_are_merged_and_the_first_replica_s_running_statistics_come_home(tmp_path: Path) -> None:
     apart = replace(
         job(steps=6, model=Normed(), microbatches=MICROBATCHES, seed=11),

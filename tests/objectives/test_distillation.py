@@ -81,6 +81,7 @@ def cut(of: farflung.Job, workers: int) -> list[Segment]:
     return list(received(planned.programs, of.microbatch_size))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("tied", [True, False])
 def test_segments_of_the_teacher_train_nothing_and_scores_do_not_cross(tied: bool) -> None:
     segments = cut(distilled.language_job(tied=tied), 4)
@@ -93,6 +94,7 @@ def test_segments_of_the_teacher_train_nothing_and_scores_do_not_cross(tied: boo
         assert (4, LENGTH, adapters.WORDS) not in [tuple(one.shape_at(4)) for one in frozen]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("make", [distilled.job, distilled.language_job])
 def test_distillation_trains_as_eager(make: Callable[[], farflung.Job]) -> None:
     report = farflung.check(make())

@@ -126,6 +126,7 @@ def test_segments_hold_each_layer_once(tied: bool) -> None:
     assert sum(map(len, held)) == len(set.union(*held)) and len([names for names in held if names]) >= 3
 
 
+@pytest.mark.full
 def test_nothing_of_the_reference_crosses_backward() -> None:
     job = preferences.job(DPO(policy(tied=False)))
     _, second = cut(job, 2)

@@ -60,6 +60,7 @@ def test_a_graph_of_one_length_stays_as_it_is() -> None:
     assert b"buckets" not in wire.dump(alone) and alone.version == 2
 
 
+@pytest.mark.cases(1)
 @OF_JOBS
 def test_the_wire_carries_buckets(kind: str) -> None:
     assert wire.load_graph(wire.dump(graph(kind)), BATCH) == graph(kind)

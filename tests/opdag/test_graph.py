@@ -184,6 +184,7 @@ def disabled(self: Base, x: Tensor, y: Tensor) -> Tensor:
 REGIONS = [partly, all_but_one, without_gradients_inside, inside_without_gradients, disabled]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("body", REGIONS, ids=lambda body: body.__name__)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_regions_of_the_user_keep_their_casts(body: Callable[..., Tensor], precision: str) -> None:

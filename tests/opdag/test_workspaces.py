@@ -114,7 +114,7 @@ MEASURED: list[tuple[str, str, list[list[int]], dict[str, Argument]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is read from /proc")
 @pytest.mark.parametrize(("op", "dtype", "shapes", "arguments"), MEASURED, ids=str)

@@ -61,6 +61,7 @@ def require_close(
         )
 
 
+@pytest.mark.cases(130)
 @pytest.mark.parametrize("name", COMPUTING)
 @pytest.mark.parametrize("op", OPS)
 def test_an_op_makes_what_torch_makes(op: str, name: str) -> None:

@@ -133,6 +133,7 @@ def planned(replicas: int, topology: Topology, workload: Workload, **options: ob
     return search(topology, workload, replace(Options(budget=100, most_replicas=most), **options))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("replicas", [0, 2])
 def test_each_site_gets_a_cut_of_its_own_where_a_slow_line_lies_between_unlike_devices(replicas: int) -> None:
     topology, workload = two_sites(2.0), heavy_chain()

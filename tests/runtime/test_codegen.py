@@ -39,6 +39,7 @@ def require_harmless(source: str) -> None:
             assert token.type in HARMLESS, token
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("case", CASES, ids=lambda entry: entry.name)
 def test_source_of_captured_models_is_harmless(case: Case) -> None:
     _, graph = captured(case, 2)

@@ -206,6 +206,7 @@ def gone_on(before: InProcessPipeline, job: farflung.Job, plan: Plan, first: int
     return after
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_a_replica_that_is_left_out_until_a_merge_equals_a_plain_loop_bit_for_bit(replicas: int) -> None:
     """Merges weight the others by their parts of a batch; after one all have the same parameters again."""

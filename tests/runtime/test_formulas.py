@@ -191,6 +191,7 @@ def state_of(segment: Segment, named: dict[str, Tensor]) -> dict[int, Tensor]:
     }
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("op", OPS, ids=[op.name for op in OPS])
 def test_weights_of_an_op_have_the_gradients_of_one_run(op: Op) -> None:
     segment, named = segment_of(op)
@@ -244,6 +245,7 @@ LARGE = [
 ]  # fmt: skip
 
 
+@pytest.mark.cases(20)
 @pytest.mark.parametrize("op", [*OPS, *LARGE], ids=lambda op: op.name)
 def test_a_forward_pass_that_keeps_nothing_makes_the_same_bits(op: Op) -> None:
     """Whatever the strides of what is read: kernels are chosen as where gradients are wanted."""

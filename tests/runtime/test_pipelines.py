@@ -208,6 +208,7 @@ def weights(pipeline: InProcessPipeline) -> list[dict[str, torch.Tensor]]:
     return [{k: v.clone() for each in part for k, v in each.state().items()} for part in parts]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(("codec", "near"), [("int8", 0.003), ("hadamard4", 0.02), ("topk30-bf16", 0.1)])
 def test_replicas_stay_equal_bit_for_bit_with_a_codec_on_their_sums(codec: str, near: float) -> None:
     exact, *rest = coded_job("dense")

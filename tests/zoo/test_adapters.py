@@ -40,7 +40,7 @@ def test_every_architecture_of_the_library_is_tried() -> None:
     assert set(found) == {type(CASES[name].build()) for name in NAMES}
 
 
-@pytest.mark.cases(2)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.full] if name in FULL else []) for name in NAMES]
 )

@@ -103,6 +103,7 @@ def test_trains_as_eager_at_random_legal_cuts(subject: Subject, cuts: int) -> No
         require_learnt(subject, ours, subject.eager[1:RANDOM_STEPS])
 
 
+@pytest.mark.cases(4)
 def test_goes_on_in_new_segments_of_another_cut(subject: Subject) -> None:
     """With the optimizer's state, so that two steps, a restore and one more are three steps."""
     name, declared = subject.case.name, AdamW(lr=1e-3)
@@ -141,6 +142,7 @@ def users_together(graph: Graph, cuts: Sequence[int]) -> list[int]:
     return first
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("samples", [1, 5])
 def test_any_microbatch_size_trains(subject: Subject, samples: int) -> None:
     """Captured with 2 samples; one sample is too few for BatchNorm at a single point."""

@@ -142,6 +142,7 @@ def test_what_the_fleet_measured_is_planned_on_and_what_it_assumed_is_told() -> 
     assert answer.result.prediction.step_seconds > 0 and "busy" in answer.result.prediction.bottleneck
 
 
+@pytest.mark.full
 def test_a_search_says_how_many_plans_it_has_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a planner that says so at each of them; the broker passes a word on now and then."""
     monkeypatch.setattr("farflung.broker.planning.client.PROGRAM", "tests.broker.chatty_planner")
@@ -277,6 +278,7 @@ def test_two_without_a_link_are_not_both_in_a_plan_and_it_is_told_why_there_is_n
     assert isinstance(answer, PlanFailed) and "there is no link" in answer.reason
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [

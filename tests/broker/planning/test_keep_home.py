@@ -53,7 +53,7 @@ def fed(plan: Plan) -> set[str]:
     return {plan.worker_of(edge.target) for edge in plan.edges if edge.source == FEEDER}
 
 
-@pytest.mark.cases(1)
+@pytest.mark.full
 @pytest.mark.parametrize("measured", [MeasuredTopology(fleet("a", "b", "c", "d", tflops=1e-7), ()), None])
 def test_one_home_worker_gets_inputs_and_targets_and_others_neither(
     measured: MeasuredTopology | None,

@@ -89,6 +89,7 @@ NUMBERS = count()
 BATCHES = st.lists(st.tuples(st.lists(st.binary(max_size=40), max_size=5), st.booleans()), max_size=8)
 
 
+@pytest.mark.cases(1)
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=BATCHES)
 def test_what_was_appended_comes_back_in_order_whatever_snapshots_cover(

@@ -19,6 +19,7 @@ from farflung.opdag.buckets import lengths_of
 torch.set_num_threads(1)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", ["language", "classifier"])
 def test_a_right_job_passes_and_each_length_is_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()

@@ -153,6 +153,7 @@ CASES = [
 ]
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(("body", "lint", "text", "words"), CASES, ids=[case[0].__name__ for case in CASES])
 def test_refusals(
     body: Callable[..., Tensor],

@@ -99,6 +99,7 @@ def test_double_precision_stays_dense_in_both_directions() -> None:
     assert transfers_of(plan.edges)[1].activations == transfers_of(plan.edges)[1].gradients == Codable()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "subject", [case("gpt"), case("gpt-autocast"), HALF_FROZEN], ids=lambda subject: subject.name

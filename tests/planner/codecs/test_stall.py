@@ -214,6 +214,7 @@ def tuned(steps: int, *, guarded: bool) -> tuple[list[float], list[Switch], Code
     return losses, switches, tuner
 
 
+@pytest.mark.full
 def test_a_training_that_its_codecs_stall_gets_finer_ones_and_learns_on() -> None:
     left, _, before = tuned(STEPS, guarded=False)
     helped, switches, after = tuned(STEPS, guarded=True)

@@ -39,7 +39,7 @@ def require_sound(graph: Graph, job: PlannedJob, names: list[str]) -> None:
     assert 1 <= plan.window <= plan.microbatches
 
 
-@pytest.mark.cases(20)
+@pytest.mark.cases(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry.name)

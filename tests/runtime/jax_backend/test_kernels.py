@@ -29,6 +29,7 @@ def elsewhere(threads: int, cache: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_processes_with_the_same_number_of_threads_have_one_digest(
     tmp_path_factory: pytest.TempPathFactory,

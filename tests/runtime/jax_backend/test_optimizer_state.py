@@ -65,6 +65,7 @@ def test_new_runners_of_the_same_cut_go_on_with_the_same_bits(declared: Optimize
     assert other.state() == undisturbed.state()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["shared-module", "batch-norm", "frozen", pytest.param("gpt-dropout", marks=pytest.mark.full)]
@@ -85,6 +86,7 @@ def require_close(ours: State, theirs: State) -> None:
     assert parameter_difference(*pair)[0] < 1e-4
 
 
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("before", [0, 2])
@@ -128,7 +130,7 @@ def test_a_segment_that_borrows_a_parameter_reads_the_restored_one() -> None:
 SHAPES = [(7, 5), (64,), (), (0, 3)]
 
 
-@pytest.mark.cases(24)
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("before", [0, 1, 3])
 @each_optimizer

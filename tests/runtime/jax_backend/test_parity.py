@@ -104,7 +104,7 @@ class Run:
         return parameter_difference(ours, named_state(self.eager, self.graph))[0]
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_trains_on_jax_as_eager(name: str) -> None:
     run = Run(name, [JAX], SGD(lr=0.05, momentum=0.9), workers=2)

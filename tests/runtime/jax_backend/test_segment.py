@@ -200,6 +200,7 @@ def test_buffers_change_at_apply_in_microbatch_order(recompute: bool) -> None:
     assert not np.array_equal(after["norms.0.running_mean"], before["norms.0.running_mean"])
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-dropout", pytest.param("batch-norm", marks=pytest.mark.full)])
 def test_recomputation_gives_the_same_bits(name: str) -> None:

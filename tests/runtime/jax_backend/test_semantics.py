@@ -154,6 +154,7 @@ def require_close(ours: Any, theirs: Tensor, tolerance: float, what: str) -> Non
     )
 
 
+@pytest.mark.cases(220)
 @pytest.mark.parametrize(("group", "at"), CASES, ids=[f"{g}-{a}-{GROUPS[g][a].op}" for g, a in CASES])
 def test_an_op_computes_what_torch_does(group: str, at: int) -> None:
     expected, outcome = outcomes(group)[at]

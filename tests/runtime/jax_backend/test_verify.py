@@ -25,6 +25,7 @@ from farflung.runtime.torch_backend.verify import verify_segment as verify_on_to
 ROW = ValueType("float32", [BatchSize(1), 4])
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_captured_graphs_pass_at_any_microbatch_size() -> None:
     for name in ("gpt2-mask-dropout", "gpt-dropout", "masked-pair", "resnet"):

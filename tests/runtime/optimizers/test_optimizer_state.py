@@ -64,6 +64,7 @@ def test_new_runners_of_the_same_cut_go_on_with_the_same_bits(
     assert other.state() == undisturbed.state()
 
 
+@pytest.mark.cases(15)
 @pytest.mark.parametrize("name", ["gpt", "batch-norm", "frozen", "gpt-tied"])
 @each_optimizer
 def test_another_cut_goes_on_where_the_first_one_was(name: str, declared: Optimizer) -> None:
@@ -175,6 +176,7 @@ def give_gradients(held: list[nn.Parameter], step: int) -> None:
         parameter.grad = None if absent else gradient
 
 
+@pytest.mark.cases(12)
 @each_optimizer
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_slots_of_any_parameter_are_torchs_and_go_on_with_the_same_bits(

@@ -39,7 +39,7 @@ train: $(STAMP)
 # Four processes at a time, for two cores: many tests wait for a network. tests/conftest.py says which stay together.
 PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 30
 
-# What CI runs: at most 15 minutes on two cores.
+# What CI runs: about 15 minutes on two cores (17 where these are threads of one).
 test: $(TOOLS)
 	$(PYTEST) --numprocesses 4 -m "not full"
 

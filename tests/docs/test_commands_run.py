@@ -13,7 +13,7 @@ import shlex
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -171,7 +171,7 @@ FIRST_READ = ("README.md",)
 )
 def test_the_commands_of_a_page_run(page: Path, fleet: Reader) -> None:
     owns_broker = page.name in OWN_BROKER
-    reader = Reader(fleet.on, page.stem, "") if owns_broker else fleet
+    reader = Reader(fleet.on, page.stem, "") if owns_broker else replace(fleet, tokens={**fleet.tokens})
     try:
         for words in commands_of(page):
             reader.run(words, owns_broker)

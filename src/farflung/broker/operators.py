@@ -60,15 +60,11 @@ class Operators:
 
     async def _remove(self, session: Origin, member: str, reason: str) -> None:
         try:
-            holder = await asyncio.to_thread(self._store.holder, member)
-            token = (
-                None if holder is None else await asyncio.to_thread(self._store.token, holder.token_digest)
-            )
+            if (holder := await self._holder(session, member)) is None:
+                return
+            token = await asyncio.to_thread(self._store.token, holder.token_digest)
         except StoreError as error:
             _deny(session, str(error))
-            return
-        if holder is None:
-            _deny(session, _unknown(member))
             return
         now = self._clock()
         asked = RemovalAsked(
@@ -84,22 +80,23 @@ class Operators:
 
     async def _allow(self, session: Origin, member: str) -> None:
         try:
-            holder = await asyncio.to_thread(self._store.holder, member)
+            if await self._holder(session, member) is None:
+                return
         except StoreError as error:
             _deny(session, str(error))
             return
-        if holder is None:
-            _deny(session, _unknown(member))
-            return
         self._dispatcher.put(Arrival(session, AllowAsked(self._clock(), member, session.peer.id)))
+
+    async def _holder(self, session: Origin, member: str) -> Holder | None:
+        """The holder of that id; without any, the operator hears so."""
+        holder = await asyncio.to_thread(self._store.holder, member)
+        if holder is None:
+            _deny(session, f"no member {member} has joined this broker: `farflung member list` shows them")
+        return holder
 
 
 def _deny(session: Origin, why: str) -> None:
     session.send_control(messages.encode(Denied(one_line(why))))
-
-
-def _unknown(member: str) -> str:
-    return f"no member {member} has joined this broker: `farflung member list` shows them"
 
 
 def members_of(holders: Iterable[Holder], state: State, connected: Collection[str]) -> list[MemberStatus]:

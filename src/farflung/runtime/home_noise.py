@@ -71,8 +71,8 @@ class HomeNoise:
         return noised(data, dtype, self._level, self._key(data), width)
 
     def _key(self, data: memoryview) -> bytes:
-        """The key of a message. Equal bits get the same noise whoever reads them and when, lest it is
-        averaged out: what frozen layers give of the same data is equal in each evaluation.
+        """The key of a message. Equal bits always get the same noise, or it could be averaged out: what
+        frozen layers give of the same data is equal in each evaluation.
         """
         found = hashlib.blake2b(self._job.encode(), key=self._secret, digest_size=32)
         found.update(data)

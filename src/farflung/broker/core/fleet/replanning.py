@@ -142,9 +142,9 @@ class Replanning:
     copies or checks had to be through first. `computing` is how long each member computed in each of them,
     `usual` what a member took in the first ones. The planner was last asked at `asked_at`, of the workers
     `asked_of` and those that were slow then, in `asked_slow`; while it answers, `is_busy`. `words` is the
-    newest decision. Members have so many `flops` in a microbatch of the plan. Those that `were_slow` in an
-    attempt before may be left out now, or still be slow: then they take that long from the first step on. The
-    newest answer may be such that it `was_outdated`.
+    newest decision. Members have so many `flops` in a step of the plan (`flops_of`). Those that `were_slow`
+    in an attempt before may be left out now, or still be slow: then they take as long from the first step.
+    The newest answer may be such that it `was_outdated`.
     """
 
     steps: tuple[float, ...] = ()
